@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from edge_server import __version__
-from edge_server.config import ConfigError
-from edge_server.config.kinds import nearest
+from edge_server.config import ConfigError, nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
+from edge_server.config.printing import describe, help_text
 from edge_server.config.sources import process_environment, set_library_defaults
-from edge_server.config.text import describe, help_text
 from edge_server.lazy_import import defer_import
 from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager

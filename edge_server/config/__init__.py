@@ -1,19 +1,16 @@
-"""Configuration of the operator: flag > environment > TOML file > default, merged once at the start.
+"""Settings of the server, merged once at the start: flag > environment > TOML file > default.
 
-May import only the standard library (and tomli below Python 3.11); everyone above core may import from here. The only
-folder that reads os.environ, in `sources` alone. `slices` holds the values, `kinds` how text becomes one, `table` the
-settings, `triton_flags` those of Triton's flags that only cause a warning, `sources` the places settings are read from,
-`load` the merge, `text` the help and the printed configuration.
+Imports only the standard library (and tomli below Python 3.11). No other folder reads os.environ. To add a setting, add
+a field in `server_config`.
 """
 
-from edge_server.config.cache import LocalCache, RedisCache, chosen_cache
-from edge_server.config.kinds import ConfigError
+from edge_server.config.cache_config import CacheConfig, CacheSettings, LocalCache, RedisCache, chosen_cache
 from edge_server.config.load import ServeArguments, parse_serve
-from edge_server.config.slices import (
+from edge_server.config.printing import describe, help_text
+from edge_server.config.server_config import (
     CATEGORIES,
+    LOG_FORMATS,
     AuthConfig,
-    CacheConfig,
-    CacheSettings,
     EngineConfig,
     FramesConfig,
     GovernorConfig,
@@ -21,6 +18,7 @@ from edge_server.config.slices import (
     HttpConfig,
     LifecycleConfig,
     LogConfig,
+    LogFormat,
     MemoryConfig,
     MetricsConfig,
     RateLimitConfig,
@@ -28,12 +26,13 @@ from edge_server.config.slices import (
     RestrictedGroup,
     ServerConfig,
 )
-from edge_server.config.sources import process_environment
-from edge_server.config.text import describe, help_text
-from edge_server.config.trace import TraceConfig
+from edge_server.config.setting import ConfigError, nearest
+from edge_server.config.sources import process_environment, set_library_defaults
+from edge_server.config.trace_config import TraceConfig
 
 __all__ = [
     "CATEGORIES",
+    "LOG_FORMATS",
     "AuthConfig",
     "CacheConfig",
     "CacheSettings",
@@ -46,6 +45,7 @@ __all__ = [
     "LifecycleConfig",
     "LocalCache",
     "LogConfig",
+    "LogFormat",
     "MemoryConfig",
     "MetricsConfig",
     "RateLimitConfig",
@@ -58,6 +58,8 @@ __all__ = [
     "chosen_cache",
     "describe",
     "help_text",
+    "nearest",
     "parse_serve",
     "process_environment",
+    "set_library_defaults",
 ]

@@ -1,27 +1,26 @@
-"""The merge: flag > environment > file > default, then what no single setting can check alone."""
+"""Merge of all sources (flag > environment > file > default), and checks of settings that depend on each other."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_server.config.cache import chosen_cache, with_credentials
-from edge_server.config.kinds import ConfigError
-from edge_server.config.setting import CONFIG_VARIABLE, Setting
-from edge_server.config.slices import GrpcConfig, HttpConfig, RepositoryConfig, RestrictedGroup, ServerConfig
-from edge_server.config.sources import BACKENDS, Given, read_environment, read_file, read_flags
-from edge_server.config.table import SETTINGS
+from edge_server.config.cache_config import chosen_cache, with_credentials
+from edge_server.config.server_config import SETTINGS, ServerConfig
+from edge_server.config.setting import ConfigError, Setting
+from edge_server.config.sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeArguments:
-    """The merged configuration, where each setting came from, and what else the command line asked.
+    """Merged configuration and its origins.
 
-    `origins` maps setting names to "flag --x", "environment X" or "file F"; names not in it have their default.
+    `origins` maps setting names to "flag --x", "environment X" or "file F"; settings not in it have their default.
     With `asks_help` or `asks_print` the caller prints `help_text()` or `describe(...)` instead of serving.
     """
 
@@ -33,7 +32,7 @@ class ServeArguments:
 
 
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> ServeArguments:
-    """Merge the arguments of `serve` (without program and command), the environment and the file that they name.
+    """Merge the arguments of `serve` (without program and command), the environment and the configuration file.
 
     Raises ConfigError with one sentence for the operator.
     """
@@ -42,59 +41,44 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> ServeArgumen
         return ServeArguments(ServerConfig(), {}, (), asks_help=True)
     path = flags.config_file or environ.get(CONFIG_VARIABLE, "")
     layers = [read_file(path) if path else {}, read_environment(environ), flags.given]
-    values: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for setting in SETTINGS:
         given = [layer[setting.name] for layer in layers if setting.name in layer]
+        if not given:
+            continue
+        origins[setting.name] = given[-1].origin
+        table = tables.setdefault(setting.section, {})
         if setting.name == BACKENDS:
-            values[setting.name] = _merge_backends(setting, given)
-        elif given:
-            values[setting.name] = _convert(setting, given[-1])
-        if given:
-            origins[setting.name] = given[-1].origin
-    config = _complete(_assemble(values), environ)
+            # Key by key: a flag for one setting of a backend keeps the file's other settings.
+            for backend, key, text in (item for each in given for item in _parse(setting, each)):
+                table.setdefault(backend, {})[key] = text
+        else:
+            parsed = _parse(setting, given[-1])
+            table[setting.field] = parsed if setting.separator else parsed[-1]
+    config = ServerConfig()
+    changes: dict[str, Any] = {
+        name: table if name + "." == BACKENDS else replace(getattr(config, name), **table)
+        for name, table in tables.items()
+    }
+    config = _complete(replace(config, **changes), environ)
     _check(config, needs_repository=not flags.asks_print)
-    warnings = (*flags.warnings, *_doubts(config))
-    return ServeArguments(config, origins, warnings, asks_print=flags.asks_print)
+    return ServeArguments(config, origins, (*flags.warnings, *_doubts(config)), asks_print=flags.asks_print)
 
 
-def _convert(setting: Setting, given: Given) -> object:
-    values = [_parse(setting, text, given.origin) for text in given.texts]
-    return tuple(values) if setting.separator else values[-1]
-
-
-def _parse(setting: Setting, text: str, origin: str) -> object:
-    try:
-        return setting.kind.parse(text)
-    except ValueError as error:
-        shown = "" if setting.kind.is_secret else f", got '{text[:200]}'"
-        raise ConfigError(f"{origin}: {error}{shown}") from error
-
-
-def _merge_backends(setting: Setting, layers: Sequence[Given]) -> dict[str, dict[str, str]]:
-    """Merge key by key: a flag for one setting of a backend leaves the file's others in force."""
-    backends: dict[str, dict[str, str]] = {}
-    for given in layers:
-        for text in given.texts:
-            parsed: Any = _parse(setting, text, given.origin)
-            backend, key, value = parsed
-            backends.setdefault(backend, {})[key] = value
-    return backends
-
-
-def _assemble(values: Mapping[str, Any]) -> ServerConfig:
-    defaults = ServerConfig()
-    changes: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        section, _, field = name.partition(".")
-        if field:
-            changes.setdefault(section, {})[field] = value
-    slices = {section: replace(getattr(defaults, section), **fields) for section, fields in changes.items()}
-    return replace(defaults, backends=values[BACKENDS], **slices)
+def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:
+    values = []
+    for text in given.texts:
+        try:
+            values.append(setting.kind.parse(text))
+        except ValueError as error:
+            shown = "" if setting.kind.is_secret else f", got '{text[:200]}'"
+            raise ConfigError(f"{given.origin}: {error}{shown}") from error
+    return tuple(values)
 
 
 def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
-    """Fill in what follows from other settings, or from variables that the system sets."""
+    """Fill in defaults that depend on other settings or on variables of the system."""
     repository = config.repository
     if not repository.cache_dir and any("://" in path for path in repository.paths):
         repository = replace(repository, cache_dir=_default_cache_dir(environ))
@@ -113,8 +97,8 @@ def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
 
 
 def _default_cache_dir(environ: Mapping[str, str]) -> str:
-    """Return where copies of remote repositories, and engines, go: where the service manager says, if it does."""
-    # With several directories in its unit, systemd gives a list.
+    """Return the folder for copies of remote repositories and for engines."""
+    # systemd sets a list if its unit names several directories.
     given = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:
         return given
@@ -126,24 +110,14 @@ def _default_cache_dir(environ: Mapping[str, str]) -> str:
 
 
 def _check(config: ServerConfig, *, needs_repository: bool) -> None:
-    if needs_repository and not config.repository.paths:
+    repository, http, grpc = config.repository, config.http, config.grpc
+    if needs_repository and not repository.paths:
         raise ConfigError("no model repository: give at least one --model-repository")
-    _check_repository(config.repository)
-    chosen_cache(config.cache)
-    _check_tls(config.http, config.grpc)
-    _check_ports(config)
-    _check_restricted("--http-restricted-api", config.http.restricted)
-    _check_restricted("--grpc-restricted-protocol", config.grpc.restricted)
-
-
-def _check_repository(repository: RepositoryConfig) -> None:
     if repository.load_models and repository.control_mode != "explicit":
         raise ConfigError("--load-model needs --model-control-mode=explicit")
     if "*" in repository.load_models and len(repository.load_models) > 1:
         raise ConfigError("--load-model='*' stands for all models and must be the only one")
-
-
-def _check_tls(http: HttpConfig, grpc: GrpcConfig) -> None:
+    chosen_cache(config.cache)
     if bool(http.tls_cert) != bool(http.tls_key):
         raise ConfigError("HTTPS needs both --http-tls-cert and --http-tls-key")
     if http.client_ca and not http.tls_cert:
@@ -152,40 +126,26 @@ def _check_tls(http: HttpConfig, grpc: GrpcConfig) -> None:
         raise ConfigError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
     if grpc.is_mutual_tls and not grpc.root_cert:
         raise ConfigError("--grpc-use-ssl-mutual needs --grpc-root-cert")
-
-
-def _check_ports(config: ServerConfig) -> None:
-    taken: list[tuple[str, str, int]] = []
-    for flag, listener in (
-        ("--http-port", config.http),
-        ("--grpc-port", config.grpc),
-        ("--metrics-port", config.metrics),
-    ):
-        if not listener.is_enabled or not listener.port:
-            continue
-        for other, address, port in taken:
-            overlaps = address == listener.address or address in _WILDCARDS or listener.address in _WILDCARDS
-            if port == listener.port and overlaps:
-                raise ConfigError(f"{other} and {flag} are both {port}")
-        taken.append((flag, listener.address, listener.port))
-
-
-def _check_restricted(flag: str, groups: Sequence[RestrictedGroup]) -> None:
-    seen: set[str] = set()
-    for group in groups:
-        for category in group.categories:
-            if category in seen:
+    listeners = (("--http-port", http), ("--grpc-port", grpc), ("--metrics-port", config.metrics))
+    taken = [(flag, item.address, item.port) for flag, item in listeners if item.is_enabled and item.port]
+    for (flag, address, port), (other, other_address, other_port) in itertools.combinations(taken, 2):
+        overlaps = address == other_address or address in _WILDCARDS or other_address in _WILDCARDS
+        if port == other_port and overlaps:
+            raise ConfigError(f"{flag} and {other} are both {port}")
+    for flag, groups in (("--http-restricted-api", http.restricted), ("--grpc-restricted-protocol", grpc.restricted)):
+        categories = [category for group in groups for category in group.categories]
+        for category in categories:
+            if categories.count(category) > 1:
                 raise ConfigError(f"{flag}: '{category}' is in more than one group")
-            seen.add(category)
 
 
 def _doubts(config: ServerConfig) -> list[str]:
-    """Return warnings about settings that are valid but probably not meant."""
+    """Return warnings about settings that are valid but probably not intended."""
     doubts = []
     if config.trace.level and config.trace.mode == "triton" and not config.trace.file:
         doubts.append("--trace-config level is given but triton,file is not: nothing is traced")
     if config.grpc.server_cert and not config.grpc.is_tls:
         doubts.append("--grpc-server-cert is given but --grpc-use-ssl is not: gRPC is not encrypted")
     if not (config.http.is_enabled or config.grpc.is_enabled):
-        doubts.append("HTTP and gRPC are both off: nobody can ask this server anything")
+        doubts.append("HTTP and gRPC are both off: this server can receive no requests")
     return doubts

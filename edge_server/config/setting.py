@@ -1,26 +1,55 @@
-"""One row of the table of settings, and how its names are spelled as flag, variable and TOML key."""
+"""Declaration of a setting: a dataclass field with its flag, kind of value and help text.
+
+The environment variable follows from the flag, the TOML key from the field's name. A kind turns the text of a flag,
+variable or TOML key into a value and checks its range.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from edge_server.config.kinds import Kind
+T = TypeVar("T")
 
 VARIABLE_PREFIX = "EDGE_SERVER_"
-CONFIG_FLAG = "--config"
-CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
+
+
+class ConfigError(Exception):
+    """The settings cannot be used. The message names the setting and where it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kind of value. `parse` raises ValueError with the expected form. `toml_types`: types allowed in a TOML file.
+
+    `may_stand_alone`: a flag without a value means "true". `is_secret`: error messages do not repeat the text.
+    """
+
+    metavar: str
+    parse: Callable[[str], object]
+    toml_types: tuple[type, ...] = (str,)
+    may_stand_alone: bool = False
+    is_secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`name` is slice.field. A non-empty `separator` makes it repeatable, and splits its environment variable."""
+    """One setting. `name` is TABLE.KEY of the TOML file; the key of `--backend-config` is empty.
+
+    `default` is a value, or a function that returns it if it depends on the machine. A setting with a `separator` is
+    repeatable; the separator stands between the values in its environment variable. `aliases` are other flags for it.
+    """
 
     name: str
+    default: object
     flag: str
     kind: Kind
     help: str
-    separator: str = ""
-    aliases: tuple[str, ...] = ()
+    separator: str
+    aliases: tuple[str, ...]
 
     @property
     def variable(self) -> str:
@@ -33,3 +62,97 @@ class Setting:
     @property
     def field(self) -> str:
         return self.name.partition(".")[2]
+
+
+def setting(
+    default: T | Callable[[], Any],
+    flag: str,
+    kind: Kind,
+    help: str,
+    *,
+    separator: str = "",
+    aliases: tuple[str, ...] = (),
+    title: str = "",
+) -> T:
+    """Return a dataclass field that declares a setting; see Setting. `title`: heading, if it is a table of its own."""
+    names = {"flag": flag, "kind": kind, "help": help, "separator": separator, "aliases": aliases}
+    metadata = {"setting": names, "title": title}
+    if callable(default):
+        made: Any = field(default_factory=default, metadata=metadata)
+    else:
+        made = field(default=default, metadata=metadata)
+    return made  # type: ignore[no-any-return]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `, did you mean '...'?` with the nearest spelling, or "" if none is near."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def parse_boolean(text: str) -> bool:
+    """Parse a boolean as Triton does, in any case."""
+    word = text.lower()
+    if word in ("true", "on", "1"):
+        return True
+    if word in ("false", "off", "0"):
+        return False
+    raise ValueError("expected true, false, on, off, 1 or 0")
+
+
+def integer(low: int, high: int) -> Kind:
+    def parse(text: str) -> int:
+        # Count the digits first: int() takes quadratic time, and accepts spaces, underscores and other scripts' digits.
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text) or not low <= int(text) <= high:
+            raise ValueError(f"expected an integer of {low} to {high}")
+        return int(text)
+
+    return Kind("integer", parse, (int,))
+
+
+def number(low: float, high: float) -> Kind:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:  # false for nan
+            raise ValueError(f"expected a number of {low:g} to {high:g}")
+        return value
+
+    return Kind("number", parse, (int, float))
+
+
+def choice(*words: str) -> Kind:
+    """Return the kind of one of `words`, in any case."""
+    by_folded = {word.lower(): word for word in words}
+
+    def parse(text: str) -> str:
+        if text.lower() not in by_folded:
+            raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}{nearest(text, words)}")
+        return by_folded[text.lower()]
+
+    return Kind("|".join(words), parse)
+
+
+def _parse_optional_text(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected printable characters")
+    return text
+
+
+def _parse_text(text: str) -> str:
+    if not text:
+        raise ValueError("expected some text")
+    return _parse_optional_text(text)
+
+
+BOOLEAN = Kind("boolean", parse_boolean, (bool,), may_stand_alone=True)
+TEXT = Kind("text", _parse_text)
+OPTIONAL_TEXT = Kind("text", _parse_optional_text)
+PATH = Kind("path", _parse_text)
+OPTIONAL_PATH = Kind("path", _parse_optional_text)
+PORT = integer(0, 65535)
+COUNT = integer(0, 2**31 - 1)

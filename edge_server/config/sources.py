@@ -1,7 +1,7 @@
-"""The three places settings are read from: flags, environment variables, a TOML file.
+"""Readers of flags, environment variables and the TOML file.
 
-Each reader gives texts by setting name, so that every value goes through one parser whatever its place. Unknown names
-are errors: a misspelt limit that silently does nothing is found too late on a machine in the field.
+Each reader returns texts by setting name, so that one parser converts them all. Unknown names are errors: a misspelt
+limit that silently does nothing is found too late on a machine in the field.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from edge_server.config.kinds import ConfigError, nearest
-from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
-from edge_server.config.table import SETTINGS
+from edge_server.config.server_config import SETTINGS, TITLES
+from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
 from edge_server.config.triton_flags import DEPRECATED, IGNORED, TRACE_FLAGS
 
+CONFIG_FLAG = "--config"
+CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
 PRINT_FLAG = "--print-config"
 BACKENDS = "backends."
 
@@ -26,21 +27,19 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
 _BY_FLAG = {flag: setting for setting in SETTINGS for flag in (setting.flag, *setting.aliases)}
 _ALL_FLAGS = (*_BY_FLAG, *IGNORED, *TRACE_FLAGS, CONFIG_FLAG, PRINT_FLAG, "--help")
-_SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
 
-# What Kubernetes puts into every container's environment about a service called "edge-server".
+# Variables that Kubernetes sets in every container for a service called "edge-server".
 _SERVICE_VARIABLE = re.compile(
     VARIABLE_PREFIX + r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
-
-# Paths between colons, some of them addresses with colons of their own: "/a:s3://host:9000/b:/c".
+# Paths between colons. Addresses among them contain colons too: "/a:s3://host:9000/b:/c".
 _PATHS = re.compile(r"(?:[a-z][a-z0-9+.-]*://)+[^/:]*(?::[0-9]+)?[^:]*|[^:]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The texts given for one setting in one place, and how an operator would find that place."""
+    """Texts given for one setting in one place. `origin` names the place for the operator."""
 
     texts: tuple[str, ...]
     origin: str
@@ -48,7 +47,7 @@ class Given:
 
 @dataclass(slots=True)
 class Flags:
-    """What the command line said. `warnings` are sentences for the log."""
+    """Parsed command line. `warnings` are sentences for the log."""
 
     given: dict[str, Given] = field(default_factory=dict)
     config_file: str = ""
@@ -58,25 +57,25 @@ class Flags:
 
 
 def process_environment() -> dict[str, str]:
-    """Return a copy of this process's environment: the one place that reads it."""
+    """Return a copy of the environment. No other function of the server reads it."""
     return dict(os.environ)
 
 
 def set_library_defaults() -> None:
-    """Set what gRPC reads from the environment when it is first imported, unless the operator has set it.
+    """Set the environment variables that gRPC reads at its import, unless they are set.
 
-    Its fork handlers are for programs that fork while serving; this one does not, and they print a line whenever a
-    library starts a helper process.
+    gRPC's fork handlers print a line whenever a library starts a process. Only programs that fork while serving need
+    them.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def read_flags(argv: Sequence[str]) -> Flags:
-    """Read `--flag=value`, `--flag value` and, where the kind allows, `--flag` alone.
+    """Read `--flag=value`, `--flag value` and, if the kind allows it, `--flag` alone.
 
-    A value that starts with "--" needs the first form. A repeated flag adds to a repeatable setting and otherwise
-    replaces what came before. Raises ConfigError.
+    A value that starts with "--" needs the first form. A repeated flag adds a value to a repeatable setting, and
+    replaces the value of any other. Raises ConfigError.
     """
     flags = Flags()
     rest = deque(argv)
@@ -136,7 +135,7 @@ def _required(flag: str, value: str | None, rest: deque[str]) -> str:
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    """Read EDGE_SERVER_*; a variable that is set but empty counts as not set. Raises ConfigError."""
+    """Read the variables EDGE_SERVER_*. Empty ones count as not set. Raises ConfigError."""
     given = {}
     for variable, text in environ.items():
         if not variable.startswith(VARIABLE_PREFIX) or variable == CONFIG_VARIABLE:
@@ -146,21 +145,18 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         setting = _BY_VARIABLE.get(variable)
         if setting is None:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, _BY_VARIABLE)}")
-        texts = _split(setting, text)
-        if texts:
-            given[setting.name] = Given(texts, f"environment {variable}")
+        if setting.separator == ":":
+            parts = _PATHS.findall(text)
+        else:
+            parts = text.split(setting.separator) if setting.separator else [text]
+        texts = tuple(part.strip() if setting.separator else part for part in parts)
+        if any(texts):
+            given[setting.name] = Given(tuple(filter(None, texts)), f"environment {variable}")
     return given
 
 
-def _split(setting: Setting, text: str) -> tuple[str, ...]:
-    if not setting.separator:
-        return (text,) if text else ()
-    parts = _PATHS.findall(text) if setting.separator == ":" else text.split(setting.separator)
-    return tuple(part.strip() for part in parts if part.strip())
-
-
 def read_file(path: str) -> dict[str, Given]:
-    """Read a TOML file whose tables are slices and whose keys are fields. Raises ConfigError."""
+    """Read a TOML file. Its tables and keys are the fields of ServerConfig and of their classes. Raises ConfigError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -174,34 +170,30 @@ def read_file(path: str) -> dict[str, Given]:
         raise ConfigError(f"{CONFIG_FLAG}: '{path}' is not TOML: {error}") from error
     given: dict[str, Given] = {}
     for section, table in document.items():
-        if section not in _SECTIONS and not isinstance(table, dict):
+        if section not in TITLES and not isinstance(table, dict):
             homes = [item.name for item in SETTINGS if item.name == f"{item.section}.{section}"]
             hint = f", did you mean {' or '.join(homes)}?" if homes else ""
             raise ConfigError(f"{path}: key {section} is in no table{hint}")
-        if section not in _SECTIONS:
-            raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, _SECTIONS)}")
+        if section not in TITLES:
+            raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, TITLES)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section} must be a table [{section}]")
         if section + "." == BACKENDS:
             given[BACKENDS] = Given(tuple(_backend_texts(path, table)), f"file {path}")
             continue
-        given.update(_section_texts(path, section, table))
+        names = [setting.name for setting in SETTINGS if setting.section == section]
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            if name not in names:
+                raise ConfigError(f"{path}: unknown key {name}{nearest(name, names)}")
+            setting = _BY_NAME[name]
+            values = cast("list[object]", value) if setting.separator and isinstance(value, list) else [value]
+            given[name] = Given(tuple(_toml_text(path, setting, item) for item in values), f"file {path}")
     return given
 
 
-def _section_texts(path: str, section: str, table: Mapping[str, object]) -> Iterator[tuple[str, Given]]:
-    names = [setting.name for setting in SETTINGS if setting.section == section]
-    for key, value in table.items():
-        name = f"{section}.{key}"
-        if name not in names:
-            raise ConfigError(f"{path}: unknown key {name}{nearest(name, names)}")
-        setting = _BY_NAME[name]
-        values = cast("list[object]", value) if setting.separator and isinstance(value, list) else [value]
-        yield name, Given(tuple(_toml_text(path, setting, item) for item in values), f"file {path}")
-
-
 def _backend_texts(path: str, table: Mapping[str, object]) -> Iterator[str]:
-    """Spell [backends] and [backends.NAME] as --backend-config would be."""
+    """Yield the keys of [backends] and [backends.NAME] in the form of --backend-config."""
     for key, value in table.items():
         if not isinstance(value, dict):
             yield f"{_backend_word(path, key)}={_scalar_text(path, BACKENDS + key, value)}"
@@ -218,7 +210,7 @@ def _backend_word(path: str, word: str) -> str:
 
 
 def _toml_text(path: str, setting: Setting, value: object) -> str:
-    # type() and not isinstance(): a boolean is an int to Python, but not to the operator.
+    # type() instead of isinstance(): a boolean is an int in Python, but not in TOML.
     if type(value) not in setting.kind.toml_types:
         given = type(value).__name__
         expected = " or ".join(kind.__name__ for kind in setting.kind.toml_types)

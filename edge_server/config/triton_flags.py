@@ -1,7 +1,4 @@
-"""Triton's flags that are taken with a warning, so that a start line written for Triton works.
-
-`IGNORED` have nothing to act on here; `TRACE_FLAGS` and `DEPRECATED` are older spellings of what has.
-"""
+"""Triton's flags that are accepted with a warning, so that a command line written for Triton works."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ IGNORED: Mapping[str, str] = {
     "--vertex-ai-port": _CLOUD,
     "--vertex-ai-thread-count": _CLOUD,
 }
-"""Triton's flags that are taken and do nothing -> why."""
+"""Triton's flags without effect -> the reason."""
 
 TRACE_FLAGS: Mapping[str, str] = {
     "--trace-file": "triton,file",
@@ -47,11 +44,11 @@ TRACE_FLAGS: Mapping[str, str] = {
     "--trace-count": "count",
     "--trace-log-frequency": "triton,log-frequency",
 }
-"""Triton's old flags of single trace settings -> what `--trace-config` calls them."""
+"""Triton's old flags of single trace settings -> their names in `--trace-config`."""
 
 DEPRECATED: Mapping[str, str] = {
     "--response-cache-byte-size": "--cache-config=local,size=<bytes>",
     "--model-store": "--model-repository",
     "--strict-model-config": "--disable-auto-complete-config",
 }
-"""Triton's old spellings that still act -> the one to use."""
+"""Triton's deprecated flags that still work -> the flag to use."""

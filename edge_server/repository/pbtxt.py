@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from edge_server.config.kinds import nearest
+from edge_server.config import nearest
 from edge_server.errors import BadModelConfig
 from edge_server.protocol import messages
 

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from edge_server.config import ConfigError, LogConfig
-from edge_server.config.slices import LOG_FORMATS, LogFormat
+from edge_server.config import LOG_FORMATS, ConfigError, LogConfig, LogFormat
 from edge_server.errors import InvalidRequest, Refusal, Unsupported
 
 SERVER_LOGGER = "edge_server"

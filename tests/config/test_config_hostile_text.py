@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.config import ConfigError, parse_serve
-from edge_server.config.table import SETTINGS
+from edge_server.config.server_config import SETTINGS
 
 texts = st.text(max_size=40)
 flags = st.sampled_from([setting.flag for setting in SETTINGS])

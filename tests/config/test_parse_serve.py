@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
+from edge_server.config.server_config import SETTINGS
 from edge_server.config.sources import _ALL_FLAGS
-from edge_server.config.table import SETTINGS
 from edge_server.config.triton_flags import DEPRECATED, IGNORED
 
 REPOSITORY = "--model-repository=/models"

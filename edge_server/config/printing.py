@@ -1,4 +1,4 @@
-"""The settings as text: --help, and --print-config in a form that --config reads back."""
+"""Texts of --help and --print-config. The latter is a file that --config reads back."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import json
 import re
 import textwrap
 
+from edge_server.config.cache_config import CacheSettings
 from edge_server.config.load import ServeArguments
-from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, Setting
-from edge_server.config.slices import CacheSettings, RestrictedGroup, ServerConfig
-from edge_server.config.sources import BACKENDS, PRINT_FLAG
-from edge_server.config.table import SETTINGS
+from edge_server.config.server_config import SETTINGS, TITLES, RestrictedGroup
+from edge_server.config.setting import Setting
+from edge_server.config.sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
 
-TITLES = {
-    "repository": "Models",
-    "backends": "Backends",
-    "http": "HTTP",
-    "grpc": "gRPC",
-    "auth": "Access",
-    "frames": "Frame streams",
-    "metrics": "Metrics",
-    "governor": "Governor",
-    "rate_limit": "Rate limiter",
-    "memory": "Shared memory",
-    "cache": "Response cache",
-    "engines": "TensorRT engines",
-    "log": "Log",
-    "trace": "Trace",
-    "lifecycle": "Server",
-}
 _SECRET = "***"
 
 
@@ -46,33 +29,28 @@ def help_text() -> str:
         "        Print the settings in force, and where each comes from, as a configuration file.",
         "  --help",
     ]
-    defaults = ServerConfig()
     section = ""
     for setting in SETTINGS:
         if setting.section != section:
             section = setting.section
             lines += ["", f"{TITLES[section]} (table [{section}] of a configuration file):"]
-        lines += _help_lines(setting, defaults)
+        lines += [f"  {setting.flag} <{setting.kind.metavar}>"]
+        lines += textwrap.wrap(setting.help, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        names = setting.variable
+        if setting.separator:
+            between = "spaces" if setting.separator == " " else f"'{setting.separator}'"
+            names += f", {between} in between"
+        if setting.field:
+            names += f"; {setting.name}"
+        default = default_text(setting)
+        lines.append(f"        [{names}{f'; default {default}' if default else ''}]")
     return "\n".join(lines) + "\n"
 
 
-def _help_lines(setting: Setting, defaults: ServerConfig) -> list[str]:
-    lines = [f"  {setting.flag} <{setting.kind.metavar}>"]
-    lines += textwrap.wrap(setting.help, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    variable = setting.variable
-    if setting.separator:
-        between = "spaces" if setting.separator == " " else f"'{setting.separator}'"
-        variable += f", {between} in between"
-    key = f"; {setting.name}" if setting.field else ""
-    default = default_text(setting, defaults)
-    shown = f"; default {default}" if default else ""
-    return [*lines, f"        [{variable}{key}{shown}]"]
-
-
-def default_text(setting: Setting, defaults: ServerConfig) -> str:
-    """Return the default of a setting as TOML, "" if it is empty."""
-    default = _toml(_value(defaults, setting)) if setting.field else ""
-    return "" if default in ('""', "[]") else default
+def default_text(setting: Setting) -> str:
+    """Return the default of a setting as TOML, or "" if it is empty."""
+    default = setting.default() if callable(setting.default) else setting.default
+    return "" if default in ("", (), None, {}) else _toml(default)
 
 
 def describe(arguments: ServeArguments) -> str:
@@ -85,18 +63,13 @@ def describe(arguments: ServeArguments) -> str:
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"]
-        origin = arguments.origins.get(setting.name, "default")
-        lines.append(f"{setting.field} = {_toml(_value(arguments.config, setting))}  # {origin}")
+        value = getattr(getattr(arguments.config, section), setting.field)
+        lines.append(f"{setting.field} = {_toml(value)}  # {arguments.origins.get(setting.name, 'default')}")
     for backend, settings in sorted(arguments.config.backends.items()):
         name = f"backends.{_key(backend)}" if backend else "backends"
         lines += ["", f"[{name}]  # {arguments.origins[BACKENDS]}"]
         lines += [f"{_key(key)} = {_toml(value)}" for key, value in sorted(settings.items())]
     return "\n".join(lines[1:]) + "\n"
-
-
-def _value(config: ServerConfig, setting: Setting) -> object:
-    value: object = getattr(getattr(config, setting.section), setting.field)
-    return value
 
 
 def _key(word: str) -> str:
