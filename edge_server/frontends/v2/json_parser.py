@@ -9,12 +9,10 @@ repeated members; orjson would save 0 of 130 us for a cached header of 300 bytes
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,37 +79,29 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
     return value
 
 
-@functools.cache
-def _orjson() -> ModuleType | None:
-    """Return orjson, imported with the first array of numbers; None on a machine without it."""
-    try:
-        import orjson
-    except ImportError:
-        return None
-    library: ModuleType = orjson
-    return library
-
-
 def parse_numbers(text: bytes) -> object:
     """Return the value of a JSON text without strings and objects. Raises ValueError.
 
     Without the limits of `parse_json`: the caller checks size and nesting. Integers of more than 64 bits may become
     floating point.
     """
-    library = _orjson()
-    if library is not None:
-        try:
-            return library.loads(text)
-        except ValueError:
-            pass  # NaN and infinities are not JSON for orjson
-    return _NUMBER_DECODER.decode(text.decode("ascii"))
+    # Imported with the first array: a server without JSON tensors saves its memory.
+    import orjson
+
+    try:
+        value: object = orjson.loads(text)
+    except ValueError:
+        # NaN and infinities are no JSON for orjson.
+        return _NUMBER_DECODER.decode(text.decode("ascii"))
+    return value
 
 
 def numbers_text(numbers: list[object]) -> str:
     """Return numbers as a JSON array. The text contains the letter "n" if one of them is NaN or infinite: it is not
     valid then."""
-    library = _orjson()
-    return repr(numbers).replace(" ", "") if library is None else str(library.dumps(numbers), "ascii")
+    import orjson
+
+    return str(orjson.dumps(numbers), "ascii")
 
 
 def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> dict[str, object]:
