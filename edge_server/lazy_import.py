@@ -5,6 +5,11 @@ front ends import these libraries. After `defer_import("numpy")`, `import numpy`
 library's code at the first access to an attribute, and is an ordinary module from then on, without any cost. An idle
 server without models needs 50 MB with both libraries deferred, and 65 MB otherwise (Python 3.11, x86-64).
 
+Where several threads run, only a thread that called `run_deferred_import` may import a submodule (`numpy.typing`) or a
+library that does so. Otherwise both threads can wait for ever: one executes the library's code and needs the import
+lock of the submodule, and the other one holds that lock and waits for the library. tests/test_architecture.py checks
+this for the modules of a server.
+
 `importlib.util.LazyLoader` cannot do this: it loads the whole package as soon as a submodule is imported
 (`aiohttp.web`), and before Python 3.12 two threads that use the module at the same time can fail.
 """

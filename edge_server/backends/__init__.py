@@ -61,7 +61,7 @@ def load_backend(name: str) -> Backend:
     Raises BackendMissing for an unknown name, or if the runtime does not import, with the `pip install` line. A failed
     import is tried again by the next call, because the runtime may have been installed meanwhile.
     """
-    run_deferred_import("numpy")
+    run_deferred_import("numpy")  # first of all, because runtimes import submodules of it: see lazy_import
     with _lock:
         if name in _made:
             return _made[name]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor, join_rows
 from edge_server.core.model_spec import ModelSpec, OutputSpec
@@ -21,7 +20,10 @@ from edge_server.core.shape_tensors import (
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
 
-Array: TypeAlias = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _SHOWN_VALUES = 16
 """Most values of a shape tensor that an error message shows."""

@@ -19,15 +19,16 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
 from edge_server.core.sequence_queue import DirectReadyQueue, OldestReadyQueue, SequenceReadyQueue
 from edge_server.errors import QueueFull, SequenceNotBegun
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Item = TypeVar("Item")
 

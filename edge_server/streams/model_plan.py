@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.frame import Returns
 from edge_server.core.model_spec import ModelSpec
@@ -21,12 +20,14 @@ from edge_server.streams.stream_terms import frame_plan, settled
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from edge_server.service import InferenceService
     from edge_server.vision.image_plan import ImagePlan
 
-_LOG = logging.getLogger(__name__)
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
-Array: TypeAlias = npt.NDArray[np.generic]
+_LOG = logging.getLogger(__name__)
 
 _MOST_SHARING = 8
 """How many streams' frames are brought to one instance at once for the scheduler of sequences to put together."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.config import TraceConfig
 from edge_server.core.tensor import DType, Tensor
@@ -31,6 +30,8 @@ from edge_server.telemetry.trace_record import MAX_MODELS, MAX_TENSOR_BYTES, Tra
 from edge_server.telemetry.trace_sampling import TraceSampler
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from edge_server.telemetry.opentelemetry_export import SpanExport
 
 _log = logging.getLogger(__name__)

@@ -146,7 +146,8 @@ def main(domain: int, image_topic: str, detections_topic: str, count: int, pictu
         writer.write(image(number, pixels))
         time.sleep(0.05)
         for found in reader.take(16):
-            if isinstance(found, Detection2DArray) and found.header.stamp.sec not in seen:
+            # The last `take` can return more messages than are still needed.
+            if isinstance(found, Detection2DArray) and found.header.stamp.sec not in seen and len(seen) < count:
                 seen.add(found.header.stamp.sec)
                 print(json.dumps(dataclasses.asdict(found)), flush=True)
     return 0 if len(seen) >= count else 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.request_response import Parameter, Response
 from edge_server.core.tensor import DType, Tensor
 
-Array = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _ENTRY_BYTES = 640
 """What an entry takes beside its tensors: the key, its place in the order, the answer's own objects."""
