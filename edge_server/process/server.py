@@ -92,7 +92,12 @@ class ServerProcess:
         self._core = core
         self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
         self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
-        self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
+        self._supervision.add_reload(
+            ("repository.public_key", "repository.requires_checksums"),
+            lambda new: core.source.use_trust(
+                trust_policy(new.repository.requires_checksums, new.repository.public_key)
+            ),
+        )
         gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
         self._frames = FrameService(core.service, gate, config.frames)
         self._tokens = Tokens(config.auth.tokens_file)
@@ -164,9 +169,6 @@ class ServerProcess:
         if governor is not None:
             checks.append(lambda: _problem_of_governor(governor.seconds_since_step()))
         return checks
-
-    def _renew_trust(self, config: ServerConfig) -> None:
-        self._core.source.use_trust(trust_policy(config.repository.requires_checksums, config.repository.public_key))
 
     def _wake(self) -> None:
         """Have the loop end the server, from any thread."""

@@ -76,6 +76,7 @@ def to_spec(
     `notes` come first in the specification's own; one more is added for every field that is not acted on.
     """
     known_labels = labels or {}
+    ignored = [f"{field} is kept in the configuration but not acted on" for field, is_set in _IGNORED if is_set(config)]
     return ModelSpec(
         name=config.name,
         backend=config.backend,
@@ -99,7 +100,7 @@ def to_spec(
         is_cached=config.response_cache.enable,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
-        notes=(*notes, *_ignored(config)),
+        notes=(*notes, *ignored),
     )
 
 
@@ -113,10 +114,6 @@ def version_policy(config: ConfigMessage) -> VersionPolicy:
             return VersionPolicy(latest=None, specific=tuple(sorted(set(policy.specific.versions))))
         case _:
             return VersionPolicy(latest=policy.latest.num_versions or 1)
-
-
-def _ignored(config: ConfigMessage) -> list[str]:
-    return [f"{field} is kept in the configuration but not acted on" for field, is_set in _IGNORED if is_set(config)]
 
 
 def _reshape(item: ConfigMessage) -> tuple[int, ...] | None:

@@ -179,10 +179,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _field_named(descriptor: Any, name: str) -> Any:
-    return descriptor.fields_by_name.get(name) or descriptor.fields_by_camelcase_name.get(name)
-
-
 def _map_value(field: Any) -> Any:
     """Return the value field of a map field, None for other fields."""
     entry = field.message_type
@@ -195,7 +191,7 @@ def _fold_enums(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
     """Return `document` with the enum names of its fields in upper case, as the schema writes them all."""
     folded = dict(document)
     for key, value in document.items():
-        field = _field_named(descriptor, key)
+        field = descriptor.fields_by_name.get(key) or descriptor.fields_by_camelcase_name.get(key)
         if field is not None:
             folded[key] = _fold_value(value, field)
     return folded

@@ -76,7 +76,8 @@ def check_sequences_complete(config: ConfigMessage, model: str) -> None:
         expected = "false for a backend whose models cannot ask to be run again, as those of backend 'python' can"
         given = f"true with backend '{config.backend}'"
         raise bad_field(model, "sequence_batching.iterative_sequence", expected, given)
-    if config.sequence_batching.WhichOneof("strategy_choice") != "oldest" and _is_ragged(config):
+    is_ragged = config.batch_input or config.batch_output or any(item.allow_ragged_batch for item in config.input)
+    if config.sequence_batching.WhichOneof("strategy_choice") != "oldest" and is_ragged:
         raise bad_field(model, "allow_ragged_batch", "none for the direct strategy, whose rows are slots", "one")
     outputs = {item.name: item for item in config.output}
     for item in states:
@@ -187,10 +188,6 @@ def _check_names(batching: ConfigMessage, model: str) -> None:
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise bad_field(model, f"sequence_batching {kind}", "each name once", f"'{twice[0]}' twice")
-
-
-def _is_ragged(config: ConfigMessage) -> bool:
-    return bool(config.batch_input or config.batch_output) or any(item.allow_ragged_batch for item in config.input)
 
 
 def _dtype(number: int) -> DType | None:

@@ -213,7 +213,11 @@ class ModelRunner:
         elif kind == "log_level":
             logging.getLogger().setLevel(rest[0])
         elif kind == "healthy":
-            threading.Thread(target=self._send_health, args=(rest[0],), daemon=True).start()
+
+            def send_health() -> None:
+                self._channel.send(("health", rest[0], self._session is None or self._session.is_healthy()))
+
+            threading.Thread(target=send_health, daemon=True).start()
         elif kind == "open":
             self._jobs.put(lambda: self._open_model(rest[0], rest[1]))
         elif kind == "close":
@@ -245,9 +249,6 @@ class ModelRunner:
         self._send_metrics()
         self._channel.send(("closed",))
         return False
-
-    def _send_health(self, number: int) -> None:
-        self._channel.send(("health", number, self._session is None or self._session.is_healthy()))
 
     def _report_metrics(self) -> None:
         pause = threading.Event()

@@ -55,17 +55,17 @@ class Controls:
         rows = [entry.row for entry in entries]
         tensors = {}
         for control in self._controls:
-            array = blank(control.dtype, (row_count,), _false(control))
+            false, true = (0, 1) if control.false_true is None else control.false_true
+            array = blank(control.dtype, (row_count,), false)
             if control.kind is ControlKind.READY:
-                array[rows] = _true(control)
+                array[rows] = true
             elif control.kind is ControlKind.CORRID:
+                is_text = control.dtype is DType.BYTES
                 for entry in entries:
-                    array[entry.row] = _as_element(entry.id, control.dtype)
+                    array[entry.row] = str(entry.id).encode("utf-8", "surrogatepass") if is_text else entry.id
             else:
                 is_start = control.kind is ControlKind.START
-                array[[entry.row for entry in entries if (entry.is_start if is_start else entry.is_end)]] = _true(
-                    control
-                )
+                array[[entry.row for entry in entries if (entry.is_start if is_start else entry.is_end)]] = true
             shaped = array.reshape((row_count, 1) if self._has_rows else (1,))
             tensors[control.name] = Tensor(control.name, control.dtype, shaped)
         return tensors
@@ -193,23 +193,11 @@ def step_of(entry: Entry) -> SequenceStep:
     return SequenceStep(entry.id, entry.is_start, entry.is_end)
 
 
-def _false(control: ControlInput) -> float:
-    return 0 if control.false_true is None else control.false_true[0]
-
-
-def _true(control: ControlInput) -> float:
-    return 1 if control.false_true is None else control.false_true[1]
-
-
 def blank(dtype: DType, shape: tuple[int, ...], value: float = 0) -> Array:
     """Return an array of zeros, empty strings or one value."""
     if dtype is DType.BYTES:
         return np.full(shape, b"", dtype=object)
     return np.full(shape, value, dtype.numpy)
-
-
-def _as_element(sequence_id: int | str, dtype: DType) -> int | str | bytes:
-    return str(sequence_id).encode("utf-8", "surrogatepass") if dtype is DType.BYTES else sequence_id
 
 
 def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool) -> Array:

@@ -133,7 +133,8 @@ class SequenceScheduler(Scheduler):
     def _new_entry(self, ticket: Ticket) -> SequenceEntry[Ticket]:
         step = ticket.request.sequence
         if self._is_iterative:
-            step = SequenceStep(self._made_id() if step is None else step.id, is_start=True)
+            # A made number fits every type of correlation id, INT32 among them.
+            step = SequenceStep(next(self._made_ids) % _MOST_ID + 1 if step is None else step.id, is_start=True)
         elif step is None:
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
@@ -153,10 +154,6 @@ class SequenceScheduler(Scheduler):
             is_start=step.is_start,
             is_end=step.is_end,
         )
-
-    def _made_id(self) -> int:
-        """Return a number that any type of correlation id takes, INT32 among them."""
-        return next(self._made_ids) % _MOST_ID + 1
 
     def _decide(self) -> tuple[list[Run], list[Ticket]]:
         now_ns = time.monotonic_ns()
