@@ -87,10 +87,14 @@ def _failing_sensor(true_c: float, now_s: float, rnd: random.Random) -> float | 
     return true_c + rnd.gauss(0, 0.3)
 
 
+def _constant(degrees: int) -> Callable[[float], float]:
+    return lambda now_s: float(degrees)
+
+
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        *(Scenario(f"ambient-{degrees}", ambient_c=lambda now_s, c=float(degrees): c) for degrees in (25, 35, 45, 55)),
+        *(Scenario(f"ambient-{degrees}", ambient_c=_constant(degrees)) for degrees in (25, 35, 45, 55)),
         Scenario("step", ambient_c=_step),
         Scenario("dead-fan", ambient_c=lambda now_s: 30.0, fan_factor=lambda now_s: 1.8 if now_s >= 1200 else 1.0),
         Scenario("failing-sensor", ambient_c=lambda now_s: 45.0, sense=_failing_sensor),
