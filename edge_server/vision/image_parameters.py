@@ -8,7 +8,7 @@ Names follow the image encoder of Isaac ROS if it has one. All values are string
 | image_input | name of the input that takes the image | the only input |
 | image_color | rgb, bgr, gray or depth: the network's channels | rgb, or gray for one channel |
 | image_fit | stretch, letterbox or crop | stretch |
-| image_resize | with crop: resize the shorter side to this many pixels, then cut the centre | just cover the input |
+| image_resize | with crop: pixels of the shorter side before the centre is cut out | just cover the input |
 | image_pad_value | with letterbox: border colour, 0..255, before scaling; one number or one per channel | 0 |
 | image_interpolation | auto, nearest, linear, cubic or area: see `resize.Interpolation` | auto |
 | image_scale | a number or a fraction such as 1/255 | 1 |
