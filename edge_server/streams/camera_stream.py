@@ -1,4 +1,4 @@
-"""One camera stream: its frames from the mailbox to the worker, and its results back in order."""
+"""Camera stream: passes frames from the mailbox to a worker and results back in order."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
 
 _MOST_NOTICES = 64
-"""Notices of drops that wait for a client to read them; further drops are told by the counts alone."""
+"""Maximum number of unsent drop notices; further drops appear only in the counts."""
 
 _MOST_UNSENT = 2
-"""Results that wait to be sent, from which on no further frame of the stream is run. One alone is nothing to stop for:
-it waits for a thread that is just being woken."""
+"""Number of unsent results at which the stream stops running frames. Not 1: a single result often only waits for the
+sending thread to wake up."""
 
 _SPARE_CREDITS = 2
-"""How many frames a client may have under way beyond those that its mailbox holds."""
+"""Number of frames that a client may send ahead of those that its mailbox holds."""
 
 
 def _tell_nobody() -> None:
-    """Stand for the callback of `CameraStream.watch` until there is one."""
+    """Do nothing: placeholder until `CameraStream.watch` sets the callback."""
 
 
 @dataclass(slots=True, eq=False)
 class FrameInFlight:
-    """One frame on its way from the wire to its result. Stamps are of time.monotonic_ns, 0 for not yet.
+    """One frame between reception and its result. Timestamps are of time.monotonic_ns; 0 means not reached yet.
 
-    `frame` is let go once it is answered. `fault` is set for a frame that is refused in its turn. `is_settled`: the
-    worker has answered or refused it.
+    `frame` becomes None once the frame is answered. `fault` is the error that answers a refused frame in its turn.
+    `is_settled`: the worker has answered or refused it.
     """
 
     stream: CameraStream
@@ -63,7 +63,7 @@ class FrameInFlight:
     result: FrameResult | None = None
 
     def times(self, finished_ns: int) -> FrameTimes:
-        """Return the times for the client; a skipped stage has the time of the stage before it."""
+        """Return the times for the client. A skipped stage has the time of the previous stage."""
         taken_ns = self.taken_ns or self.received_ns
         queued_ns = self.queued_ns or taken_ns
         started_ns = self.started_ns or queued_ns
@@ -72,12 +72,14 @@ class FrameInFlight:
 
 
 class CameraStream:
-    """Frames come by `receive` (the reading thread), leave by `take` (a worker), whose results go in by `finish` and
-    out, in the order of the frames, by `next_message` (whichever thread sends).
+    """Frames and results of one stream.
 
-    `lock` is one for all streams; what says *locked* is called while it is held. `wake` is called, locked, when a
-    worker may find this stream eligible, `leave` likewise when the stream is over, and `part` after that, when the last
-    of its frames was put down, if a worker had any in hand.
+    The reading thread adds frames with `receive`. A worker takes them with `take` and adds results with `finish`. The
+    sending thread gets the results in frame order from `next_message`.
+
+    All streams share `lock`; methods marked *Locked* require that the caller holds it. The callbacks run with the lock
+    held: `wake` when a worker may find this stream eligible, `leave` when the stream is over, and `part` when a worker
+    then puts down the last frame, if it had any.
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class CameraStream:
         self._part = part
         self._is_held = False
         self.in_hand_count = 0
-        """How many frames workers have taken and not put down, whether anybody waits for them or not."""
+        """Number of frames that workers have taken and not put down, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)
         self._tell: Callable[[], None] = _tell_nobody
         self.is_finished = False
-        """Whether everything was sent, and the call ends well."""
+        """Whether everything is sent and the call ends without an error."""
         self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
         self._order: deque[FrameInFlight] = deque()
         self._notices: deque[FrameDropped] = deque()
@@ -119,14 +121,14 @@ class CameraStream:
         self._rate_in, self._rate_out, self._ages_ns = Rate(now_ns), Rate(now_ns), RecentQuantiles()
         self._running_count = 0
         self.correlation_id: int | str | None = None
-        """That of the sequence that its frames are, None before the first frame and where the model knows none."""
+        """Correlation id of the stream's sequence; None before the first frame and for a model without sequences."""
         self.most_running = 2
-        """How many frames may be chosen and not yet answered: one that runs, and one that is made ready meanwhile."""
+        """Maximum number of chosen, unanswered frames: one runs while another is prepared."""
 
     # -- the reading thread
 
     def receive(self, frame: Frame, fault: EdgeServerError | None = None) -> None:
-        """Take a frame off the wire. With `fault`, that is its answer when its turn comes, and it holds no data."""
+        """Add a received frame. A `fault` answers the frame when its turn comes; its data is not kept."""
         now_ns = time.monotonic_ns()
         flight = FrameInFlight(self, frame.header, None if fault else frame, now_ns, time.time_ns(), fault)
         with self._lock:
@@ -147,7 +149,7 @@ class CameraStream:
                 self._wake()
 
     def close_input(self) -> None:
-        """Note that the client sends no more: the call ends well when everything is answered."""
+        """Mark the input as complete: the call ends without an error once everything is answered."""
         with self._lock:
             self._is_input_closed = True
             self._tell()
@@ -156,18 +158,18 @@ class CameraStream:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether a frame waits, and there is room for its result. *Locked.*"""
+        """Whether a frame waits and there is room for its result. *Locked.*"""
         return (
             len(self._mailbox) > 0
             and not self._is_held
             and self._running_count < self.most_running
-            # Of a model with several instances, later results may be there before an earlier one.
+            # With several instances, later results may be ready before an earlier one.
             and len(self._order) < self.most_running + _MOST_UNSENT
             and not self._reader_is_slow()
         )
 
     def take(self, now_ns: int, estimate: RunEstimate) -> FrameInFlight | None:
-        """Choose the frame to run now; those that came too late for it are dropped. *Locked.*"""
+        """Return the frame to run now, or None. Drop frames that are too old to run. *Locked.*"""
         flight, dropped = self._mailbox.take(now_ns, estimate)
         for each, reason in dropped:
             self._drop(each, reason)
@@ -181,19 +183,19 @@ class CameraStream:
         return flight
 
     def put_down(self) -> None:
-        """Note that a worker is done with a frame that it took, and asks nothing more of the model for it. *Locked.*"""
+        """Note that a worker has finished with a frame and makes no more model calls for it. *Locked.*"""
         self.in_hand_count -= 1
         if self._is_over and not self.in_hand_count:
             self._part(self)
 
     def hold(self, is_held: bool) -> None:
-        """Have frames wait, or no longer. *Locked.*"""
+        """Hold the stream's frames back, or release them. *Locked.*"""
         self._is_held = is_held
         if self.is_eligible:
             self._wake()
 
     def refuse(self, flight: FrameInFlight, reason: DropReason, detail: str) -> None:
-        """Drop a frame that was taken and is not run after all."""
+        """Drop a taken frame that does not run."""
         with self._lock:
             flight.is_settled = True
             if self._is_over:
@@ -206,7 +208,7 @@ class CameraStream:
                 self._wake()
 
     def finish(self, flight: FrameInFlight, result: FrameResult) -> None:
-        """Hand in the answer to a frame that was taken."""
+        """Set the result of a taken frame."""
         with self._lock:
             flight.is_settled = True
             if self._is_over:
@@ -230,15 +232,15 @@ class CameraStream:
         self._greeting = opened
 
     def watch(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called, *locked*, from now on, whenever there may be something to send, or the call may end."""
+        """Call `tell`, with the lock held, now and whenever there may be a message to send or the call may end."""
         with self._lock:
             self._tell = tell
             tell()
 
     def next_message(self) -> tuple[ServerMessage, int] | None:
-        """Return the message to send now, with `frames_allowed`; None when there is none, see `is_finished` then.
+        """Return the message to send now and `frames_allowed`, or None if there is none: then check `is_finished`.
 
-        Raises EdgeServerError with whose status the call is to end.
+        Raises EdgeServerError with the status of a call that ends with an error.
         """
         with self._lock:
             message = self._next()
@@ -254,7 +256,7 @@ class CameraStream:
             return None
 
     def end(self, error: EdgeServerError | None = None) -> None:
-        """End the stream at once: what waits or runs counts as CLOSED. `error` is the status of the call."""
+        """End the stream at once. Waiting and running frames count as CLOSED. `error` is the status of the call."""
         with self._lock:
             self.end_locked(error)
 
@@ -272,7 +274,7 @@ class CameraStream:
         self._tell()
 
     def stop(self) -> None:
-        """End the stream once the frames that run were answered; those that wait are dropped."""
+        """End the stream once the running frames are answered; drop the waiting ones."""
         with self._lock:
             self._is_stopping = True
             self._drop_waiting()
@@ -316,7 +318,7 @@ class CameraStream:
         return None
 
     def _sent(self, flight: FrameInFlight, result: FrameResult | None) -> FrameResult | None:
-        """Count a result that leaves now, and complete it; None when nobody wants it any more."""
+        """Count and complete a result that is sent now; None if it is past the frame's deadline."""
         assert result is not None
         now_ns = time.monotonic_ns()
         if not result.error_code and self._mailbox.is_late(flight.received_ns, now_ns):
@@ -347,7 +349,7 @@ class CameraStream:
             self._tell()
 
     def _reader_is_slow(self) -> bool:
-        """Whether results wait for the client to take them. Those that run meanwhile come on top of these."""
+        """Whether the client leaves results unread. Frames that still run add to these."""
         ready = [flight.result is not None for flight in islice(self._order, _MOST_UNSENT)]
         return len(ready) == _MOST_UNSENT and all(ready)
 
@@ -362,5 +364,5 @@ class CameraStream:
         return self._limits.depth + _SPARE_CREDITS
 
     def _owes_credit(self) -> bool:
-        """Whether half of what the client may send was used up without its being told of more."""
+        """Whether the client used up half of its window since the last message with its allowance."""
         return 2 * (self._allowance() - self._told_allowance) >= self._window and not self._is_input_closed

@@ -1,4 +1,4 @@
-"""Frame admission: what the frame streams ask the governor before a frame runs."""
+"""Frame admission: the governor's interface for frame streams, called before a frame runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from edge_server.core.status_reports import GovernorState
 
 
 class FrameAdmission(Protocol):
-    """Says how much the box may do. Both are called by many threads, for each frame, and must return at once."""
+    """Decides whether a frame may run. Many threads call the methods for each frame, so they must return at once."""
 
     def state(self) -> GovernorState:
         """Return the governor state that every result carries: heat, power and memory."""
 
     def refuse_frame(self, priority: int) -> str | None:
-        """Return in plain words why a frame of that priority (1 goes first) is not to be run now; None: run it."""
+        """Return a readable reason to refuse a frame of that priority (1 is the highest), or None if it may run."""
 
     def count_refused(self, priority: int) -> None:
-        """Count one more frame that was refused: with others, as one request."""
+        """Count one more refused frame of a batch that was refused as one request."""
 
 
 class NoFrameAdmission:
-    """No governor: everything may run."""
+    """Frame admission without a governor: every frame may run."""
 
     _STATE = GovernorState()
 

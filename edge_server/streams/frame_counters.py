@@ -10,13 +10,16 @@ from edge_server.core.frame import DropReason
 from edge_server.telemetry.metrics_page import Family
 
 AGE_LIMITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper limits of the buckets of the histogram of result ages."""
+"""Upper bucket limits of the result age histogram."""
 
 
 @dataclass(slots=True)
 class ModelTotals:
-    """Guarded by the lock of all streams. `ages[i]` counts answers no older than AGE_LIMITS_S[i] and older than the
-    limit before; the last one those older than all."""
+    """Frame counters of one model, guarded by the lock of all streams.
+
+    `ages[i]` counts results no older than AGE_LIMITS_S[i] and older than the previous limit. The last entry counts
+    results older than every limit.
+    """
 
     received: int = 0
     answered: int = 0
@@ -27,14 +30,14 @@ class ModelTotals:
     ages: list[int] = field(default_factory=lambda: [0] * (len(AGE_LIMITS_S) + 1))
 
     def add_answer(self, age_ns: int) -> None:
-        """Count a result that is sent now, an error too; `age_ns` since its frame was received."""
+        """Count a result or an error that is sent now, `age_ns` after its frame was received."""
         self.answered += 1
         self.age_sum_s += age_ns / 1e9
         self.ages[bisect_left(AGE_LIMITS_S, age_ns / 1e9)] += 1
 
 
 def families(models: Mapping[str, ModelTotals]) -> Iterable[Family]:
-    """Return the page's families, by model. Call it under the lock of all streams."""
+    """Return the metric families, labelled by model. The caller holds the lock of all streams."""
     received = Family("edge_frame_received_total", "counter", "Frames of streams that were received")
     answered = Family("edge_frame_answered_total", "counter", "Frames of streams that were answered, errors included")
     errors = Family("edge_frame_errors_total", "counter", "Frames of streams that were answered with an error")

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _NORMAL = 2
-"""The priority of who states none."""
+"""Priority of a frame if neither the stream nor the model states one."""
 
 
 @dataclass(slots=True, eq=False)
 class PreparedFrame:
-    """A frame whose pixels lie in a row. `picture` and `pin` are kept only where the frame is drawn on later."""
+    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later."""
 
     flight: FrameInFlight
     fit: FittedPicture
@@ -64,11 +64,11 @@ class PreparedFrame:
 
 
 class _Waiter:
-    """Takes the responses to one request for the worker that waits for them."""
+    """Receives the responses to one request for the waiting worker."""
 
     def __init__(self) -> None:
         self._response: Response | None = None
-        # A bare lock, held until the final response: half the cost of an Event, and a request waits only once.
+        # A bare lock, held until the final response, costs half as much as an Event; a request waits only once.
         self._closed = threading.Lock()
         self._closed.acquire()
 
@@ -85,7 +85,7 @@ class _Waiter:
 
 
 class FramePipeline:
-    """Runs the frames of one model, and of one version where streams name one. Used by all workers of its lane."""
+    """Runs the frames of one model, or of one version if the streams name one. All workers of the model share it."""
 
     def __init__(self, service: InferenceService, gate: FrameAdmission, model: str, version: int | None) -> None:
         self._service = service
@@ -97,9 +97,9 @@ class FramePipeline:
         self._lighter = VariantInputPlan(service, model)
 
     def input_side(self) -> InputPlan:
-        """Return how frames get into the model as it serves now.
+        """Return the input plan of the serving model.
 
-        Raises UnknownModel, NotReady, Draining; InvalidRequest or Unsupported when it takes no frames any more.
+        Raises UnknownModel, NotReady, Draining; InvalidRequest or Unsupported when it no longer takes frames.
         """
         spec = self._service.model_spec(self._model, self._version)
         known = self._input
@@ -109,40 +109,40 @@ class FramePipeline:
 
     @property
     def priority(self) -> int:
-        """The priority of frames whose stream states none, as the model declares it; 0 before the first frame."""
+        """Priority that the model declares, for frames whose stream states none; 0 before the first frame."""
         return self._input.priority if self._input is not None else 0
 
     def _rank(self, flight: FrameInFlight) -> int:
-        """Return the priority of a frame, 1 before 2, that of its model where its stream states none."""
+        """Return the priority of a frame (1 before 2): its stream's, else its model's."""
         return flight.stream.terms.delivery.priority or self.priority or _NORMAL
 
     def answer_side(self) -> OutputPlan:
-        """Return the output plan of the serving model and its device. Raises as `input_side`."""
+        """Return the output plan of the serving model. Raises the errors of `input_side`, and BadModelConfig."""
         spec = self.input_side().spec
         return self._answers.of(spec, self.serving_version())
 
     def serving_version(self) -> int:
-        """Return the version that the next frame would meet, 0 when none is there."""
+        """Return the version that would run the next frame, or 0 if none serves."""
         if self._version is not None:
             return self._version
         return max(map(int, self._service.model_metadata(self._model, None).versions), default=0)
 
     def run(self, flights: Sequence[FrameInFlight]) -> None:
-        """Answer every one of the frames, or have it dropped where the governor takes it back. Never raises."""
+        """Answer each frame, or drop it if the governor refuses it. Never raises."""
         try:
             self._run(flights)
-        except Exception as error:  # noqa: BLE001 - the worker's boundary: mapped, logged, answered
+        except Exception as error:  # noqa: BLE001 - boundary of the worker: maps, logs and answers the error
             failure = _known(error)
             left = [flight for flight in flights if not flight.is_settled]
             if isinstance(failure, Throttled) and failure.state:
-                # The governor refused them as one request, of the class of the first.
+                # The governor refused them as one request and counted only the one of highest priority.
                 for flight in sorted(left, key=self._rank)[1:]:
                     self._gate.count_refused(self._rank(flight))
             for flight in left:
                 self._fail(flight, failure)
 
     def _side_for(self, flights: Sequence[FrameInFlight]) -> InputPlan:
-        """Return how these frames get into the model, or into the lighter one that stands in for it now."""
+        """Return the input plan of the model, or of the model variant that currently answers for it."""
         lighter = None if self._version is not None else self._lighter.of([one.stream.terms.returns for one in flights])
         return lighter or self.input_side()
 
@@ -158,7 +158,7 @@ class FramePipeline:
                 return
             response = self._ask(fitted, side, rows)
             if response is None:
-                # The model was replaced by one of another input between the look and the call.
+                # Between lookup and call, a model with another input replaced this one.
                 self._run([one.flight for one in fitted])
             else:
                 self._answer(fitted, response, rows)
@@ -171,13 +171,13 @@ class FramePipeline:
     # -- in
 
     def _fit(self, flight: FrameInFlight, side: InputPlan, rows: RowBuffer, index: int) -> PreparedFrame | None:
-        """Write one frame into its row; None when it was answered with what is wrong with it."""
+        """Write one frame into its row. Return None if it was answered with an error."""
         try:
             if flight.fault is not None:
                 raise flight.fault
             frame = flight.frame
             return None if frame is None else self._fit_pixels(flight, frame, side, rows[index])
-        except Exception as error:  # noqa: BLE001 - one frame must not take its batch along: mapped, logged, answered
+        except Exception as error:  # noqa: BLE001 - one frame must not fail its batch: maps, logs and answers the error
             self._fail(flight, _known(error))
             return None
 
@@ -206,7 +206,7 @@ class FramePipeline:
     # -- run
 
     def _ask(self, fitted: Sequence[PreparedFrame], side: InputPlan, rows: RowBuffer) -> Response | None:
-        """Submit the rows as one request and wait; None when they are to be fitted anew for the model's successor."""
+        """Submit the rows as one request and wait. Return None if the model was replaced and needs the frames anew."""
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
         stream = fitted[0].flight.stream
@@ -308,9 +308,10 @@ class FramePipeline:
 
 
 def _tensors(returns: Returns, row: int | None, response: Response, buffer: Array) -> tuple[Tensor, ...]:
-    """Return the outputs asked for, with a batch dimension of 1 where the model has one.
+    """Return the requested outputs, with a batch dimension of 1 if the model has one.
 
-    What may lie in the buffer of the inputs (a model that hands them back) is copied: the next frame is written there.
+    An output that may share memory with the input buffer (the model returns its input) is copied, because the next
+    frame overwrites that buffer.
     """
     wanted = returns.tensors
     found = []

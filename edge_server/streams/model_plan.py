@@ -30,15 +30,18 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 _LOG = logging.getLogger(__name__)
 
 _MOST_SHARING = 8
-"""How many streams' frames are brought to one instance at once for the scheduler of sequences to put together."""
+"""Maximum number of frames, each of another stream, in flight per instance for the sequence scheduler to batch."""
 
 _MOST_ANSWER_PLANS = 8
-"""Generations of a model whose answers are remembered how to read: the old, the new, a canary, and some spare."""
+"""Number of model generations with a kept output plan: the old, the new, a canary, and some spare."""
 
 
 class RowBuffer:
-    """The buffer of one request's input. It is held by the worker that took it, whose answers may lie in it where a
-    model hands its input back, and by the request, which a runtime may read for longer than the worker waits."""
+    """Input buffer of one request, with two kinds of holders.
+
+    The worker holds it because a model that returns its input places its outputs there. The request holds it because a
+    runtime may read it for longer than the worker waits.
+    """
 
     def __init__(self, array: Array, plan: ImagePlan, rows: int) -> None:
         self.array = array
@@ -51,19 +54,19 @@ class RowBuffer:
         return row
 
     def hold(self) -> None:
-        """Keep it from being used for other frames until one more `give_back`."""
+        """Prevent reuse for other frames until one more `give_back`."""
         self.holds += 1
 
     def tensor(self, count: int) -> Tensor:
-        """Return the first `count` rows as the model's input. All of them for a model that does not batch."""
+        """Return the first `count` rows as the model's input; the whole buffer for a model that does not batch."""
         plan = self._plan
         return Tensor(plan.input_name, plan.dtype, self.array[:count] if len(self._rows) > 1 else self.array)
 
 
 class InputPlan:
-    """How frames get into one generation of a model. Usable from any thread.
+    """Input plan of one generation of a model. Thread-safe.
 
-    `max_rows` is how many frames go together in one request: 1 unless the model batches dynamically.
+    `max_rows` is the maximum number of frames in one request: 1 unless the model batches dynamically.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -72,7 +75,7 @@ class InputPlan:
         self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
         self.is_sequence = spec.sequence is not None
-        """Whether the frames of each stream go one by one: the scheduler puts those of several into one batch."""
+        """Whether each stream sends one frame at a time; the scheduler batches the frames of several streams."""
         self.instance_count = max(
             1, sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups if group.count > 0)
         )
@@ -82,7 +85,7 @@ class InputPlan:
         self._free: list[RowBuffer] = []
 
     def take_rows(self) -> RowBuffer:
-        """Return a buffer of `max_rows` rows, held once."""
+        """Return a buffer of `max_rows` rows with one hold; the caller ends it with `give_back`."""
         with self._lock:
             rows = self._free.pop() if self._free else None
         if rows is None:
@@ -93,7 +96,7 @@ class InputPlan:
         return rows
 
     def give_back(self, rows: RowBuffer) -> None:
-        """End one hold; after the last one the buffer serves other frames."""
+        """End one hold; after the last one the buffer is reused for other frames."""
         with self._lock:
             rows.holds -= 1
             if rows.holds == 0:
@@ -101,7 +104,7 @@ class InputPlan:
 
 
 class VariantInputPlan:
-    """How frames get into the lighter model that stands in for `model`, while one does. Usable from any thread."""
+    """Input plan of the model variant that currently answers for `model`, if any. Thread-safe."""
 
     def __init__(self, service: InferenceService, model: str) -> None:
         self._variants = service.variants
@@ -109,7 +112,10 @@ class VariantInputPlan:
         self._known: tuple[ModelSpec, InputPlan | None, PerceptionPlan | None] | None = None
 
     def of(self, returns: Sequence[Returns]) -> InputPlan | None:
-        """Return it, if that model takes as many frames at once and can give what their streams asked for."""
+        """Return the variant's input plan.
+
+        Return None if there is no variant, it takes fewer frames at once, or it cannot give the requested results.
+        """
         spec = None if self._variants.choice is None else self._variants.stand_in(self._model)
         if spec is None:
             return None
@@ -142,7 +148,7 @@ def _gives(spec: ModelSpec, perception: PerceptionPlan | None, wanted: Returns) 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """How the answers of one generation of a model are read. `runtime` is what `status` says computes them."""
+    """Output plan of one generation of a model. `runtime` names the runtime and the device, as in `status`."""
 
     spec: ModelSpec
     perception: PerceptionPlan | None
@@ -154,12 +160,12 @@ class OutputPlan:
         return () if self.perception is None else self.perception.labels
 
     def settled(self, returns: Returns) -> Returns:
-        """See `opening.settled`."""
+        """Return the results to send, as `stream_terms.settled`."""
         return settled(self.perception, returns, self.spec.name)
 
 
 class OutputPlans:
-    """The answer sides of the generations that answered lately. Usable from any thread."""
+    """Cache of output plans of recently used model generations. Thread-safe."""
 
     def __init__(self, runtime_of: Callable[[ModelSpec, int], str]) -> None:
         self._runtime_of = runtime_of
@@ -167,8 +173,8 @@ class OutputPlans:
         self._known: dict[tuple[int, int], OutputPlan] = {}
 
     def of(self, spec: ModelSpec, version: int) -> OutputPlan:
-        """Return how answers of that generation are read. Raises BadModelConfig for a wrong declaration."""
-        # The entry holds the specification, so that no other one can get its identity.
+        """Return the output plan of that generation. Raises BadModelConfig for a wrong declaration."""
+        # The entry holds the specification, so no other one can get the same id().
         key = (id(spec), version)
         found = self._known.get(key)
         if found is None:
@@ -183,7 +189,10 @@ class OutputPlans:
 
 
 def runtime_words(service: InferenceService, spec: ModelSpec, version: int) -> str:
-    """Return "openvino 2026.4 on CPU, f32"; the backend's name for a version that is gone already."""
+    """Return runtime, device and precision, as "openvino 2026.4 on CPU, f32".
+
+    Return the backend's name if the version is already unloaded.
+    """
     for report in service.instance_reports():
         if (report.name, report.version) == (spec.name, version):
             return f"{report.runtime} on {report.device}, {report.precision}"

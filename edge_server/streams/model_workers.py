@@ -1,4 +1,4 @@
-"""Worker threads of one model's streams: they choose the next frames and which of them run together."""
+"""Worker threads of one model's streams: they choose the next frames and batch them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from edge_server.streams.frame_pipeline import FramePipeline
 
 
 class ModelWorkers:
-    """There is one worker more than the model has instances: one frame is made ready while another runs, and no more
-    wait behind it. So a result is never older than what its mailbox held, plus two runs of the model. While all
-    instances are busy the choice is put off as long as nothing is lost by it: what is chosen is fresher, and of more
-    cameras where they run together.
+    """Worker threads of one model, one more than it has instances.
 
-    `lock` is the one of all streams. Workers live as long as there are streams.
+    The extra worker prepares one frame while another runs, and no further frame waits behind it. So a result is at most
+    two runs of the model older than the frame in its mailbox. While all instances are busy, the choice is delayed as
+    long as this costs no throughput: the chosen frames are fresher, and a batch holds frames of more cameras.
+
+    `lock` is the lock of all streams. Workers live as long as there are streams.
     """
 
     def __init__(self, lock: threading.Lock, engine: FramePipeline, gate: FrameAdmission, name: str) -> None:
@@ -45,12 +46,14 @@ class ModelWorkers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no stream uses the lane. *Locked.*"""
+        """Whether no stream uses these workers. *Locked.*"""
         return not self._streams
 
     def enter(self, stream: CameraStream) -> None:
-        """Begin to work for a stream. *Locked.* Raises RuntimeError where there is no thread for it; `leave` is needed
-        then too."""
+        """Add a stream and start the workers it needs. *Locked.*
+
+        Raises RuntimeError if no thread can be started; the caller must call `leave` then too.
+        """
         delivery = stream.terms.delivery
         self._streams.append(stream)
         self._turns.add(stream, delivery.priority, delivery.weight)
@@ -58,22 +61,22 @@ class ModelWorkers:
         self._staff()
 
     def leave(self, stream: CameraStream) -> None:
-        """*Locked.*"""
+        """Remove a stream. *Locked.*"""
         self._streams.remove(stream)
         self._turns.remove(stream)
         if not self._streams:
             self._has_work.notify_all()
 
     def wake(self) -> None:
-        """Say that a stream became eligible. *Locked.*"""
+        """Wake a worker because a stream became eligible. *Locked.*"""
         self._has_work.notify()
 
     def adapt(self) -> None:
-        """Take over what the model's configuration says now about instances and batches."""
+        """Adopt the instance count, the batch size and the sequence setting of the model's current configuration."""
         try:
             side = self.engine.input_side()
         except EdgeServerError:
-            return  # its frames are answered with the reason, and it may come back as it was
+            return  # each frame is answered with this error, and the model may return unchanged
         now = (side.instance_count, side.max_rows, side.is_sequence)
         if now == (self._instance_count, self._max_rows, self._is_sequence):
             return
@@ -90,7 +93,7 @@ class ModelWorkers:
 
     @property
     def _most_running(self) -> int:
-        """How many frames of one stream may run: those of a sequence must not overtake each other."""
+        """How many frames of one stream may run at once: 1 in a sequence, which must keep its order."""
         return 1 if self._is_sequence else self._most_workers
 
     def _staff(self) -> None:
@@ -98,7 +101,7 @@ class ModelWorkers:
             worker = threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True)
             try:
                 worker.start()
-            except RuntimeError:  # the system grants no further thread: those that live do the work
+            except RuntimeError:  # the system grants no further thread: the existing workers do the work
                 if self._worker_count:
                     return
                 raise
@@ -108,7 +111,7 @@ class ModelWorkers:
         while flights := self._next():
             self.adapt()
             self._run(flights)
-            # Not to hold the last frames, and their streams, while waiting for the next.
+            # Free the last frames and their streams while waiting for the next.
             del flights
 
     def _run(self, flights: list[FrameInFlight]) -> None:
@@ -133,12 +136,12 @@ class ModelWorkers:
             self._has_work.notify()
 
     def _next(self) -> list[FrameInFlight]:
-        """Wait for frames to run; none when this worker is one too many."""
+        """Wait for frames to run. Return an empty list if this worker is surplus and must end."""
         with self._lock:
             while True:
                 if not self._streams or self._worker_count > self._most_workers:
                     self._worker_count -= 1
-                    # The word that woke this worker may have been meant for one that stays.
+                    # The notification that woke this worker may have been for one that stays.
                     self._has_work.notify()
                     return []
                 now_ns = time.monotonic_ns()
@@ -151,7 +154,7 @@ class ModelWorkers:
                 self._has_work.wait(pause_s)
 
     def _take(self, now_ns: int) -> list[FrameInFlight]:
-        """Choose whose frames run together: at most one of each stream, so that none fills a batch alone."""
+        """Return the frames of the next batch: at most one per stream, so that none fills a batch alone."""
         flights: list[FrameInFlight] = []
         eligible = [stream for stream in self._streams if stream.is_eligible]
         while len(flights) < self._max_rows:
@@ -166,7 +169,7 @@ class ModelWorkers:
         return flights
 
     def _pause_s(self, now_ns: int) -> float | None:
-        """Return how long to put off the choice; None: not at all. An instance that becomes free ends the pause."""
+        """Return the seconds to delay the choice, or None to choose now. A freed instance ends the delay early."""
         if len(self._chosen_ns) < self._instance_count:
             return None
         left_ns = self._estimate.best_choice_ns(min(self._chosen_ns)) - now_ns

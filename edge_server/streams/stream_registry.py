@@ -1,4 +1,4 @@
-"""Registry of all frame streams: opens, counts, lists and ends them."""
+"""Registry of all frame streams."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 1024
-"""Ids whose counts are kept; beyond, those are forgotten that were not connected for longest."""
+"""Maximum number of stream ids with kept counters; the ids disconnected for longest are forgotten first."""
 
 
 class StreamRegistry:
-    """One lock guards all mailboxes, counts and turns. It is held for microseconds, never across a runtime call or
-    I/O: a server has tens of cameras, not thousands."""
+    """Opens, counts, lists and ends frame streams.
+
+    One lock guards all mailboxes, counters and turns: a server has tens of cameras, not thousands. It is held for
+    microseconds, never across a runtime call or I/O.
+    """
 
     def __init__(self, service: InferenceService, gate: FrameAdmission, config: FramesConfig) -> None:
         self._service = service
@@ -44,15 +47,15 @@ class StreamRegistry:
         self._lanes: dict[tuple[str, int | None], ModelWorkers] = {}
         self._open: dict[str, CameraStream] = {}
         self._parting: set[CameraStream] = set()
-        """Streams that are over while workers have frames of them in hand."""
+        """Ended streams that have frames with a worker."""
         self._tallies: OrderedDict[str, FrameTally] = OrderedDict()
         self._totals: dict[str, ModelTotals] = {}
         self._is_stopping = False
 
     def open(self, request: StreamRequest) -> CameraStream:
-        """Open a stream; one that is open under the same id is ended, and its counts go on.
+        """Open a stream. It ends an open stream of the same id and continues its counters.
 
-        Raises what `terms_of` raises, Throttled when there are too many streams, Draining once the server stops.
+        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops.
         """
         terms = terms_of(request, self._service)
         lane = self._lane(terms)
@@ -72,14 +75,14 @@ class StreamRegistry:
         return stream
 
     def fault_of(self, frame: Frame) -> EdgeServerError | None:
-        """Return why a frame is refused whatever its model is."""
+        """Return the error for a frame that every model refuses, or None."""
         size = frame.region.byte_size if frame.region is not None else len(frame.data)
         if size <= self._config.max_frame_bytes:
             return None
         return InvalidRequest(f"expected frames of at most {self._config.max_frame_bytes} bytes, given {size}")
 
     def stop(self) -> None:
-        """Take no new streams and end the open ones: what runs is answered, what waits counts as CLOSED."""
+        """Take no new streams and end the open ones. Running frames are answered; waiting ones count as CLOSED."""
         with self._lock:
             self._is_stopping = True
             streams = list(self._open.values())
@@ -87,18 +90,18 @@ class StreamRegistry:
             stream.stop()
 
     def reports(self) -> list[FrameStreamReport]:
-        """Return the open streams, by id."""
+        """Return reports of the open streams, sorted by id."""
         with self._lock:
             streams = [stream for _, stream in sorted(self._open.items())]
         return [stream.report() for stream in streams]
 
     def families(self) -> Iterable[Family]:
-        """Return the metric families of all streams, ended ones included."""
+        """Return the metric families of all streams, including ended ones."""
         with self._lock:
             return families(self._totals)
 
     def refused_counts(self) -> dict[str, int]:
-        """Return how many frames the governor refused, by model."""
+        """Return the number of frames that the governor refused, by model."""
         with self._lock:
             return {model: totals.dropped[DropReason.GOVERNOR] for model, totals in self._totals.items()}
 
@@ -127,11 +130,11 @@ class StreamRegistry:
         tally = self._tallies.setdefault(terms.stream_id, FrameTally())
         self._tallies.move_to_end(terms.stream_id)
         totals = self._totals.setdefault(terms.model, ModelTotals())
-        # It may have gone since it was looked up, with its last stream, and another have come.
+        # Since the lookup these workers may have ended with their last stream, and others may have replaced them.
         lane = self._lanes.setdefault((terms.model, terms.version), lane)
         leave = partial(self._leave, lane)
         stream = CameraStream(self._lock, terms, tally, totals, wake=lane.wake, leave=leave, part=self._part)
-        # A frame of the stream before it must not become one of its sequence, which has the same id.
+        # A frame of the previous stream must not join the sequence of this one, which has the same id.
         stream.hold(lane.is_sequence and self._is_preceded(terms))
         self._open[terms.stream_id] = stream
         totals.open_streams += 1
@@ -156,9 +159,9 @@ class StreamRegistry:
             del self._lanes[(terms.model, terms.version)]
 
     def _part(self, stream: CameraStream) -> None:
-        """Let the stream that came after one go on, now that no frame of that can come to the model any more."""
+        """Release the successor of an ended stream, now that no frame of the ended one can reach the model."""
         self._parting.discard(stream)
-        # Its last frame may have begun it, or begun it anew.
+        # The last frame may have begun or restarted the sequence.
         self._end_sequence(stream)
         successor = self._open.get(stream.terms.stream_id)
         if successor is not None and not self._is_preceded(successor.terms):

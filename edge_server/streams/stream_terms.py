@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 MAX_TEXT_LENGTH = 256
-"""Characters of a stream's id and of a client's name."""
+"""Maximum length of a stream's id and of a client's name, in characters."""
 
 MAX_DEPTH = 64
 MAX_FPS = 1000.0
@@ -31,7 +31,7 @@ MAX_TOP_K = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StreamTerms:
-    """What a stream agreed with its client. `version` None is the newest that serves, frame by frame."""
+    """Checked settings of a stream. `version` None: each frame runs on the newest version that serves."""
 
     model: str
     version: int | None
@@ -44,8 +44,8 @@ class StreamTerms:
 def terms_of(request: StreamRequest, service: InferenceService) -> StreamTerms:
     """Return the terms with every default filled in.
 
-    Raises UnknownModel, NotReady, InvalidRequest for numbers out of range and for what the model does not declare, and
-    Unsupported for models that no stream can feed.
+    Raises UnknownModel, NotReady, InvalidRequest for numbers out of range and for results that the model does not
+    declare, and Unsupported for decoupled models.
     """
     if request.version < 0:
         raise InvalidRequest(f"model '{request.model[:200]}': expected a version of 0 or more, given {request.version}")
@@ -66,7 +66,10 @@ def terms_of(request: StreamRequest, service: InferenceService) -> StreamTerms:
 
 
 def frame_plan(spec: ModelSpec) -> ImagePlan:
-    """Return how frames become the model's input. Raises InvalidRequest or Unsupported for a model that takes none."""
+    """Return the plan that turns frames into the model's input.
+
+    Raises InvalidRequest or Unsupported for a model that takes no frames.
+    """
     if spec.is_decoupled:
         raise Unsupported(f"model '{spec.name}' is decoupled: a frame stream needs models with one response a request")
     try:
@@ -104,9 +107,9 @@ def _check_returns(spec: ModelSpec, returns: Returns) -> None:
 
 
 def settled(plan: PerceptionPlan | None, returns: Returns, model: str) -> Returns:
-    """Return the results for a stream that did not choose: the declared ones of the model, else its tensors.
+    """Return the results to send. If the stream chose none: those that the model declares, else its tensors.
 
-    Raises InvalidRequest for what it does not declare.
+    Raises InvalidRequest for results that the model does not declare.
     """
     if plan is not None:
         return plan.settle(returns, model=model)

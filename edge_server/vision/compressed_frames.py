@@ -1,11 +1,11 @@
 """Compressed camera frames: sensor_msgs/CompressedImage with its `format`.
 
-`format` is a codec ("jpeg", "png"), or what image_transport writes: "bgr8; jpeg compressed bgr8", "16UC1; png
-compressed". Of the encoding before the semicolon only this is used: whether it is depth. Colours are those of the file
-itself, and so is the codec, among those that `header` knows: drivers write "jpg" and "JPEG", and "jpeg" over a PNG.
+`format` is a codec ("jpeg", "png"), or image_transport's text: "bgr8; jpeg compressed bgr8", "16UC1; png compressed".
+The encoding before the semicolon only decides whether the frame is depth. Colours and codec are read from the file, for
+the codecs of `image_header`: drivers write "jpg" and "JPEG", and "jpeg" for a PNG.
 
-Other than an uploaded photograph, a frame is not turned upright by its EXIF orientation: in ROS, camera_info and every
-other node mean the pixels as they are stored, and so do boxes.
+Unlike an uploaded photograph, a frame is not rotated by its EXIF orientation: in ROS, camera_info, boxes and all other
+nodes refer to the pixels as stored.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from edge_server.vision.raw_encodings import is_depth
 from edge_server.vision.resize import Color, FitRule, place
 
 CODECS = ("jpeg", "jpg", "png", "webp", "bmp")
-"""Words for a file that a frame's format may have."""
+"""Codec names that a frame's format may have."""
 
 _REDUCTIONS = (8, 4, 2)
 
 
 def read_compressed(data: memoryview, form: str, *, wants: Color, shrinks_to: FitRule | None, subject: str) -> Picture:
-    """Return the picture of one file: gray or depth where the network `wants` that, else BGR.
+    """Return the picture of one file: gray or depth if the network `wants` that, else BGR.
 
-    `shrinks_to`: a JPEG may come out at a half, a quarter or an eighth of its size, which costs less, as long as that
-    is no smaller than the rule makes it. Raises InvalidRequest for a format or a file that is none of those known, or
-    that holds depth where the network wants colour or colour where it wants depth, and Unsupported for compressedDepth.
+    With `shrinks_to`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which costs less, but not smaller than the
+    rule makes it. Raises InvalidRequest for an unknown format, a damaged file, or depth instead of colour and colour
+    instead of depth; Unsupported for compressedDepth.
     """
     encoding = _check_format(form, subject)
     header = read_header(data, subject)
@@ -48,7 +48,8 @@ def read_compressed(data: memoryview, form: str, *, wants: Color, shrinks_to: Fi
 
 
 def _check_format(form: str, subject: str) -> str:
-    """Return the encoding that the format names before its semicolon, or nothing. Refuse what is no picture file."""
+    """Return the encoding before the format's semicolon, or "". Raises InvalidRequest or Unsupported for an unknown
+    codec."""
     encoding, separator, rest = form.partition(";")
     if not separator:
         encoding, rest = "", form
@@ -72,9 +73,9 @@ def _read_depth(data: memoryview, header: ImageHeader, form: str, subject: str) 
 
 
 def _reduction(header: ImageHeader, rule: FitRule | None) -> int:
-    """Return by how much the decoder may shrink: what resizing by halves would do first anyway.
+    """Return the divisor by which the decoder may shrink the picture; resizing by halves would do the same first.
 
-    Only whole parts of both sides, as the decoder rounds up, which would move what is seen by a pixel or more.
+    The divisor must divide both sides: the decoder rounds up, which would move the content by a pixel or more.
     """
     if rule is None or header.format is not ImageFormat.JPEG:
         return 1

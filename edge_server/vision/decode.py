@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def opencv() -> ModuleType:
-    """Return the module cv2. Raises Unsupported, with what to install, where it is missing or does not import."""
+    """Return the module cv2. Raises Unsupported, with install instructions, if the import fails."""
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
@@ -31,20 +31,20 @@ def opencv() -> ModuleType:
 
 @functools.cache
 def _keep_to_callers_thread(cv2: ModuleType) -> None:
-    """Forbid OpenCV threads of its own: the cores belong to the models and to other pictures.
+    """Disable OpenCV's threads: models and other pictures need the cores.
 
-    Two workers beside a model gain nothing by them (tests/bench/preprocessing.py).
+    With two workers beside a model, these threads have no benefit (tests/bench/preprocessing.py).
     """
     cv2.setNumThreads(1)
 
 
 def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArray[np.uint8]:
-    """Decode a JPEG, PNG, BMP or WebP file to 8 bits a channel: `(height, width, 3)` BGR, or `(height, width)` gray.
+    """Decode a JPEG, PNG, BMP or WebP file to 8 bits per channel: `(height, width, 3)` BGR, or `(height, width)` gray.
 
-    The picture is turned upright as its EXIF orientation says, because that is how people see it and how data sets
-    store it; width and height are those of the upright picture. Transparency is dropped; 16-bit files lose their lower
-    byte. `subject` begins every message. Raises InvalidRequest for anything that is not a sound image of one of these
-    formats and of an acceptable size (see `header.read_header`), and Unsupported where OpenCV is missing.
+    The picture is rotated by its EXIF orientation, as people see it and as data sets store it; width and height are
+    those of the rotated picture. Transparency is dropped; 16-bit files lose their lower byte. `subject` begins every
+    error message. Raises InvalidRequest unless the data is a valid image of one of these formats and of an acceptable
+    size (see `image_header.read_header`), and Unsupported if OpenCV is missing.
     """
     header = read_header(data, subject)
     cv2 = opencv()
@@ -53,7 +53,7 @@ def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArra
 
 
 def decode_file(data: memoryview, header: ImageHeader, flags: int, subject: str) -> npt.NDArray[np.generic]:
-    """Decode a file with that header as `flags` of cv2.imdecode say. Raises InvalidRequest where it is damaged."""
+    """Decode a file with that header by the `flags` of cv2.imdecode. Raises InvalidRequest if it is damaged."""
     cv2 = opencv()
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)

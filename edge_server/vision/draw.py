@@ -1,4 +1,4 @@
-"""Drawing of results into a frame, for annotated JPEGs. Lines and letters scale with the picture."""
+"""Drawing of results into a frame, for annotated JPEGs. Lines and text scale with the picture."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 DEFAULT_QUALITY = 85
-"""JPEG quality where the stream does not say: no blocks to be seen, a tenth of the raw size or less."""
+"""JPEG quality if the stream does not state it: no visible blocks, a tenth of the raw size or less."""
 
 MAX_SIDE = 65500
-"""Longest side that the JPEG library writes."""
+"""Maximum side of a picture that the JPEG library writes, in pixels."""
 
 MAX_CLASSES = 10
-"""Most classes listed in the picture's corner."""
+"""Maximum number of classes listed in the picture's corner."""
 
 _MAX_LETTERS = 40
 _MASK_OPACITY = 0.45
-# Blue, green, red; neighbours differ in hue, and every one stands out from asphalt, grass, skin and sky.
+# Blue, green, red. Neighbours differ in hue, and each contrasts with asphalt, grass, skin and sky.
 _COLORS = np.array(
     [
         (80, 220, 60), (255, 144, 30), (40, 110, 255), (230, 60, 230), (20, 215, 250), (90, 60, 230),
@@ -43,9 +43,10 @@ _WHITE, _BLACK, _PANEL = (255, 255, 255), (0, 0, 0), (32, 32, 32)
 
 
 def annotated_jpeg(bgr: Pixels, perception: Perception, quality: int = 0) -> bytes:
-    """Return the frame as JPEG with mask, boxes, keypoints and best classes drawn in. `bgr` (height, width, 3) stays.
+    """Return the frame as JPEG with mask, boxes, keypoints and best classes drawn in.
 
-    `quality` is 1..100; 0 is DEFAULT_QUALITY. Raises InvalidRequest for a frame that is too long for JPEG.
+    `bgr` (height, width, 3) is not changed. `quality` is 1..100; 0 means DEFAULT_QUALITY. Raises InvalidRequest for a
+    frame with a side over MAX_SIDE.
     """
     height, width = bgr.shape[:2]
     if max(height, width) > MAX_SIDE:
@@ -64,7 +65,7 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
     pen = _Pen(opencv(), canvas)
     if perception.mask is not None:
         pen.tint(perception.mask)
-    # The best last, on top of the others.
+    # The best is drawn last, on top of the others.
     for detection in reversed(perception.detections):
         pen.outline(detection)
     for detection in reversed(perception.detections):
@@ -75,7 +76,7 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
 
 @dataclass(slots=True)
 class _Text:
-    """A line of letters and its size in pixels."""
+    """A line of text and its size in pixels; `below` is the part under the baseline."""
 
     letters: str
     width: int
@@ -84,7 +85,7 @@ class _Text:
 
 
 class _Pen:
-    """Draws on one canvas; sizes are in proportion to 640x480, where a line is 2 pixels wide."""
+    """Draws on one canvas. Sizes scale from 640x480, where a line is 2 pixels wide."""
 
     def __init__(self, cv2: ModuleType, canvas: Pixels) -> None:
         self._cv2 = cv2
@@ -98,12 +99,12 @@ class _Pen:
         self._gap = max(2, round(4 * scale))
 
     def tint(self, mask: Mask) -> None:
-        """Lay the classes' colours over the picture; class 0, the background of most models, stays clear."""
+        """Blend the classes' colours into the picture, except class 0, the background of most models."""
         if mask.encoding == "mono8":
             classes = np.frombuffer(mask.data, np.uint8)
         else:
             wide = np.frombuffer(mask.data, "<u2")
-            # 252 is a multiple of the palette's 12, so that a class keeps its colour.
+            # 252 is a multiple of the palette's 12 colours, so that a class keeps its colour.
             classes = np.where(wide == 0, 0, (wide - 1) % 252 + 1).astype(np.uint8)
         classes = classes.reshape(mask.height, mask.width)
         table = _COLORS[np.arange(-1, 255) % len(_COLORS)]
@@ -112,7 +113,7 @@ class _Pen:
         self._cv2.copyTo(mixed, classes, self._canvas)
 
     def outline(self, found: Detection) -> None:
-        """Draw box and keypoints."""
+        """Draw the box and the keypoints."""
         color = _color(found.class_index)
         corner, opposite = self._corners(found)
         self._cv2.rectangle(self._canvas, corner, opposite, color, self._line)
@@ -120,20 +121,20 @@ class _Pen:
             self._point(point, _color(found.class_index + 1 + number))
 
     def _corners(self, found: Detection) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the first and the last pixel of a box that is given by continuous coordinates."""
+        """Return the first and the last pixel of a box in continuous coordinates."""
         left, top = math.floor(found.x_min), math.floor(found.y_min)
         return (left, top), (max(left, math.ceil(found.x_max) - 1), max(top, math.ceil(found.y_max) - 1))
 
     def _point(self, point: Keypoint, color: tuple[int, int, int]) -> None:
         if not (0 <= point.x < self._width and 0 <= point.y < self._height):
             return
-        # Tenths of a pixel matter here; OpenCV takes them as 16ths, from the centre of a pixel.
+        # Tenths of a pixel matter here. OpenCV takes 16ths of a pixel, relative to a pixel's centre.
         centre = (round((point.x - 0.5) * 16), round((point.y - 0.5) * 16))
         for radius, shade in ((self._dot + 1, _BLACK), (self._dot, color)):
             self._cv2.circle(self._canvas, centre, radius * 16, shade, -1, self._cv2.LINE_AA, 4)
 
     def name(self, found: Detection) -> None:
-        """Write label and score on a plate above the box, or inside its upper edge where there is no room."""
+        """Write label and score on a plate above the box, or inside its upper edge if there is no room."""
         text = self._measure(f"{found.label or f'class {found.class_index}'} {found.score:.2f}")
         color = _color(found.class_index)
         (left, top), _ = self._corners(found)
@@ -146,7 +147,7 @@ class _Pen:
         self._write(text, left + self._gap, top + self._gap, _ink(color))
 
     def list_classes(self, classes: Sequence[ClassScore]) -> None:
-        """List the best classes on a dark panel in the upper left corner, each with a bar as long as its score."""
+        """List the best classes on a dark panel in the upper left corner, each with a bar proportional to its score."""
         if not classes:
             return
         texts = [self._measure(f"{best.score:.2f}  {best.label or f'class {best.index}'}") for best in classes]
@@ -163,7 +164,7 @@ class _Pen:
             self._write(text, 2 * self._gap, top + self._gap - self._gap // 4, _WHITE)
 
     def _measure(self, letters: str) -> _Text:
-        # OpenCV's letters are ASCII.
+        # OpenCV's fonts are ASCII only.
         plain = letters.encode("ascii", "replace").decode()
         if len(plain) > _MAX_LETTERS:
             plain = f"{plain[: _MAX_LETTERS - 3 - 5]}...{plain[-5:]}"
@@ -183,6 +184,6 @@ def _color(index: int) -> tuple[int, int, int]:
 
 
 def _ink(color: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return black or white, whichever reads better on that colour (luma of ITU-R BT.601)."""
+    """Return black or white, the more readable one on that colour (luma of ITU-R BT.601)."""
     blue, green, red = color
     return _BLACK if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else _WHITE

@@ -1,8 +1,8 @@
 """Image file header: size and type, read before a decoder allocates memory.
 
-A file of a few hundred bytes may claim a billion pixels, so format, size and completeness are checked here, on the raw
-bytes, for the four formats that are let through to the decoder at all. Layouts: ITU-T T.81 annex B (JPEG), the PNG
-specification, the Windows bitmap headers, and the WebP container specification with RFC 6386 (VP8).
+A file of a few hundred bytes may declare a billion pixels. So format, size and completeness are checked on the raw
+bytes. Only four formats reach the decoder. Layouts: ITU-T T.81 annex B (JPEG), the PNG specification, the Windows
+bitmap headers, and the WebP container specification with RFC 6386 (VP8).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from itertools import islice
 from edge_server.errors import InvalidRequest
 
 MAX_PIXELS = 64 * 1024 * 1024
-"""Largest image decoded, in pixels. Beyond today's camera sensors (50 Mpixel). Decoded to colour it takes 192 MiB, and
-a progressive JPEG of that size three times as much while it is decoded: what a board with 4 GB can still give."""
+"""Maximum image size, in pixels, above today's camera sensors (50 Mpixel). Decoded to colour it takes 192 MiB, and a
+progressive JPEG three times as much during decoding, which a board with 4 GB can still provide."""
 
 MAX_JPEG_SEGMENTS = 2048
-"""Segments looked at before a JPEG's first scan. Files with embedded profiles and previews have a few hundred."""
+"""Maximum number of segments before a JPEG's first scan. Files with embedded profiles and previews have a few
+hundred."""
 
 MAX_JPEG_SCANS = 24
-"""Scans of a progressive JPEG. Encoders write about 10; each one costs a pass over the whole image, however few bytes
-it has, so that these limits together bound a decoder's time to some seconds."""
+"""Maximum number of scans of a progressive JPEG. Encoders write about 10. Each scan costs a pass over the whole image,
+however few bytes it has; together with MAX_PIXELS this limits decoding to a few seconds."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_END = b"IEND\xae\x42\x60\x82"
@@ -56,13 +57,13 @@ class ImageHeader:
 
 
 class _Malformed(Exception):
-    """The bytes contradict their format; the text says how."""
+    """The bytes violate their format; the text gives the reason."""
 
 
 def read_header(data: memoryview, subject: str) -> ImageHeader:
-    """Return format and size of an encoded image whose bytes are complete and whose size is acceptable.
+    """Return format and size of a complete encoded image.
 
-    `subject` begins every message: the model and input that the image is for. Raises InvalidRequest for an unknown
+    `subject` begins every error message: the model and input for the image. Raises InvalidRequest for an unknown
     format, damaged or truncated data, an empty image, or more than MAX_PIXELS.
     """
     form = _format_of(data)
@@ -71,7 +72,7 @@ def read_header(data: memoryview, subject: str) -> ImageHeader:
     try:
         width, height = _READERS[form](data)
     except (_Malformed, struct.error, IndexError) as error:
-        # struct.error and IndexError: a field lies beyond the end of the data.
+        # struct.error and IndexError: a field is beyond the end of the data.
         reason = str(error) if isinstance(error, _Malformed) else "the data ends within the header"
         raise InvalidRequest(
             f"{subject}: expected a complete {form.value} image, given {data.nbytes} bytes: {reason}"
@@ -129,7 +130,7 @@ def _read_jpeg(data: memoryview) -> tuple[int, int]:
 
 
 def _check_jpeg_scans(data: memoryview, first_scan: int) -> None:
-    """Refuse a stream that has no end-of-image marker (a decoder would invent the rest) or too many scans."""
+    """Raise _Malformed for too many scans or no end-of-image marker (a decoder would invent the rest)."""
     if bytes(data[-2:]) != b"\xff\xd9" and _JPEG_END.search(data, first_scan) is None:
         raise _Malformed("it is truncated: there is no end-of-image marker")
     if next(islice(_JPEG_SCAN.finditer(data, first_scan), MAX_JPEG_SCANS, None), None) is not None:

@@ -1,37 +1,37 @@
-"""Image parameters of a configuration: keys that begin with `image_`, and more.
+"""Image parameters of a model configuration: keys that begin with `image_` or `network_image_`.
 
-Names follow the image encoder of Isaac ROS where it has one. All values are strings there; lists are comma-separated.
+Names follow the image encoder of Isaac ROS if it has one. All values are strings; lists are comma-separated.
 
 | key | value | default |
 |---|---|---|
 | network_image_width, network_image_height | size of the network's input | the input's dims |
 | image_input | name of the input that takes the image | the only input |
-| image_color | rgb, bgr, gray or depth: what the network's channels are | rgb, or gray for one channel |
+| image_color | rgb, bgr, gray or depth: the network's channels | rgb, or gray for one channel |
 | image_fit | stretch, letterbox or crop | stretch |
-| image_resize | with crop: bring the shorter side to this many pixels, then cut out the middle | just cover the input |
-| image_pad_value | with letterbox: colour of the borders, 0..255, before scaling; one number or one a channel | 0 |
-| image_interpolation | auto, nearest, linear, cubic or area: see `fit.Interpolation` | auto |
+| image_resize | with crop: pixels of the shorter side before the centre is cut out | just cover the input |
+| image_pad_value | with letterbox: border colour, 0..255, before scaling; one number or one per channel | 0 |
+| image_interpolation | auto, nearest, linear, cubic or area: see `resize.Interpolation` | auto |
 | image_scale | a number or a fraction such as 1/255 | 1 |
-| image_mean, image_stddev | one number or one a channel, in the order of image_color | 0 and 1 |
-| image_depth_unit | with image_color depth: m or mm, what the network's numbers count | as the frame has them |
+| image_mean, image_stddev | one number or one per channel, in the order of image_color | 0 and 1 |
+| image_depth_unit | with image_color depth: unit of the network's numbers, m or mm | the frame's unit |
 | image_decode | exact, or fast: JPEG frames may be decoded at 1/2, 1/4 or 1/8 of their size | exact |
-| image_top_k | how many best labels answer an image | not declared |
+| image_top_k | number of best labels to return for an image | not declared |
 
 A channel's value v of 0..255 becomes (v * image_scale - image_mean) / image_stddev. So mean and stddev are in units of
-0..255 when image_scale is 1, and of 0..1 when it is 1/255; to leave no doubt, whoever states one of them states
+0..255 if image_scale is 1, and of 0..1 if it is 1/255. To avoid doubt, a configuration with one of them must state
 image_scale too.
 
-With image_color depth, v is not 0..255 but what the sensor measured, as 16UC1, 32FC1 and their like carry it: by ROS
-REP 118 whole numbers are millimetres and floating ones metres, which image_depth_unit brings together. What is no
-finite number was not measured, and is 0, as in 16UC1. image_interpolation auto is nearest there, so that no surface is
-invented between a near and a far one; integer inputs take the nearest number within their range.
+With image_color depth, v is not 0..255 but the sensor's measurement, as in 16UC1, 32FC1 and similar encodings. By ROS
+REP 118 integers are millimetres and floats metres; image_depth_unit converts them to one unit. A value that is not
+finite was not measured and becomes 0, as in 16UC1. image_interpolation auto then means nearest, so that no surface is
+invented between a near and a far one. Integer inputs take the nearest number within their range.
 
-image_decode fast concerns JPEG frames that are at least twice as large as they will be resized to, and no drawing of
-results into them: the decoder then leaves out detail that resizing would average away. It saves about a quarter of the
-decoding; single pixels differ by up to a tenth of the range, the mean by a five-hundredth.
+image_decode fast applies to JPEG frames that are at least twice as large as their resized picture and into which no
+results are drawn. The decoder then omits detail that resizing would average away. This saves about a quarter of the
+decoding time; single pixels differ by up to a tenth of the range, the mean by a five-hundredth.
 
-`keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are understood in place of image_fit: false is
-stretch, true with padding is letterbox, true without it is crop.
+`keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are accepted instead of image_fit: keep_aspect_ratio
+false is stretch, true with padding is letterbox, true without padding is crop.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from edge_server.vision.resize import Color, FitMode, Interpolation
 Choice = TypeVar("Choice", bound=enum.Enum)
 
 MAX_SIDE = 16384
-"""Largest width or height of a network's input, and of the size that a picture is brought to before a cut."""
+"""Maximum width or height of a network's input, and maximum of image_resize, in pixels."""
 
 MAX_TOP_K = 1000
-"""Most labels that answer one image; more is a table to be asked for as a tensor."""
+"""Maximum number of labels returned for one image; clients that need more request the tensor."""
 
 _PREFIXES = ("image_", "network_image_")
 _ISAAC_FIT_KEYS = ("keep_aspect_ratio", "enable_padding", "crop_mode")
-# Isaac ROS has to be told what arrives; here every image and every frame says it itself.
+# Isaac ROS needs the size and encoding of its input; here each image and each frame states them itself.
 _ISAAC_NEEDLESS_KEYS = ("input_encoding", "input_image_width", "input_image_height")
 _KEYS = (
     "network_image_width",
@@ -93,7 +93,7 @@ class DepthUnit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The declaration as written and checked for itself, not yet against the model's input. None: not stated."""
+    """Image declaration, valid in itself but not yet checked against the model's input. None: not stated."""
 
     width: int | None
     height: int | None
@@ -112,7 +112,7 @@ class Declaration:
 
 
 def is_declared(parameters: Mapping[str, str]) -> bool:
-    """Return whether anything at all is said about images."""
+    """Return whether the configuration declares anything about images."""
     return any(key.startswith(_PREFIXES) for key in parameters)
 
 
@@ -148,7 +148,7 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
 
 
 class _Reader:
-    """Values of one model's parameters, each checked as it is read."""
+    """Reads and checks one model's parameters. Raises BadModelConfig for a wrong value."""
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
         self._model = model
@@ -180,7 +180,7 @@ class _Reader:
         return FitMode.LETTERBOX if self._boolean("enable_padding") else FitMode.CROP
 
     def _boolean(self, key: str) -> bool:
-        """True, as Isaac ROS has it, where nothing is stated."""
+        """Return the value; True if it is not stated, as in Isaac ROS."""
         text = self._parameters.get(key, "true").strip().lower()
         if text not in ("true", "false", "1", "0"):
             self.refuse(key, "true or false")
@@ -199,7 +199,7 @@ class _Reader:
         text = self._parameters.get(key)
         if text is None:
             return None
-        # isdecimal keeps out signs, blanks and underscores, the length numbers that take long to parse.
+        # isdecimal excludes signs, blanks and underscores; the length check excludes numbers that are slow to parse.
         if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
             self.refuse(key, f"a whole number from 1 to {most}")
         return int(text)
@@ -235,7 +235,7 @@ class _Reader:
 
 
 def _number(text: str) -> float | None:
-    """Return a finite number written as a decimal or as a fraction, else None."""
+    """Return the finite number of a decimal or a fraction, else None."""
     text = text.strip()
     if len(text) > 40:
         return None

@@ -1,6 +1,6 @@
-"""Image plan: how images become the input of one model, computed once from its configuration.
+"""Image plan: converts images to the input of one model, computed once from its configuration.
 
-`declaration` documents the keys; here they meet the model's input: its layout, size and data type.
+`image_parameters` documents the keys. This module checks them against the input's layout, size and data type.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ IMAGE_TYPES = (
     DType.BF16,
     DType.FP32,
 )
-"""Types of input that an image can be written to."""
+"""Input data types that an image can be written to."""
 
 
 class DimensionOrder(enum.Enum):
-    """Order of an image input's dimensions, without the batch; PLAIN is one gray channel without a dimension."""
+    """Order of an image input's dimensions, without the batch; PLAIN is one channel without a channel dimension."""
 
     PLANAR = "channels, height, width"
     PACKED = "height, width, channels"
@@ -64,11 +64,11 @@ class DimensionOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What turns any picture into one row for `input_name`. Immutable, usable from any thread.
+    """Converts any picture to one row of the input `input_name`. Immutable and thread-safe.
 
-    `shape` is the tensor's, with a leading 1 when the model batches. `values` is what pixels become, `pad` the colour
-    of borders before that. `is_decode_exact` is false where JPEG frames may be decoded at a fraction of their size.
-    `top_k` is how many best labels answer an image request, None where the configuration does not say.
+    `shape` is the tensor's shape, with a leading 1 if it has a batch dimension. `values` converts pixel values; `pad`
+    is the border colour before that conversion. `is_decode_exact` is false if JPEG frames may be decoded at a fraction
+    of their size. `top_k` is the number of best labels to return for an image request, None if not configured.
     """
 
     input_name: str
@@ -88,12 +88,12 @@ class ImagePlan:
         return self.shape[1:] if len(self.shape) > self.layout.rank else self.shape
 
     def tensor(self, data: bytes | memoryview, *, model: str) -> Tensor:
-        """Decode a JPEG, PNG, BMP or WebP file and fit it. The tensor owns its memory; `data` may go at once.
+        """Decode a JPEG, PNG, BMP or WebP file and fit it. The tensor owns its memory.
 
-        Raises InvalidRequest for what is not such an image, is truncated, damaged or too large, and Unsupported where
+        Raises InvalidRequest for another format and for a truncated, damaged or too large image, and Unsupported if
         OpenCV is not installed.
         """
-        # A cast to bytes, because a caller's view may count in larger items.
+        # Cast to bytes, because a caller's view may have larger items.
         view = memoryview(data).cast("B")
         if self.color is Color.DEPTH:
             picture = read_compressed(view, "png", wants=self.color, shrinks_to=None, subject=self._subject(model))
@@ -103,20 +103,20 @@ class ImagePlan:
         return self.fit(image, Color.GRAY if is_gray else Color.BGR, model=model)[0]
 
     def fit(self, image: npt.NDArray[np.generic], color: Color, *, model: str) -> tuple[Tensor, FittedPicture]:
-        """Fit decoded pixels, `(height, width, 3)`, or `(height, width)` for gray and depth, into a tensor of its own.
+        """Fit decoded pixels, `(height, width, 3)`, or `(height, width)` for gray and depth, into a new tensor.
 
-        The rest is as with `write`.
+        Returns the tensor and the mapping of `write`. Raises the errors of `write`.
         """
         array = np.empty(self.shape, self.dtype.numpy)
         fit = self.write(Picture(image, color), array.reshape(self.row_shape), model=model)
         return Tensor(self.input_name, self.dtype, array), fit
 
     def read_frame(self, frame: Frame, data: memoryview, *, model: str, is_drawn: bool = False) -> Picture:
-        """Return the picture of a camera's frame whose bytes are `data`; for raw frames often a view of them.
+        """Return the picture of a camera frame with the bytes `data`; for raw frames often a view of them.
 
-        `is_drawn`: the picture will also be shown, so a file comes in colour and full size whatever the network takes.
-        Raises InvalidRequest for a frame that contradicts itself or its format, or is of a kind (colour, depth) that
-        the model does not take, and Unsupported for codecs that are not offered or where OpenCV is not installed.
+        `is_drawn`: results are drawn into the picture, so a file is decoded in full size, and in colour for a network
+        that takes gray. Raises InvalidRequest for a frame that contradicts itself or its format, or has a kind (colour,
+        depth) that the model does not take, and Unsupported for an unsupported codec or if OpenCV is not installed.
         """
         subject = self._subject(model)
         if bool(frame.format) == bool(frame.encoding):
@@ -132,10 +132,10 @@ class ImagePlan:
         return picture
 
     def write(self, picture: Picture, row: npt.NDArray[np.generic], *, model: str) -> FittedPicture:
-        """Fit a picture into `row`, of `row_shape` and the input's type, C-contiguous, every element of it.
+        """Fit a picture into `row`, which has `row_shape` and the input's type and is C-contiguous. Sets all elements.
 
-        Returns the mapping between coordinates of the frame and of the input. Raises InvalidRequest for a picture of a
-        kind that the model does not take, or whose sides are too unlike to be cut (see `fit.resized`).
+        Returns the mapping between frame and input coordinates. Raises InvalidRequest for a kind of picture that the
+        model does not take, or an aspect ratio too extreme to cut (see `resize.resized`).
         """
         if row.shape != self.row_shape or row.dtype != self.dtype.numpy or not row.flags.c_contiguous:
             raise ValueError(f"expected a row of {self.row_shape} {self.dtype.numpy}, given {row.shape} {row.dtype}")
@@ -149,7 +149,7 @@ class ImagePlan:
         return fit_of(placement, picture.width, picture.height)
 
     def _read_file(self, frame: Frame, data: memoryview, is_drawn: bool, subject: str) -> Picture:
-        # The header is checked before the file is decoded, so its bytes must not change in between.
+        # Copy shared memory: the file must not change between the check of its header and the decoding.
         view = memoryview(bytes(data)) if frame.region else data.cast("B")
         wants = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
         shrinks_to = None if is_drawn or self.is_decode_exact else self.rule
@@ -176,7 +176,7 @@ class ImagePlan:
         assert isinstance(self.values, MeasuredValues)
         numbers = picture.pixels
         if self.rule.interpolation is not Interpolation.NEAREST:
-            # One missing measurement must not spoil those around it.
+            # Interpolation must not spread a missing measurement to its neighbours.
             numbers = measured(numbers)
         visible = resized(numbers, placement, self.rule, subject)
         self.values.write(visible, self._window(row, placement, visible.shape)[0])
@@ -184,7 +184,7 @@ class ImagePlan:
     def _window(
         self, row: npt.NDArray[np.generic], placement: ResizedPicture, size: tuple[int, ...]
     ) -> npt.NDArray[np.generic]:
-        """Fill the borders around a picture of that size, and return `(channels, height, width)` of its place."""
+        """Fill the borders around a picture of that size; return the view `(channels, height, width)` for it."""
         height, width = self.rule.height, self.rule.width
         top, left = max(0, placement.top), max(0, placement.left)
         bottom, right = top + size[0], left + size[1]
@@ -192,7 +192,7 @@ class ImagePlan:
         window: npt.NDArray[np.generic]
         if self.layout is DimensionOrder.PACKED:
             if has_border:
-                # Lines of numbers: assigning three at a time is several times slower.
+                # Whole lines of numbers: assigning three at a time is several times slower.
                 lines, n = row.reshape(height, -1), row.shape[2]
                 _fill_around(lines, np.tile(self.values.border(self.pad), width), (top, bottom), (left * n, right * n))
             window = row[top:bottom, left:right].transpose(2, 0, 1)
@@ -220,7 +220,7 @@ class ImagePlan:
 def _fill_around(
     plane: npt.NDArray[np.generic], line: npt.NDArray[np.generic], rows: tuple[int, int], columns: tuple[int, int]
 ) -> None:
-    """Fill `plane` but for a window of it with `line`, which is one value or one for each column."""
+    """Fill `plane` outside a window with `line`: one value, or one value per column."""
     top, bottom = rows
     left, right = columns
     plane[:top] = line
@@ -230,10 +230,10 @@ def _fill_around(
 
 
 def image_plan(spec: ModelSpec) -> ImagePlan | None:
-    """Return how images reach that model, or None when its configuration declares nothing about images.
+    """Return the image plan of a model, or None if its configuration declares nothing about images.
 
-    Costs about a microsecond without a declaration and a fraction of a millisecond with one: make it once a version.
-    Raises BadModelConfig when the declaration is wrong in itself or does not suit the input.
+    Takes about a microsecond without a declaration and a fraction of a millisecond with one: call it once per version.
+    Raises BadModelConfig if the declaration is wrong in itself or does not match the input.
     """
     if not is_declared(spec.parameters):
         return None
@@ -257,7 +257,7 @@ def _input_of(spec: ModelSpec, name: str | None) -> InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Brings a declaration and the input it is for together, refusing what does not fit."""
+    """Checks a declaration against its input and makes the plan. Raises BadModelConfig for a mismatch."""
 
     spec: ModelSpec
     declaration: Declaration
@@ -298,7 +298,7 @@ class _Planner:
         )
 
     def _picture_dims(self) -> tuple[int, ...]:
-        """Return the dims without a batch dimension, declared (max_batch_size) or written out as a leading 1 or -1."""
+        """Return the dims without a batch dimension, which max_batch_size or a leading 1 or -1 declares."""
         dims = self.target.dims
         if self.spec.max_batch_size == 0 and len(dims) == 4 and dims[0] in (1, -1):
             return dims[1:]
@@ -344,7 +344,7 @@ class _Planner:
             self._refuse(f"image_resize of at least {max(width, height)}, to cut out {width}x{height}", resize)
         interpolation = self.declaration.interpolation
         if color is Color.DEPTH and interpolation is Interpolation.AUTO:
-            # Between a near and a far surface there is nothing that a mean could stand for.
+            # The mean of a near and a far surface is the depth of neither.
             interpolation = Interpolation.NEAREST
         return FitRule(self.declaration.mode, width, height, resize, interpolation)
 
@@ -372,7 +372,7 @@ class _Planner:
         (mean,) = self._per_channel("image_mean", self.declaration.mean, 1)
         (stddev,) = self._per_channel("image_stddev", self.declaration.stddev, 1)
         scale = self.declaration.scale
-        # With room for a factor of 1000 between units.
+        # Leaves room for a factor of 1000 between units.
         if max(abs(scale / stddev), abs(mean / stddev)) > float(np.finfo(np.float32).max) / 1000:
             self._refuse("image_scale, image_mean and image_stddev that FP32 holds", f"{scale:g}, {mean:g}, {stddev:g}")
         return MeasuredValues(self.target.dtype, scale, mean, stddev, self.declaration.depth_unit)

@@ -1,6 +1,7 @@
 """Perception: output tensors to classes, detections and a mask in the coordinates of the original frame.
 
-`heads.declaration` documents the keys; here they meet the model's outputs, once a model version.
+`heads.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
+version.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 DEFAULT_TOP_K = 5
-"""How many classes answer where neither the stream nor `image_top_k` says."""
+"""Number of classes to return if neither the stream nor `image_top_k` states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perception:
-    """What was seen in one frame; empty or None where it was not asked for."""
+    """Results of one frame; empty or None if not requested."""
 
     classes: tuple[ClassScore, ...] = ()
     detections: tuple[Detection, ...] = ()
@@ -41,9 +42,9 @@ class Perception:
 
 @dataclass(frozen=True, slots=True)
 class PerceptionPlan:
-    """How the outputs of one model become perception. Immutable, usable from any thread. None: not declared.
+    """Output plan of one model. Immutable and thread-safe. A field of None is not declared.
 
-    `top_k` is how many classes answer where a stream does not say.
+    `top_k` is the number of classes to return if a stream does not state it.
     """
 
     classes: ClassPlan | None
@@ -53,7 +54,7 @@ class PerceptionPlan:
 
     @property
     def what(self) -> Returns:
-        """What the model declares: the answer to a stream that asks for nothing in particular."""
+        """The declared results: the default of a stream that requests none."""
         return Returns(
             top_k=0 if self.classes is None else self.top_k,
             has_detections=self.detections is not None,
@@ -62,15 +63,15 @@ class PerceptionPlan:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes, of what is declared first: detections, mask, classes."""
+        """Class names of the first declared result that has some, in the order detections, mask, classes."""
         declared = (plan.labels for plan in (self.detections, self.mask, self.classes) if plan is not None)
         return next((labels for labels in declared if labels), ())
 
     def settle(self, returns: Returns, *, model: str) -> Returns:
         """Return the settled results of a stream's `Returns`.
 
-        A wish for an annotated picture alone draws what is declared. Raises InvalidRequest, with what the
-        configuration lacks, for classes, detections or a mask that the model does not declare.
+        A request for an annotated picture alone draws the declared results. Raises InvalidRequest, with the missing
+        configuration key, for classes, detections or a mask that the model does not declare.
         """
         wishes_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
         if wishes_nothing:
@@ -88,7 +89,7 @@ class PerceptionPlan:
         return returns
 
     def output_names(self, returns: Returns) -> tuple[str, ...]:
-        """Return the outputs that `read` needs for a settled wish, beside the tensors that it names."""
+        """Return the outputs that `read` needs for settled results, besides the tensors that these name."""
         names: dict[str, None] = {}
         if returns.top_k and self.classes is not None:
             names[self.classes.slot.name] = None
@@ -107,14 +108,13 @@ class PerceptionPlan:
         *,
         model: str,
     ) -> Perception:
-        """Return the results that `Returns` asks for, from one row of a batch. `fit` is the place of the frame in the
-        input.
+        """Return the results requested by `returns`, from one row of a batch. `fit` places the frame in the input.
 
-        `row` None: the model does not batch, and the outputs are of this frame alone. Raises BackendError for outputs
-        of other shapes than declared. Reads the outputs only; nothing of the answer refers to them.
+        `row` None: the model does not batch, and the outputs belong to this frame alone. Raises BackendError for
+        outputs of undeclared shapes. The outputs are not changed, and the results do not refer to them.
         """
         top_k = min(returns.top_k, MAX_TOP_K)
-        # A network may put out anything: what overflows or is no number is looked for, and dropped, where it matters.
+        # A network may return any value: overflows and NaN are detected and dropped where they matter.
         with np.errstate(all="ignore"):
             return Perception(
                 self.classes.read(outputs, row, top_k, model=model) if self.classes and top_k else (),
@@ -126,9 +126,9 @@ class PerceptionPlan:
 
 
 def perception_plan(spec: ModelSpec) -> PerceptionPlan | None:
-    """Return how that model's outputs become perception, or None when its configuration declares nothing about them.
+    """Return the output plan of a model, or None if its configuration declares nothing about its outputs.
 
-    Make it once a version. Raises BadModelConfig when the declaration is wrong in itself or does not suit the outputs.
+    Call it once per version. Raises BadModelConfig if the declaration is wrong in itself or does not match the outputs.
     """
     declared = read_declaration(spec.name, spec.parameters)
     classes = None if declared.classes is None else class_plan(spec, declared.classes)

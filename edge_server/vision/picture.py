@@ -1,4 +1,4 @@
-"""Picture: pixels with the meaning of their values, between camera and network."""
+"""Picture: decoded pixels with the meaning of their values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Picture:
     """Pixels `(height, width, 3)`, or `(height, width)` for gray and depth; often a view of the received bytes.
 
-    Colour and gray are uint8 or uint16, depth is any number type, native in byte order. Rows may be padded; pixels of
-    a row are not. `frame_size` is the `(width, height)` of the frame where a decoder already made the picture smaller.
+    Colour and gray are uint8 or uint16, depth is any number type in native byte order. Rows may be padded, pixels are
+    not. `frame_size` is the `(width, height)` of the frame if a decoder has reduced the picture.
     """
 
     pixels: npt.NDArray[np.generic] = field(repr=False)
@@ -37,7 +37,7 @@ class Picture:
         return self.frame_size[1] if self.frame_size else self.pixels.shape[0]
 
     def eight_bits(self) -> npt.NDArray[np.uint8]:
-        """Return colour or gray with 8 bits a channel: the upper half of 16, or the pixels themselves."""
+        """Return colour or gray with 8 bits per channel: the upper 8 of 16 bits, or the pixels themselves."""
         if self.pixels.dtype == np.uint8:
             return self.pixels.view(np.uint8)
         halves = np.asarray(self.pixels, "<u2").view(np.uint8)
@@ -45,9 +45,9 @@ class Picture:
         return np.ascontiguousarray(upper)
 
     def bgr(self) -> npt.NDArray[np.uint8]:
-        """Return `(height, width, 3)` to look at, not to write to: the pixels themselves where they are just that.
+        """Return read-only BGR pixels `(height, width, 3)`: the pixels themselves if they are 8-bit BGR.
 
-        Depth is shown as gray, from its smallest to its largest value; what is no number is black.
+        Depth is shown as gray, from its smallest to its largest value; values that are not finite are black.
         """
         cv2 = opencv()
         pixels = _gray_of_depth(self.pixels) if self.color is Color.DEPTH else self.eight_bits()

@@ -1,4 +1,4 @@
-"""Pixel value conversion: numeric range, mean, scale and type of a network's input, written in place."""
+"""Pixel value conversion to a network's numeric range and type by scale, mean and standard deviation, in place."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edge_server.vision.image_parameters import DepthUnit
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# OpenCV looks values up by their size; what the bits mean is no matter to it. It has no uint32.
+# OpenCV's lookup depends only on the size of values, not on their type. It has no uint32.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.int32}
 
 _MOST_BF16 = np.uint32(0x7F7F0000).view(np.float32)
-"""The largest finite number of BF16."""
+"""Largest finite BF16 number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteValues:
-    """The values of pixels of 8 bits: `table[c, v]` is what channel c of the network gets where the picture has v.
+    """Conversion of 8-bit pixels: `table[c, v]` is the value of the network's channel c for the pixel value v.
 
-    The table is computed in double precision and rounded once, so a value is the same wherever and however it is
-    written. BF16 is there as bit patterns.
+    The table is computed in double precision and rounded once, so each way of writing gives the same values. BF16
+    values are bit patterns.
     """
 
     table: npt.NDArray[np.generic] = field(repr=False)
@@ -39,7 +39,7 @@ class ByteValues:
         object.__setattr__(self, "_is_unchanged", bits.dtype == np.uint8 and bool((bits == np.arange(256)).all()))
 
     def border(self, pad: tuple[int, ...]) -> npt.NDArray[np.generic]:
-        """Return the value of each channel in a border of the colour `pad`."""
+        """Return the values of the channels for a border of colour `pad`."""
         return self.table[np.arange(len(pad)), list(pad)]
 
     def write_planar(
@@ -81,10 +81,10 @@ class ByteValues:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredValues:
-    """The values of a sensor's numbers: (v * scale - mean) / stddev, rounded and kept within the range of `dtype`.
+    """Conversion of sensor measurements: (v * scale - mean) / stddev, rounded and clipped to the range of `dtype`.
 
-    What is no finite number was not measured, and counts as 0, as it does in 16UC1. `unit` is the
-    network's: by ROS REP 118 whole numbers are millimetres and floating ones metres. None takes them as they are.
+    A value that is not finite was not measured and becomes 0, as in 16UC1. `unit` is the network's unit; by ROS REP
+    118 integers are millimetres and floats metres. None: no unit conversion.
     """
 
     dtype: DType
@@ -115,7 +115,7 @@ class MeasuredValues:
 
 
 def measured(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return `numbers` with 0 in place of what is no finite number; themselves where all are."""
+    """Return `numbers` with 0 for each value that is not finite; the array itself if all are finite."""
     if numbers.dtype.kind != "f":
         return numbers
     is_number = np.isfinite(numbers)
@@ -125,7 +125,7 @@ def measured(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 
 def exact(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.generic] | None:
-    """Return `values` as `dtype`, rounded to nearest (ties to even); None when some do not fit."""
+    """Return `values` as `dtype`, rounded to nearest (ties to even), or None if some do not fit."""
     if dtype is DType.BF16:
         kept = _bf16_bits(values.astype(np.float32))
         return kept if bool((kept & 0x7F80 != 0x7F80).all()) else None
@@ -140,17 +140,17 @@ def exact(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.gener
 
 
 def saturated(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.generic]:
-    """Return `values` as `dtype`, rounded to nearest; those out of its range become its limits."""
+    """Return `values` as `dtype`, rounded to nearest and clipped to its range."""
     if dtype.numpy.kind == "f" or dtype is DType.BF16:
         most = _MOST_BF16 if dtype is DType.BF16 else np.float32(np.finfo(str(dtype.numpy)).max)
         kept = values.clip(-most, most)
         return _bf16_bits(kept) if dtype is DType.BF16 else kept.astype(dtype.numpy, copy=False)
     limits = np.iinfo(str(dtype.numpy))
-    # In double precision, which holds the limits of every integer type that takes pictures.
+    # Double precision holds the limits of all integer types in IMAGE_TYPES exactly.
     return np.rint(values.astype(np.float64)).clip(limits.min, limits.max).astype(dtype.numpy)
 
 
 def _bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = values.view(np.uint32)
-    # Adding 0x7FFF, and 1 more where the kept part is odd, carries into the upper half just where it must.
+    # Adding 0x7FFF, and 1 more if the kept part is odd, rounds to nearest with ties to even.
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

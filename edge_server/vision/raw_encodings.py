@@ -1,20 +1,20 @@
-"""Raw camera frames to pictures: the encodings of sensor_msgs/Image.
+"""Conversion of raw camera frames to pictures: the encodings of sensor_msgs/Image.
 
 | encoding | picture |
 |---|---|
 | rgb8 bgr8 mono8 8UC1 8UC3 | a view of the frame; 8UC3 is taken as bgr8, as cv_bridge does |
 | rgba8 bgra8 8UC4 | without the alpha channel; 8UC4 is bgra8 |
-| mono16 rgb16 bgr16 16UC3 | 16 bits, a view where the byte order is the machine's; 16UC3 is bgr16 |
+| mono16 rgb16 bgr16 16UC3 | 16 bits, a view if the byte order is the machine's; 16UC3 is bgr16 |
 | rgba16 bgra16 16UC4 | the same without the alpha channel |
-| 16UC1 16SC1 32FC1 64FC1 | depth, or whatever the sensor measures: numbers in the sensor's own unit |
+| 16UC1 16SC1 32FC1 64FC1 | depth, or another measurement: numbers in the sensor's unit |
 | uyvy yuv422, yuyv yuv422_yuy2 | BGR; two pixels share one U and V |
-| nv12 nv21 nv24 | BGR; a plane of Y, then one of pairs UV (VU in nv21), at half the size except in nv24 |
-| bayer_{rggb,bggr,gbrg,grbg}{8,16} | BGR, interpolated bilinearly; the name spells the upper left 2x2 pixels |
+| nv12 nv21 nv24 | BGR; a plane of Y, then one of UV pairs (VU in nv21), half as wide and high except in nv24 |
+| bayer_{rggb,bggr,gbrg,grbg}{8,16} | BGR, interpolated bilinearly; the name gives the upper left 2x2 pixels |
 
 YUV is ITU-R BT.601 with limited range (Y 16..235, U and V 16..240), as cameras deliver it and OpenCV converts it.
 
-Rows are `step` bytes apart, 0 meaning without padding. In nv12 and nv21 the rows of UV are `step` apart too, in nv24,
-where they are twice as long, 2 * `step`.
+Rows are `step` bytes apart; 0 means without padding. Rows of UV are also `step` bytes apart in nv12 and nv21, but
+2 * `step` in nv24, where they are twice as long.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_SIDE = 65535
-"""Largest width or height of a raw frame; that of a JPEG."""
+"""Maximum width or height of a raw frame, the same as of a JPEG."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Pixels one after another, each of `channels` numbers of the numpy type `number` (without byte order)."""
+    """Consecutive pixels, each of `channels` numbers of the numpy type `number` (without byte order)."""
 
     number: str
     channels: int
@@ -59,14 +59,14 @@ class _Packed:
         pixels = numbers.reshape(rows.shape[0], width, self.channels)
         if self.channels == 4:
             cv2 = opencv()
-            # The three colours keep their order: OpenCV's names for it are the same for RGB and BGR.
+            # This conversion keeps the order of the three colours, so it serves RGB too.
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGRA2BGR)
         return Picture(pixels, self.color)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bayer:
-    """One number a pixel, red, green or blue by its place. `code` is the attribute of cv2 that converts to BGR."""
+    """One number per pixel, red, green or blue by its position. `code` is the cv2 attribute that converts to BGR."""
 
     number: str
     code: str
@@ -82,7 +82,7 @@ class _Bayer:
 
 @dataclass(frozen=True, slots=True)
 class _Yuv422:
-    """Two pixels in four bytes."""
+    """Two pixels in four bytes. `code` is the cv2 attribute that converts to BGR."""
 
     code: str
 
@@ -173,7 +173,7 @@ def _pairs(plane: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class _TwoPlanes:
-    """A plane of Y, then one of pairs: `step_factor` * `step` apart, `divisor` times fewer in both directions."""
+    """A plane of Y, then one of pairs: rows `step_factor` * `step` apart, `divisor` times fewer in both directions."""
 
     divisor: int
     step_factor: int
@@ -191,11 +191,11 @@ class _TwoPlanes:
 _BY_PLANES = {"nv12": _TwoPlanes(2, 1, _nv12), "nv21": _TwoPlanes(2, 1, _nv21), "nv24": _TwoPlanes(1, 2, _nv24)}
 
 ENCODINGS = (*_BY_ROWS, *_BY_PLANES)
-"""Every encoding that is read."""
+"""All supported encodings."""
 
 
 def is_depth(encoding: str) -> bool:
-    """Return whether a frame of that encoding holds measured numbers instead of brightness."""
+    """Return whether a frame of that encoding holds measurements instead of brightness."""
     by_rows = _BY_ROWS.get(encoding)
     return isinstance(by_rows, _Packed) and by_rows.color is Color.DEPTH
 
@@ -210,11 +210,11 @@ def pixels(
     *,
     subject: str,
 ) -> Picture:
-    """Return the picture of a raw frame, a view of `data` where the table above says so and as long as it lives.
+    """Return the picture of a raw frame. It is a view of `data` where the table above says so.
 
-    `data` holds exactly the frame. `subject` begins every message. Raises InvalidRequest for an unknown encoding, for
-    sizes that the encoding cannot have, that exceed MAX_SIDE or `header.MAX_PIXELS`, or that `data` contradicts, and
-    Unsupported where an encoding needs OpenCV and it is missing.
+    `data` holds exactly the frame. `subject` begins every error message. Raises InvalidRequest for an unknown encoding,
+    and for sizes that the encoding cannot have, that exceed MAX_SIDE or `image_header.MAX_PIXELS`, or that do not match
+    `data`. Raises Unsupported if the encoding needs OpenCV and it is missing.
     """
     by_rows, by_planes = _BY_ROWS.get(encoding), _BY_PLANES.get(encoding)
     if by_rows is None and by_planes is None:
@@ -265,12 +265,12 @@ def _check_size(height: int, width: int, encoding: str, subject: str) -> None:
 
 
 def _numbers(rows: npt.NDArray[np.uint8], number: str, is_bigendian: bool) -> npt.NDArray[np.generic]:
-    """Return rows of bytes as rows of native, aligned numbers: a view wherever they are that already."""
+    """Return rows of bytes as rows of native, aligned numbers: a view if possible, else a copy."""
     if number == "u1":
         return rows
     values = rows.view((">" if is_bigendian else "<") + number)
     is_native = is_bigendian == (sys.byteorder == "big")
-    # OpenCV takes no rows that begin between two numbers.
+    # OpenCV needs row strides that are a multiple of the number's size.
     if is_native and values.flags.aligned and values.strides[0] % values.itemsize == 0:
         return values.view(values.dtype.newbyteorder("="))
     return values.astype(values.dtype.newbyteorder("="))

@@ -1,7 +1,7 @@
 """Resizing of a picture to a network's input: geometry and interpolation.
 
-Coordinates are continuous, in pixels, from the upper left corner of the upper left pixel: the centre of that pixel is
-(0.5, 0.5), and a picture of width w reaches from 0 to w. Resizing maps them linearly, without half-pixel terms.
+Coordinates are continuous, in pixels, from the upper left corner of the upper left pixel: that pixel's centre is
+(0.5, 0.5), and a picture of width w extends from 0 to w. Resizing maps them linearly, without half-pixel terms.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Position = TypeVar("Position", float, "npt.NDArray[np.float64]")
 Pixels: TypeAlias = "npt.NDArray[Any]"
 
 MAX_RESIZED_PIXELS = 16 * 1024 * 1024
-"""Largest intermediate picture, in pixels, when a margin is cut off after resizing. Only a strip far longer than any
-camera's picture (its shorter side is brought to the size of a network's input) gets near."""
+"""Maximum intermediate picture, in pixels, when a margin is cut off after resizing. Only a strip far longer than any
+camera picture comes near, because its shorter side is resized to the network's input."""
 
 
 class FitMode(enum.Enum):
-    """How a picture of another shape is brought to the network's: distorted, with borders added, or cut."""
+    """Method to fit a picture of another aspect ratio to the network's input: distort, add borders, or cut."""
 
     STRETCH = "stretch"
     LETTERBOX = "letterbox"
@@ -36,11 +36,11 @@ class FitMode(enum.Enum):
 
 
 class Interpolation(enum.Enum):
-    """How pixels are computed when resizing.
+    """Interpolation method for resizing.
 
-    AUTO averages 2x2 pixels as long as the picture is at least twice too large, then goes on as LINEAR: nothing is
-    skipped however much a picture shrinks, at a fraction of the cost of AREA. AREA averages exactly when both sides
-    shrink and is LINEAR otherwise. LINEAR and CUBIC look at the nearest pixels only, as OpenCV's functions do.
+    AUTO averages 2x2 pixels while the picture is at least twice too large, then continues as LINEAR: it skips no pixels
+    at any reduction, at a fraction of the cost of AREA. AREA averages exactly if both sides shrink, else it is LINEAR.
+    LINEAR and CUBIC use only the nearest pixels, as OpenCV's functions do.
     """
 
     AUTO = "auto"
@@ -57,15 +57,14 @@ class Color(enum.Enum):
     BGR = "bgr"
     GRAY = "gray"
     DEPTH = "depth"
-    """One channel of numbers as a sensor measured them, not of brightness."""
+    """One channel of sensor measurements, not of brightness."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedPicture:
-    """Where a picture came to lie in a network's input: `x_input = x * scale_x + offset_x`, likewise for y.
+    """Position of a picture in a network's input: `x_input = x * scale_x + offset_x`, and the same for y.
 
-    `width` and `height` are the picture's own. Offsets are positive where borders were added, negative where the
-    picture was cut.
+    `width` and `height` are the original picture's. Offsets are positive for added borders, negative for cuts.
     """
 
     width: int
@@ -76,20 +75,20 @@ class FittedPicture:
     offset_y: float
 
     def to_original(self, x: Position, y: Position) -> tuple[Position, Position]:
-        """Return the picture's coordinates of points of the input. Points on an added border lie outside it."""
+        """Convert input coordinates to picture coordinates. Points on an added border are outside the picture."""
         return (x - self.offset_x) / self.scale_x, (y - self.offset_y) / self.scale_y
 
     def to_input(self, x: float, y: float) -> tuple[float, float]:
-        """Return the input's coordinates of a point of the picture. Points that were cut off lie outside it."""
+        """Convert picture coordinates to input coordinates. Points that were cut off are outside the input."""
         return x * self.scale_x + self.offset_x, y * self.scale_y + self.offset_y
 
 
 @dataclass(frozen=True, slots=True)
 class FitRule:
-    """What to do with a picture of any size to get one of `width` x `height`.
+    """Rule that fits a picture of any size to `width` x `height`.
 
-    `resize`, for CROP only: the shorter side is brought to this many pixels before the middle is cut out; it is no
-    less than `width` and `height`. None: no larger than it takes to cover the input.
+    `resize`, for CROP only, is the length of the shorter side before the centre is cut out, at least `width` and
+    `height`. None: just large enough to cover the input.
     """
 
     mode: FitMode
@@ -101,7 +100,7 @@ class FitRule:
 
 @dataclass(frozen=True, slots=True)
 class ResizedPicture:
-    """A picture resized to `width` x `height`, its upper left corner at (`left`, `top`) of the network's input."""
+    """Size of a resized picture, and the position (`left`, `top`) of its upper left corner in the network's input."""
 
     width: int
     height: int
@@ -110,10 +109,10 @@ class ResizedPicture:
 
 
 def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
-    """Return where a picture of that size goes. Pure arithmetic, no limit on sizes.
+    """Return the placement of a picture of that size. Pure arithmetic, without a limit on sizes.
 
-    Resized sides are rounded to whole pixels, at least 1. With `resize` the longer side is rounded down and the cut is
-    made at the nearest even offset, so that results agree with the resize and centre crop of common training code.
+    Resized sides are rounded to whole pixels, at least 1. With `resize` the longer side is rounded down and half a
+    pixel of offset is rounded to even, to agree with the resize and centre crop of common training code.
     """
     if rule.mode is FitMode.STRETCH:
         return ResizedPicture(rule.width, rule.height, 0, 0)
@@ -135,17 +134,17 @@ def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
 
 
 def fit_of(placement: ResizedPicture, width: int, height: int) -> FittedPicture:
-    """Return the mapping of coordinates for a picture of that size."""
+    """Return the coordinate mapping for a picture of that size."""
     return FittedPicture(
         width, height, placement.width / width, placement.height / height, float(placement.left), float(placement.top)
     )
 
 
 def resized(image: Pixels, placement: ResizedPicture, rule: FitRule, subject: str) -> Pixels:
-    """Return the part of the resized picture that lies inside the input: a view, and no copy where sizes agree.
+    """Return the part of the resized picture inside the input: a view of `image` if no resizing is needed.
 
-    `image` is `(height, width)` or `(height, width, 3)`, of 8 or 16 bits or of floating numbers. Raises InvalidRequest
-    when the picture's sides are so unlike that the resized one would have more than MAX_RESIZED_PIXELS.
+    `image` is `(height, width)` or `(height, width, 3)`, of 8 or 16 bits or floating point. Raises InvalidRequest if
+    the aspect ratio is so extreme that the resized picture would have more than MAX_RESIZED_PIXELS.
     """
     height, width = image.shape[:2]
     if placement.width * placement.height > max(MAX_RESIZED_PIXELS, rule.width * rule.height):
@@ -171,7 +170,7 @@ def _resize(image: Pixels, width: int, height: int, interpolation: Interpolation
         Interpolation.AUTO: cv2.INTER_LINEAR,
         Interpolation.LINEAR: cv2.INTER_LINEAR,
         Interpolation.CUBIC: cv2.INTER_CUBIC,
-        # Enlarging, OpenCV's area method repeats pixels.
+        # OpenCV's area method repeats pixels when it enlarges.
         Interpolation.AREA: cv2.INTER_AREA if is_shrinking else cv2.INTER_LINEAR,
     }[interpolation]
     resized_image: Pixels = cv2.resize(image, (width, height), interpolation=flag)
@@ -179,10 +178,10 @@ def _resize(image: Pixels, width: int, height: int, interpolation: Interpolation
 
 
 def _nearest(image: Pixels, width: int, height: int) -> Pixels:
-    """Take the pixel under each new pixel's centre.
+    """Return the picture made of the pixels under the new pixels' centres.
 
-    Not left to OpenCV: INTER_NEAREST takes the pixel up and left of it, and INTER_NEAREST_EXACT of 4.10 reads beyond
-    the picture's memory when a side exceeds 32767.
+    OpenCV is not used: INTER_NEAREST takes the pixel up and left of the centre, and INTER_NEAREST_EXACT of 4.10 reads
+    beyond the picture's memory if a side exceeds 32767.
     """
     rows = (2 * np.arange(height) + 1) * image.shape[0] // (2 * height)
     columns = (2 * np.arange(width) + 1) * image.shape[1] // (2 * width)
@@ -191,9 +190,9 @@ def _nearest(image: Pixels, width: int, height: int) -> Pixels:
 
 
 def channel_order(given: Color, wanted: Color) -> tuple[int, ...]:
-    """Return which channel of a `given` picture feeds each channel of a `wanted` one. Gray feeds all three.
+    """Return, for each channel of the `wanted` order, its channel in a `given` picture. Gray feeds all three.
 
-    Colour to gray is no matter of order: `to_gray` first.
+    Convert colour to gray with `to_gray` first.
     """
     if wanted is Color.GRAY:
         return (0,)

@@ -1,8 +1,8 @@
-"""The gRPC front end: Triton's GRPCInferenceService, health checking, reflection and frame streams on one port.
+"""gRPC front end: Triton's GRPCInferenceService, health checking, reflection and frame streams on one port.
 
-Start at `call`: the line between a transport and the RPCs. `over_http2` (the default) and `over_grpcio` are the
-transports; `methods` lists the RPCs: `infer` (unary), `stream`, `control`, `discovery`. A request becomes core nouns in
-`infer`, by `message`, `request` and `contents` where its head is new, and its answer is encoded there. `server` puts
-all together. grpcio is imported in `over_grpcio` alone; only the composition root imports this package, and the frame
-streams its `call`.
+Start at `call`, the interface between a transport and the RPCs. `http2_transport` (the default) and `grpcio_transport`
+are the transports. `rpc_table` lists the RPCs: `unary_inference`, `stream_inference`, `control_rpcs`,
+`health_and_reflection`. `unary_inference` parses requests and encodes responses; `infer_message`, `infer_request` and
+`typed_contents` parse requests with a new header. `server` assembles the parts. Only `grpcio_transport` imports grpcio.
+Only the composition root imports this package, and the frame streams import its `call`.
 """

@@ -1,8 +1,8 @@
 """Interface between a gRPC transport and its RPCs, and the mapping of errors to gRPC statuses.
 
-A transport (over_http2.py, over_grpcio.py) makes a `RpcCall` for each RPC and opens the method's `CallHandler` with
-it. The side
-takes the call's events and acts by the call's methods. Messages are whole and uncompressed on both sides of the line.
+A transport (http2_transport.py, grpcio_transport.py) makes an `RpcCall` for each RPC and opens the method's
+`CallHandler` with it. The handler takes the call's events and acts through the call's methods. Messages are complete
+and uncompressed in both directions.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from edge_server.frontends.status import GrpcStatus, grpc_status
 _log = logging.getLogger(__name__)
 
 _MAX_DETAILS_CHARS, _MAX_ASCII_DETAILS_CHARS = 600, 2000
-"""Statuses travel in HTTP/2 trailers, where every odd octet takes three; peers refuse more than 8 KiB of those."""
+"""Maximum length of status details. They are sent in HTTP/2 trailers, where an escaped octet takes three; peers refuse
+more than 8 KiB of trailers."""
 
 GOVERNOR_TRAILER = "edge-governor"
-"""Tells the state of the box, WARM to CRITICAL, with refusals that are its doing."""
+"""Trailer with the governor's state, WARM to CRITICAL, on calls that the governor refuses."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""Longest message of gRPC and protobuf."""
+"""Maximum message size of gRPC and protobuf."""
 
 Message: TypeAlias = bytes | memoryview
 """A received message. It does not change while it is referenced."""
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
-"""A message to be sent, in pieces. Views are of one byte an item, and must not change until they were sent."""
+"""A message to send, in pieces. Views have one-byte items and must not change until they are sent."""
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
-"""Pairs of a name in lower case and a value: bytes for names that end with "-bin", else text."""
+"""Pairs of lower-case name and value; the value is bytes if the name ends with "-bin", else text."""
 
 
 class CallStatus(NamedTuple):
@@ -51,8 +52,8 @@ OK = CallStatus()
 class RpcCall(Protocol):
     """One RPC, made by a transport. Methods may be called from any thread; after the end they do nothing.
 
-    `deadline_ns` is of time.monotonic_ns, 0 for none; the transport itself ends the call then. `hold_us` is for how
-    many microseconds the thread that delivers events may be held, see `InferenceService.submit`.
+    `deadline_ns` is of time.monotonic_ns, 0 for none; the transport ends the call at the deadline. `hold_us` is the
+    maximum time, in microseconds, for which the thread that delivers events may be held, see `InferenceService.submit`.
     """
 
     deadline_ns: int
@@ -63,88 +64,91 @@ class RpcCall(Protocol):
 
     @property
     def peer(self) -> str:
-        """The client in gRPC's name of a peer, as "ipv4:10.0.0.7:40112"."""
+        """The client's address in gRPC's peer format, as "ipv4:10.0.0.7:40112"."""
 
     def answer(self, message: Pieces) -> None:
         """Send the only message of a unary call, and the status OK."""
 
     def end(self, ending: CallStatus) -> None:
-        """Send the status, after what `send` was given before."""
+        """Send the status, after all messages passed to `send` before."""
 
     def wake(self) -> None:
-        """Have `CallHandler.on_woken` called soon, by the transport. Returns at once; locks may be held."""
+        """Make the transport call `CallHandler.on_woken` soon. Returns at once; the caller may hold locks."""
 
     def receive(self) -> None:
-        """Ask for the next message of a stream. The first one comes unasked."""
+        """Request the next message of a stream. The first one needs no request."""
 
     def send(self, message: Pieces) -> bool:
-        """Send a message of a stream. Return whether the next may be given at once.
+        """Send a message of a stream. Return whether the next may be sent at once.
 
-        If not, `CallHandler.on_sent` says when.
+        If not, wait for `CallHandler.on_sent`.
         """
 
 
 class CallHandler(Protocol):
-    """Takes the events of a call. Messages come one at a time, the other events may come meanwhile from other threads.
-    A unary call has one message and neither of the next two events."""
+    """Takes the events of a call.
+
+    Messages come one at a time; other events may come at the same time from other threads. A unary call has one message
+    and neither `on_last_message` nor `on_sent`.
+    """
 
     def on_message(self, message: Message) -> None:
-        """Take a request. Of a stream, the next one comes after `RpcCall.receive`."""
+        """Take a message. On a stream, the next one comes after `RpcCall.receive`."""
 
     def on_last_message(self) -> None:
         """The client sends no more messages on this stream."""
 
     def on_sent(self) -> None:
-        """The transport takes messages again, after a `RpcCall.send` that returned False."""
+        """The transport takes messages again, after an `RpcCall.send` that returned False."""
 
     def on_woken(self) -> None:
-        """The transport was asked to call, by `RpcCall.wake`. Comes on the same thread as `on_sent`."""
+        """`RpcCall.wake` was called. Comes on the same thread as `on_sent`."""
 
     def on_client_left(self) -> None:
-        """The answer is not wanted any more: the client left, or the deadline passed. Comes at most once."""
+        """The response is no longer needed: the client left, or the deadline passed. Comes at most once."""
 
     def on_server_stopping(self) -> None:
-        """The server stops: a stream ends as soon as nothing is outstanding on it."""
+        """The server stops: a stream must end as soon as no request is outstanding on it."""
 
 
 Opener: TypeAlias = Callable[[RpcCall], CallHandler]
-"""Opens the side of a call that has begun. Raises EdgeServerError with which the call is to end."""
+"""Opens the handler of a new call. Raises EdgeServerError to end the call with that error."""
 
 
 class RpcMethod(NamedTuple):
-    """An RPC that is served."""
+    """A served RPC."""
 
     open: Opener
     is_stream: bool
 
 
 Methods: TypeAlias = Mapping[str, RpcMethod]
-"""The RPCs by the HTTP/2 path that they are called by."""
+"""The RPCs by their HTTP/2 path."""
 
 
 class UnaryHandler:
-    """A side that takes one message at once."""
+    """Base of handlers of unary calls: all events except the message do nothing."""
 
     __slots__ = ()
 
     def on_last_message(self) -> None:
-        """Of no meaning for a unary call."""
+        """Do nothing: a unary call has no such event."""
 
     def on_sent(self) -> None:
-        """Of no meaning for a unary call."""
+        """Do nothing: a unary call has no such event."""
 
     def on_woken(self) -> None:
-        """Of no meaning for a unary call."""
+        """Do nothing: a unary call never asks for it."""
 
     def on_client_left(self) -> None:
-        """The answer goes nowhere."""
+        """Do nothing: the transport discards the response."""
 
     def on_server_stopping(self) -> None:
-        """The call is waited for."""
+        """Do nothing: the server waits for the call."""
 
 
 def run_blocking(call: RpcCall, work: Callable[[], None]) -> None:
-    """Run what may block, on a thread of its own unless the call's thread may be held for any time."""
+    """Run work that may block, on a new thread unless the call's thread may be held for any time."""
     if call.hold_us == math.inf:
         work()
         return
@@ -162,19 +166,19 @@ def ending(error: EdgeServerError) -> CallStatus:
         details = details[:most] + "..."
     trailers = []
     if error.retry_after_s is not None:
-        # gRPC's own name for it, which clients with a retry policy obey.
+        # gRPC's standard key, which clients with a retry policy obey.
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))))
     if isinstance(error, Throttled) and error.state:
         trailers.append((GOVERNOR_TRAILER, error.state))
-    # gRPC has a status of its own for a deadline that passed, whether its clock or ours was first.
+    # gRPC has a separate status for a passed deadline, whether gRPC or the core noticed it first.
     code = GrpcStatus.DEADLINE_EXCEEDED if isinstance(error, DeadlineTooShort) else grpc_status(error)
     return CallStatus(code, details, trailers)
 
 
 def known(error: Exception) -> EdgeServerError:
-    """Return `error` as one that a client may see; what is not our own is logged whole and told in short.
+    """Return `error` in a form that a client may see. An unexpected error is logged in full and reported in short.
 
-    It is stripped of its traceback, which would keep the frames of the call, and with them its tensors, alive.
+    The traceback is removed: it would keep the call's stack frames, and so its tensors, alive.
     """
     if isinstance(error, EdgeServerError):
         error.__cause__ = error.__context__ = None

@@ -20,13 +20,13 @@ _FILE_PREFIX = "file:"
 
 
 class ControlRpcs:
-    """Answers questions and orders; each method takes and returns the messages of the RPC it is named after."""
+    """Control RPCs; each method takes and returns the messages of the RPC that it is named after."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
 
     def table(self) -> Mapping[str, Callable[[Message], Message]]:
-        """Return the RPCs by their names in grpc_service.proto."""
+        """Return the RPCs by name, as in grpc_service.proto."""
         return {
             "ServerLive": self.server_live,
             "ServerReady": self.server_ready,
@@ -55,7 +55,7 @@ class ControlRpcs:
         return messages.ServerReadyResponse(ready=self._service.is_ready())
 
     def model_ready(self, request: Message) -> Message:
-        """Answer false for an unknown model: older Triton releases do, and clients poll for models to come."""
+        """Answer false for an unknown model, as older Triton releases do: clients poll for models not yet loaded."""
         try:
             is_ready = self._service.is_model_ready(request.name, parse_version(request.version))
         except NotFound:
@@ -76,7 +76,7 @@ class ControlRpcs:
         from google.protobuf import json_format
 
         response = messages.ModelConfigResponse()
-        # What config_json holds beyond this schema is of no use to a client that speaks it.
+        # Clients of this schema cannot use fields of config_json outside it.
         json_format.Parse(spec.config_json, response.config, ignore_unknown_fields=True)
         return response
 
@@ -143,7 +143,7 @@ class ControlRpcs:
         return messages.CudaSharedMemoryUnregisterResponse()
 
     def trace_setting(self, request: Message) -> Message:
-        # A setting without a value is to be cleared.
+        # A setting without a value is cleared.
         wanted: dict[str, object] = {name: list(setting.value) for name, setting in request.settings.items()}
         service = self._service
         now = service.update_trace_settings(request.model_name, wanted) if wanted else None
@@ -162,7 +162,7 @@ class ControlRpcs:
         try:
             now = settings.update(wanted) if wanted else settings.get()
         except Refusal as error:
-            # Over HTTP a wrong format is 503, as Triton has it; over gRPC it is the caller's.
+            # A wrong format is 503 over HTTP, as in Triton, but an error of the caller over gRPC.
             raise InvalidRequest(error.message) from None
         response = messages.LogSettingsResponse()
         for key, value in now.items():

@@ -1,7 +1,7 @@
-"""gRPC transport over grpcio's own server: `--grpc-transport=grpcio`.
+"""gRPC transport over grpcio's server: `--grpc-transport=grpcio`.
 
-Each call holds a thread, a stream two. The reference that the contract tests compare with, and the way out should a
-client be met that over_http2.py does not understand.
+A unary call holds one thread, a stream two. This is the reference for the contract tests, and the fallback for clients
+that http2_transport.py does not understand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 _MOST_PENDING = 1 << 20
 
 _NO_DEADLINE_S = 1e8
-"""Without a deadline grpcio tells a moment many years ahead."""
+"""Limit above which a remaining time means no deadline: grpcio then reports many years."""
 
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -62,7 +62,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         self._streams: set[CallHandler] = set()
         self._stream_count = 0
         self._is_stopping = False
-        # The core takes out of a configuration what it holds, so each is given once; only the newest waits for that.
+        # gRPC's core empties a configuration that it gets, so each is passed on once. Only the newest is kept for that.
         self._next_tls: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
         self._server: grpc.Server | None = None
 
@@ -79,7 +79,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         first = _certificates(config, config.is_mutual_tls) if is_tls else None
         host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
         target = f"{host}:{config.port}"
-        # Asked first: gRPC's own library would print a refusal of its own besides ours.
+        # Checked first, because gRPC's library would print its own error besides ours.
         refused = "" if config.port == 0 or config.reuses_port else _why_not(config)
         if refused:
             raise ServingFault(f"gRPC cannot listen on {target}: {refused}")
@@ -99,15 +99,14 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         return int(port)
 
     def renew_tls(self, config: GrpcConfig) -> None:
-        """Use the TLS files that `config` names for handshakes that begin from now on. *Blocking.*
+        """Use the TLS files of `config` for new handshakes. *Blocking.*
 
-        Whether clients are asked for a certificate stays as it was at the start. Raises ServingFault, and changes
-        nothing then.
+        Whether clients need a certificate does not change. Raises ServingFault, and changes nothing then.
         """
         if not (self._config.is_tls or self._config.is_mutual_tls):
             return
         is_mutual = self._config.is_mutual_tls
-        # gRPC itself would keep the old ones too, but not say why: what it is given it must take.
+        # Checked first, because gRPC would silently keep the old files.
         if not _is_taken(_certificates(config, is_mutual)):
             raise ServingFault(
                 f"TLS certificate '{config.server_cert}' and key '{config.server_key}' for gRPC cannot be used: "
@@ -116,17 +115,17 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         self._next_tls.append(_certificates(config, is_mutual))
 
     def _take_tls(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC before each handshake, under a lock of its own; None: the same as before."""
+        """Return a new configuration, or None for no change. gRPC calls this before each handshake, under its lock."""
         try:
             return self._next_tls.pop()
         except IndexError:
             return None
 
     def begin_drain(self) -> None:
-        """Nothing: grpcio tells clients to go elsewhere only when it stops."""
+        """Do nothing: grpcio sends clients elsewhere only when it stops."""
 
     def end_drain(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing, for the same reason."""
 
     def stop(self, grace_s: float) -> None:
         """See GrpcFrontend.stop."""
@@ -188,7 +187,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
 
 
 class _Call:
-    """What both kinds of calls know of theirs."""
+    """A unary call, and the base of streaming calls."""
 
     hold_us = math.inf
 
@@ -218,7 +217,7 @@ class _Call:
 
 
 class _StreamCall(_Call):
-    """A call whose messages are read on a thread of its own, and sent by the thread that runs it."""
+    """A streaming call. A separate thread reads its messages; the thread that runs the call sends."""
 
     hold_us = READING_THREAD_HOLD_US
 
@@ -237,8 +236,8 @@ class _StreamCall(_Call):
                 return
             try:
                 message = next(requests, None)
-            except Exception:  # noqa: BLE001 - grpcio raises errors of its own when a call is cancelled or breaks
-                return  # `on_client_left` was told
+            except Exception:  # noqa: BLE001 - grpcio raises its own errors when a call is cancelled or breaks
+                return  # `on_client_left` reports this
             if message is None:
                 side.on_last_message()
                 return
@@ -279,12 +278,12 @@ def _abort(context: grpc.ServicerContext, done: CallStatus) -> None:
 
 
 def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
-    """Return grpcio's channel arguments for a configuration; 0 for a connection age leaves gRPC's default, no limit."""
+    """Return grpcio's channel arguments. A connection age of 0 keeps gRPC's default, which is no limit."""
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(config.reuses_port)),
-        # Beyond these the core would answer CANCELLED by itself: it is for `maximum_concurrent_rpcs` to refuse calls.
+        # Above these limits the core answers CANCELLED itself, but `maximum_concurrent_rpcs` must refuse the calls.
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[config.compression_level]),
@@ -306,7 +305,7 @@ def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
 
 
 def _certificates(config: GrpcConfig, is_mutual: bool) -> grpc.ServerCertificateConfiguration:
-    """Return the files' contents. Raises ServingFault: one cannot be read, or they do not fit each other."""
+    """Return the contents of the TLS files. Raises ServingFault if one is unreadable or they do not match."""
     tls_context(config, is_mutual)
     pair = Path(config.server_key).read_bytes(), Path(config.server_cert).read_bytes()
     root = Path(config.root_cert).read_bytes() if config.root_cert else None
@@ -314,14 +313,15 @@ def _certificates(config: GrpcConfig, is_mutual: bool) -> grpc.ServerCertificate
 
 
 def _is_taken(certificates: grpc.ServerCertificateConfiguration) -> bool:
-    """Return whether gRPC takes them for a port: tried on an abstract socket of a server that nobody is told of."""
+    """Return whether gRPC accepts the certificates for a port; tests this with a private server on an abstract
+    socket."""
     server = grpc.server(ThreadPoolExecutor(1))
     try:
         port = server.add_secure_port(
             f"unix-abstract:edge-server-tls-{os.getpid()}-{next(_trials)}",
             grpc.dynamic_ssl_server_credentials(certificates, lambda: None),
         )
-        # A server that was never started would keep the socket.
+        # A server that is never started keeps the socket.
         server.start()
     except RuntimeError:
         return False
@@ -331,7 +331,7 @@ def _is_taken(certificates: grpc.ServerCertificateConfiguration) -> bool:
 
 
 def _why_not(config: GrpcConfig) -> str:
-    """Return the system's word for why the address cannot be bound, "" when it can."""
+    """Return the system's error message if the address cannot be bound, else ""."""
     host = config.address.strip("[]")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0]

@@ -17,7 +17,7 @@ from edge_server.protocol import messages
 
 
 def health_check(is_ready: Callable[[], bool]) -> Callable[[Any], Any]:
-    """Return Health/Check: SERVING exactly when the server is ready, whatever service is asked for, as in Triton."""
+    """Return Health/Check: for any service, SERVING if and only if the server is ready, as in Triton."""
     response_class = messages.message_class("grpc.health.v1.HealthCheckResponse")
 
     def check(request: Any) -> Any:
@@ -27,7 +27,7 @@ def health_check(is_ready: Callable[[], bool]) -> Callable[[Any], Any]:
 
 
 class Reflection:
-    """One call of a version of grpc.reflection. `services` are the full names that are listed."""
+    """One call of a version of grpc.reflection. `services` are the full names to list."""
 
     def __init__(self, service_name: str, services: Sequence[str], call: RpcCall) -> None:
         package = service_name.rpartition(".")[0]
@@ -52,13 +52,13 @@ class Reflection:
         self._call.receive()
 
     def on_woken(self) -> None:
-        """Never asked for."""
+        """Do nothing: this call never asks for it."""
 
     def on_last_message(self) -> None:
         self._call.end(OK)
 
     def on_client_left(self) -> None:
-        """Nothing is kept for a client."""
+        """Do nothing: the call holds no resources."""
 
     def on_server_stopping(self) -> None:
         self._call.end(ending(Draining("Server is stopping")))

@@ -1,7 +1,7 @@
 """gRPC transport over this server's own HTTP/2 implementation; the default.
 
 Rules: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One thread reads
-for all connections: the events of all calls come on it. Calls may be answered on any thread.
+for all connections and delivers the events of all calls. Calls may be answered on any thread.
 """
 
 from __future__ import annotations
@@ -47,40 +47,41 @@ _PREFIX = struct.Struct(">BI")
 
 _PREFIX_BYTES = _PREFIX.size
 _SMALL_BYTES = 4096
-"""Messages up to this are received without a buffer of their own when they come in one piece."""
+"""Messages up to this size that arrive in one piece need no receive buffer."""
 
 _ALIGNMENT = 16
 _GRANT_BYTES = 1 << 20
-"""How much of a stream's window may be used up before the client is granted as much again."""
+"""Number of consumed bytes of a stream's window after which the client is granted as many again."""
 
 _MESSAGES_IN_A_ROW = 32
-"""Messages of one stream that are taken up before other calls have their turn."""
+"""Maximum number of messages of one stream delivered before other calls have their turn."""
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 1_000_000_000, "m": 1_000_000, "u": 1_000, "n": 1}
 _NOT_METADATA = frozenset(("te", "content-length", "grpc-message-type"))
 _NOT_PLAIN = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
-"""What zlib calls the formats of doc/compression.md."""
+"""zlib's wbits for the formats of doc/compression.md."""
 
 _ZLIB_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
 _LEAST_COMPRESSED_BYTES = 256
-"""Shorter messages are not compressed: that would save less than it costs."""
+"""Shorter unary responses are not compressed: that would save less than it costs."""
 
 _INFLATED_PIECE_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 10
-"""From this size on messages are compressed and inflated on a thread of their own."""
+"""Unary responses of at least this size are not compressed on the reading thread. Compressed messages of at least a
+sixteenth of it are inflated on a separate thread."""
 
 _STALL_S = 60.0
 _LEAST_BYTES_PER_S = 500
-"""The least rate of a message that is not whole, looked at once _STALL_S have passed since it began, or since its unary
-call did: as over HTTP."""
+"""Minimum rate of an incomplete message, checked from _STALL_S after the start of the message or of its unary call, as
+over HTTP."""
 
 _LAST_ANSWERS_S = 0.5
-"""How long the last answers may take to be sent once the grace of a stop is over."""
+"""Time for sending the last responses after the grace period of a stop."""
 
 _MOST_OPEN = 8
-"""How many times as many calls may be open as may be answered at once: the others wait for their messages."""
+"""Ratio of open calls to calls answered at once; the other open calls wait for their messages."""
 
 
 _OK_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
@@ -90,9 +91,9 @@ _STOPPING = ending(Draining("Server is stopping and takes no further calls"))
 
 
 class CallHead:
-    """What the request headers of a call say. Shared by all calls with the same header block: not to be changed.
+    """Parsed request headers of a call. Shared by all calls with the same header block and never changed.
 
-    `refusal` is the status of calls that cannot be served; `http_status` is not 200 for what is no gRPC at all.
+    `refusal` is the status of calls that cannot be served. `http_status` is not 200 for a request that is not gRPC.
     """
 
     __slots__ = ("accepts_gzip", "encoding", "http_status", "metadata", "method", "refusal", "timeout_ns")
@@ -132,7 +133,7 @@ class CallHead:
         elif self.method is None:
             self.refusal = CallStatus(GrpcStatus.UNIMPLEMENTED, f"method '{path[:200]}' is not known")
         elif self.encoding and self.encoding not in _WINDOW_BITS:
-            # doc/compression.md: the answer says what is understood.
+            # doc/compression.md: the response lists the supported encodings.
             self.refusal = CallStatus(
                 GrpcStatus.UNIMPLEMENTED,
                 f"grpc-encoding '{self.encoding[:32]}' is not understood",
@@ -144,12 +145,12 @@ class CallHead:
         if found is None:
             self.refusal = CallStatus(GrpcStatus.INTERNAL, f"malformed grpc-timeout '{value[:32]}'")
         else:
-            # 0 is no deadline here, and one that has passed on the wire.
+            # On the wire, 0 is a deadline that has passed; here it means no deadline.
             self.timeout_ns = max(1, int(found[1]) * _UNIT_NS[found[2]])
 
     def _binary(self, name: str, value: bytes) -> bytes:
         try:
-            # Padding may be left out (protocol, "Binary-Header").
+            # Padding is optional (protocol, "Binary-Header").
             return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
         except binascii.Error:
             self.refusal = CallStatus(GrpcStatus.INTERNAL, f"metadata '{name[:64]}' is not base64")
@@ -157,7 +158,7 @@ class CallHead:
 
 
 class Http2Call:
-    """One call: the receiver of its stream, and the `Call` of its side."""
+    """One call: the receiver of its HTTP/2 stream, and the `RpcCall` of its handler."""
 
     __slots__ = (
         "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_answering", "_is_compressed", "_is_delivering",
@@ -179,24 +180,24 @@ class Http2Call:
 
         # Receiving, on the reading thread.
         self.begun_s = self._server.now_s
-        """When the message at hand began, or the call."""
+        """Start of the current message, or of the call."""
         self._prefix = b""
         self._buffer: memoryview | None = None
-        """Where the message at hand is received: `_filled` of `_length` bytes so far."""
+        """Receive buffer of the current message: `_filled` of `_length` bytes so far."""
         self._filled = self._length = self._ungranted = 0
         self.filled = 0
-        """What the memory budget counts for it, see memory_budget.Body."""
+        """Bytes that the memory budget counts for this call, see memory_budget.Body."""
         self._is_compressed = self._is_half_closed = False
         self._message: Message | bytearray | None = None
-        """The message of a unary call; a bytearray where it is still compressed."""
+        """The message of a unary call; a bytearray if it is still compressed."""
 
     @property
     def waits_for_message(self) -> bool:
-        """Whether it is a unary call whose message has not come yet."""
+        """Whether this is a unary call whose message is not complete yet."""
         return not (self.is_stream or self._is_half_closed)
 
     def open(self) -> None:
-        """Open the side, or end the call."""
+        """Open the handler, or end the call."""
         head = self._head
         method = head.method
         self._lock: threading.Lock | None = None
@@ -208,7 +209,7 @@ class Http2Call:
             return
         if method.is_stream:
             self.is_stream = True
-            # Keeps a stream's end behind what is being sent. Unary calls send once.
+            # Keeps the end of a stream behind the message that is being sent. Unary calls send once.
             self._lock = threading.Lock()
             self._inbox: deque[Message | bytearray] = deque()
             self._has_head = self._is_delivering = False
@@ -222,7 +223,7 @@ class Http2Call:
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
             self.end(ending(known(error)))
 
-    # -- the Call of the side, from any thread
+    # -- the RpcCall of the handler, from any thread
 
     @property
     def metadata(self) -> Metadata:
@@ -230,7 +231,7 @@ class Http2Call:
 
     @property
     def peer(self) -> str:
-        """The client in gRPC's name of a peer."""
+        """The client's address in gRPC's peer format."""
         peer = self._stream.peer
         if isinstance(peer, str):
             return f"unix:{peer}"
@@ -261,7 +262,7 @@ class Http2Call:
             self._stream.finish(_OK_TRAILERS)
             self._close()
         else:
-            # `on_sent` goes on. Meanwhile it counts as a message on its way.
+            # `on_sent` continues. Until then the memory budget counts the response.
             self._server.run_soon(partial(self._hold_answer, size))
 
     def _hold_answer(self, size: int) -> None:
@@ -300,7 +301,7 @@ class Http2Call:
         self._server.run_soon(self._wake)
 
     def receive(self) -> None:
-        # Said before looking: the reading thread puts a message there first, and looks at this after.
+        # Set before the inbox is checked: the reading thread adds a message first and checks this flag after.
         self._is_wanted = True
         if threading.get_ident() == self._server.thread_id:
             self._deliver()
@@ -329,7 +330,7 @@ class Http2Call:
     def target(self, size: int) -> memoryview | None:
         if self._buffer is None or self._is_over:
             return None
-        # The rest of the message, but not the prefix of the next one, which may be in the same frame.
+        # Only the rest of this message: the prefix of the next one may be in the same frame.
         return self._buffer[self._filled : self._filled + size]
 
     def on_filled(self, count: int, is_end: bool) -> None:
@@ -351,7 +352,7 @@ class Http2Call:
             self._side.on_client_left()
 
     def on_tick(self, now_s: float) -> None:
-        """Give up what does not come: the rest of a message, or the message of a unary call."""
+        """End the call if its deadline passed or its message arrives too slowly."""
         if self.deadline_ns and time.monotonic_ns() >= self.deadline_ns:
             self._on_deadline()
             return
@@ -365,7 +366,7 @@ class Http2Call:
     # -- receiving
 
     def _take(self, data: memoryview, position: int) -> int:
-        """Take up what is there of a prefix or of a message; return the position after it."""
+        """Consume the available part of a prefix or a message; return the position after it."""
         buffer = self._buffer
         if buffer is not None:
             count = min(self._length - self._filled, len(data) - position)
@@ -389,9 +390,9 @@ class Http2Call:
         return stop
 
     def _begin(self, flag: int, length: int) -> None:
-        """Make a buffer for a message, as its prefix says.
+        """Allocate the buffer for a message of `length` bytes, or fail the call.
 
-        The message ends at a multiple of 16 in there, as does the data of its last tensor: such data is aligned.
+        The message ends at a multiple of 16 bytes in the buffer, and so does its last tensor: its data is aligned.
         """
         if flag > 1 or (flag and not self._head.encoding):
             self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
@@ -408,7 +409,7 @@ class Http2Call:
             self._fail(InvalidRequest("a unary call has one message, got more"))
         else:
             try:
-                # Not filled with zeros: memory is used up by what comes, not by what is announced.
+                # Not zero-filled: only received bytes use memory, not announced ones.
                 whole = np.empty(length + -length % _ALIGNMENT, np.uint8).data
             except MemoryError:
                 self._fail(Throttled(f"there is no memory for a message of {length} bytes"))
@@ -420,7 +421,7 @@ class Http2Call:
             self._fill(0)
 
     def _fill(self, count: int) -> None:
-        """Count bytes of the message at hand, and put it where it is delivered from once it is whole."""
+        """Count received bytes of the current message, and queue it for delivery once it is complete."""
         self._filled += count
         buffer = self._buffer
         if self._filled < self._length:
@@ -432,14 +433,14 @@ class Http2Call:
         self._put_aside(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
 
     def _put_aside(self, message: Message | bytearray) -> None:
-        """Keep a whole message until it is delivered."""
+        """Keep a complete message until it is delivered."""
         if self.is_stream:
             self._inbox.append(message)
         else:
             self._message = message
 
     def _received(self, size: int, is_end: bool) -> None:
-        """Deliver what is whole, and let the client send as much as was delivered."""
+        """Deliver complete messages, and grant the client as many bytes as were received."""
         if self._is_over:
             return
         self._ungranted += size
@@ -463,13 +464,13 @@ class Http2Call:
             self._grant()
 
     def _grant(self) -> None:
-        # A client whose messages are not asked for has to wait with more of them.
+        # Flow control: while messages wait for delivery, the client may not send more.
         if not self._is_half_closed and not (self.is_stream and self._inbox):
             count, self._ungranted = self._ungranted, 0
             self._stream.consume(count)
 
     def _deliver(self) -> None:
-        """Hand over messages of a stream as far as they are asked for, some in a row at most."""
+        """Deliver requested messages of a stream, at most _MESSAGES_IN_A_ROW at once."""
         if self._is_delivering or self._side is None:
             return
         inbox = self._inbox
@@ -481,7 +482,7 @@ class Http2Call:
             if not inbox:
                 self._side.on_last_message()
             elif not self._hand_over(inbox.popleft()):
-                return  # goes on when it is inflated
+                return  # continues when it is inflated
             self._is_delivering = False
         else:
             self._server.run_soon(self._deliver)
@@ -489,7 +490,7 @@ class Http2Call:
             self._grant()
 
     def _hand_over(self, message: Message | bytearray) -> bool:
-        """Give a message to the side. Return False for one that is inflated first, on another thread."""
+        """Pass a message to the handler. Return False if another thread inflates it first."""
         assert self._side is not None
         if not isinstance(message, bytearray):
             self._side.on_message(message)
@@ -501,7 +502,7 @@ class Http2Call:
         return False
 
     def _answer(self, message: Message | bytearray) -> None:
-        """Hand over the message of a unary call, unless too many others are being answered."""
+        """Pass the message of a unary call to the handler, unless too many calls are being answered."""
         transport = self._transport
         active = transport.active
         if len(active) + len(transport.streams) >= transport.max_calls:
@@ -518,13 +519,13 @@ class Http2Call:
         if self.deadline_ns and self._timer is None:
             self._watch_deadline()
         if self._is_over:
-            # Ended by another thread meanwhile, which could not know.
+            # Another thread ended the call before it was added.
             active.discard(self)
 
     def _inflate(self, message: bytearray) -> None:
         transport = self._transport
         try:
-            # One after the other: what a few bytes become may be large.
+            # One at a time: a few bytes may inflate to a large message.
             with transport.inflating:
                 inflated = _inflated(message, self._head.encoding, transport.budget.total)
         except EdgeServerError as error:
@@ -558,7 +559,7 @@ class Http2Call:
             self._side.on_server_stopping()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Give the call up: what it holds is needed for others. See memory_budget.Body; from any thread."""
+        """End the call to free its memory for others. See memory_budget.Body; from any thread."""
         error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
         if threading.get_ident() == self._server.thread_id:
             self._fail(error)
@@ -570,7 +571,7 @@ class Http2Call:
             self.give_up(ending(error))
 
     def give_up(self, done: CallStatus) -> None:
-        """End the call, and tell the side that its answer is of no use any more. On the reading thread."""
+        """End the call, and notify the handler that its response is no longer needed. On the reading thread."""
         self.end(done)
         if self._side is not None:
             self._side.on_client_left()
@@ -583,7 +584,7 @@ class Http2Call:
         self._close()
 
     def _close(self) -> None:
-        """Let go of the call. May be called again, and from any thread."""
+        """Remove the call from the transport. May be called repeatedly, from any thread."""
         self._is_over = True
         transport = self._transport
         transport.calls.discard(self)
@@ -607,7 +608,7 @@ class Http2Transport:
     def __init__(
         self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, budget: MemoryBudget
     ) -> None:
-        """Raises ServingFault for TLS files that cannot be used."""
+        """Raises ServingFault for unusable TLS files."""
         self._methods = methods
         self._config = config
         self.max_calls = max_calls
@@ -616,18 +617,18 @@ class Http2Transport:
         self._is_stopping = False
         self.zlib_level = _ZLIB_LEVELS[config.compression_level]
         self.calls: set[Http2Call] = set()
-        """Those that are open."""
+        """Open calls."""
         self.active: set[Http2Call] = set()
-        """Unary ones among them whose message was handed over, and not answered at once."""
+        """Open unary calls that have passed on their message and were not answered at once."""
         self.streams: set[Http2Call] = set()
-        """Those of unlimited length among the calls."""
+        """Open streaming calls."""
         self.inflating = threading.Lock()
         self.budget = budget
-        """Bounds what messages that are not whole, and answers that are not read, hold together with HTTP's bodies."""
+        """Limits the memory of incomplete messages, unread responses and HTTP bodies together."""
         self.server = Http2Server(
             self._on_stream,
             Http2Limits(
-                # More than are served: who opens too many is told so, and tries again later or elsewhere.
+                # More than are served: a client that opens too many gets an error and retries later or elsewhere.
                 max_streams=2 * max_calls,
                 keepalive_time_s=config.keepalive_time_ms / 1000,
                 keepalive_timeout_s=config.keepalive_timeout_ms / 1000,
@@ -650,20 +651,19 @@ class Http2Transport:
             raise ServingFault(f"gRPC cannot listen on {config.address}:{config.port}: {error}") from None
 
     def renew_tls(self, config: GrpcConfig) -> None:
-        """Use the TLS files that `config` names for handshakes that begin from now on. *Blocking.*
+        """Use the TLS files of `config` for new handshakes. *Blocking.*
 
-        Whether clients are asked for a certificate stays as it was at the start. Raises ServingFault, and changes
-        nothing then.
+        Whether clients need a certificate does not change. Raises ServingFault, and changes nothing then.
         """
         if self._is_tls:
             self.server.use_tls(tls_context(config, self._config.is_mutual_tls))
 
     def begin_drain(self) -> None:
-        """Ask clients to open their next calls elsewhere, and answer those that come."""
+        """Ask clients to open new calls elsewhere, but still answer those that arrive."""
         self.server.begin_drain()
 
     def end_drain(self) -> None:
-        """Take no further connections and calls. *Blocking* for a moment."""
+        """Accept no further connections and calls. *Blocking* briefly."""
         self.server.stop_accepting()
 
     def stop(self, grace_s: float) -> None:
@@ -673,7 +673,7 @@ class Http2Transport:
         self.server.stop(grace_s + _LAST_ANSWERS_S)
 
     def _end_calls(self, grace_s: float) -> None:
-        """Have streams end when nothing is outstanding on them, and give up what is left after the grace."""
+        """End streams once nothing is outstanding on them, and end all remaining calls after the grace period."""
         for call in list(self.streams):
             call.on_server_stopping()
         self.server.call_at(self.server.now_s + grace_s, self._give_up_calls)
@@ -694,7 +694,7 @@ class Http2Transport:
         return call
 
     def admit(self, call: Http2Call) -> CallStatus | None:
-        """Count a call in, or return the status to refuse it with."""
+        """Register a call and return None, or return the status that refuses it."""
         if self._is_stopping:
             return _STOPPING
         if call.is_stream:
@@ -702,7 +702,7 @@ class Http2Transport:
                 return _too_many(self._max_streams, "streams")
             self.streams.add(call)
         elif len(self.calls) >= _MOST_OPEN * self.max_calls:
-            # Most of them were opened by somebody who sends no messages: the eldest give their places to others.
+            # Most of them come from clients that send no messages: end the oldest to make room.
             waiting = sorted(
                 (each for each in list(self.calls) if each.waits_for_message), key=lambda each: each.begun_s
             )
@@ -717,7 +717,7 @@ def _too_many(most: int, what: str) -> CallStatus:
 
 
 def _encoded_ending(done: CallStatus, *, is_alone: bool) -> bytes:
-    """Return the trailers that tell a status. `is_alone`: no headers were sent before (protocol, "Trailers-Only")."""
+    """Return the trailers of a status. `is_alone`: no headers were sent before (protocol, "Trailers-Only")."""
     if not (is_alone or done.code or done.trailers):
         return _OK_TRAILERS
     pairs = [(b":status", b"200"), (b"content-type", b"application/grpc")] if is_alone else []
@@ -731,14 +731,14 @@ def _encoded_ending(done: CallStatus, *, is_alone: bool) -> bytes:
 
 
 def _compressed(message: Pieces, level: int) -> tuple[bytes, bytes]:
-    """Return the message compressed by gzip, with its prefix."""
+    """Return the prefix and the gzip-compressed message."""
     compressor = zlib.compressobj(level, wbits=_WINDOW_BITS["gzip"])
     data = b"".join([*map(compressor.compress, message), compressor.flush()])
     return _PREFIX.pack(1, len(data)), data
 
 
 def _inflated(message: bytearray, encoding: str, limit: int) -> memoryview:
-    """Return the inflated message. Raises InvalidRequest, and Throttled for more than `limit` bytes."""
+    """Return the inflated message. Raises InvalidRequest for damaged data, Throttled for more than `limit` bytes."""
     inflator = zlib.decompressobj(_WINDOW_BITS[encoding])
     pieces: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Parser of ModelInferRequest bytes: small fields by the protobuf class, tensors as views."""
+"""Parser of ModelInferRequest bytes: small fields with the protobuf class, large tensors as views."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edge_server.frontends.grpc.raw_fields import split
 from edge_server.protocol.messages import message_class
 
 LEAST_SPLIT_BYTES = 32 << 10
-"""Messages below this size are read by the message class alone: copying them costs less than walking over them."""
+"""Messages below this size are parsed by the message class alone: copying them costs less than scanning them."""
 
 Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
-"""Parts of a serialized ModelInferRequest: its head without the id, the id, and pairs of start and end of each of its
+"""Parts of a serialized ModelInferRequest: the header without the id, the id, then start and end offset of each of its
 raw_input_contents."""
 
 _INPUTS, _RAW_CONTENTS = 5, 7
@@ -26,11 +26,11 @@ _TENSOR_CONTENTS = 5
 
 @dataclass(slots=True)
 class InferMessage:
-    """A ModelInferRequest as received.
+    """A parsed ModelInferRequest.
 
-    `message` holds every small field; `inputs` are its InferInputTensor messages, in order; `raw` its
-    raw_input_contents. `contents` maps an input's position to its serialized InferTensorContents where those were cut
-    out of the input message. `outline` is set where the head can be kept.
+    `message` holds every small field, `inputs` the InferInputTensor messages in order, and `raw` the
+    raw_input_contents. `contents` maps an input's position to its serialized InferTensorContents, if these were split
+    from the input message. `outline` is set if the header can be cached.
     """
 
     message: Any
@@ -41,14 +41,14 @@ class InferMessage:
 
 
 class MessageReader:
-    """Reads ModelInferRequest messages. Holds the message classes; used by any thread."""
+    """Parses ModelInferRequest messages. Thread-safe."""
 
     def __init__(self) -> None:
         self._request = message_class("inference.ModelInferRequest")
         self._input = message_class("inference.ModelInferRequest.InferInputTensor")
 
     def read(self, data: Message) -> InferMessage:
-        """Return the message; its tensors are views of `data`, which must not change. Raises InvalidRequest."""
+        """Return the message; large tensors are views of `data`, which must not change. Raises InvalidRequest."""
         try:
             return self._read_whole(data) if len(data) < LEAST_SPLIT_BYTES else self._read_split(data)
         except DecodeError as error:
@@ -74,7 +74,7 @@ class MessageReader:
 
     def _read_input(self, found: InferMessage, position: int, data: memoryview) -> Any:
         parts = split(data, _TENSOR_CONTENTS) if len(data) >= LEAST_SPLIT_BYTES else None
-        # A sub-message given twice is merged by protobuf's rules, which the message class knows.
+        # The message class merges a repeated sub-message by protobuf's rules.
         if parts is None or len(parts.payloads) != 1:
             return self._input.FromString(bytes(data))
         found.contents[position] = parts.payloads[0]

@@ -23,11 +23,11 @@ _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
 
 @dataclass(slots=True)
 class ResponsePlan:
-    """What the answer to one request must look like.
+    """Response settings of one request.
 
-    `special` holds the requested outputs that are not simply sent as they are. `version_text` is the version as
-    the client wrote it. `places` is the shared memory that outputs go to, None for most requests; the creator of the
-    plan calls `release` when the request is over.
+    `special` holds the requested outputs with classification or a shared-memory region. `version_text` is the version
+    as the client wrote it. `places` is the shared memory for outputs, None for most requests. The creator of the plan
+    calls `release` when the request is over.
     """
 
     model: str = ""
@@ -39,7 +39,7 @@ class ResponsePlan:
     places: OutputPlaces | None = None
 
     def release(self) -> None:
-        """Give back the shared memory that outputs go to. May be called again, and from any thread."""
+        """Release the shared memory for outputs. May be called repeatedly, from any thread."""
         if self.places is not None:
             self.places.release()
 
@@ -47,9 +47,10 @@ class ResponsePlan:
 def request_of(
     found: InferMessage, plan: ResponsePlan, regions: Regions, forwarded: Mapping[str, Parameter]
 ) -> Request:
-    """Return the request of a message that was read; its tensors are views of the message or of pinned shared memory.
+    """Return the request of a parsed message, and fill in the plan.
 
-    Fills in the plan. Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+    Large tensors are views of the message or of pinned shared memory. Raises InvalidRequest, and the registry's errors
+    for a region; nothing stays pinned then.
     """
     message = found.message
     request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
@@ -69,7 +70,7 @@ def request_of(
 
 
 class LazyRegionPins:
-    """Pins that are made when the first region is met: most requests have none."""
+    """Region pins, created for the first region: most requests have none."""
 
     __slots__ = ("_regions", "made")
 
@@ -98,8 +99,10 @@ def set_parameters(request: Request, plan: ResponsePlan, given: dict[str, object
 
 
 def pin_targets(plan: ResponsePlan, regions: Regions, pins: LazyRegionPins) -> Mapping[str, DevicePiece] | None:
-    """Pin the regions of outputs, and return the GPU memory among them, which is held with the inputs too: a backend
-    may still write there when the request is over. None without any."""
+    """Pin the output regions. Return those in GPU memory, or None.
+
+    GPU memory is also pinned with the inputs, because a backend may write to it after the request is over.
+    """
     special = plan.special or {}
     wanted = {name: item.region for name, item in special.items() if item.region is not None}
     if not wanted:
@@ -110,7 +113,7 @@ def pin_targets(plan: ResponsePlan, regions: Regions, pins: LazyRegionPins) -> M
 
 
 def parameter_values(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
-    """Return an InferParameter map as plain values, forwarded headers included; the request's own win."""
+    """Return an InferParameter map as plain values, with the forwarded headers. The request's own values win."""
     values: dict[str, object] = dict(forwarded)
     for key in given or ():
         parameter = given[key]
@@ -199,7 +202,10 @@ def _tensor_from_region(
 
 
 def _tensor_without_data(name: str, dtype: DType, given: Any, model: str) -> Tensor:
-    """Return an empty tensor where the shape says so: protobuf cannot tell empty contents from none."""
+    """Return an empty tensor if the shape has no elements: protobuf does not distinguish empty from absent contents.
+
+    Raises InvalidRequest for any other shape.
+    """
     shape = tuple(given.shape)
     if element_count(name, shape, model=model) == 0:
         return tensor_from_raw(name, dtype, shape, b"", model=model)

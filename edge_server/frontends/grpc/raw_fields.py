@@ -1,9 +1,9 @@
 """Raw fields of a serialized message: large payloads as views, without a copy.
 
-Generated classes copy every tensor twice. A message is therefore split in two: its large payloads, found by walking
-over the fields, and the few bytes that remain, which the message class reads with all of protobuf's rules (defaults,
-merging, oneofs, maps). Whatever the walk does not understand it leaves to the message class as a whole, so that both
-ways always agree. Format: protobuf.dev/programming-guides/encoding.
+Generated classes copy every tensor twice. A scan of the fields therefore splits a message into its large payloads and
+the few remaining bytes. The message class parses those bytes with all of protobuf's rules (defaults, merging, oneofs,
+maps). If the scan does not understand a message, the message class parses all of it, so that both ways always agree.
+Format: protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from edge_server.protocol.wire_format import DELIMITED, read_varint, skip
 
 @dataclass(slots=True)
 class SplitMessage:
-    """A message taken apart: the serialized fields that stay, and the payloads cut out, in their order."""
+    """A split message: the serialized fields that remain, and the extracted payloads in order."""
 
     rest: bytes | memoryview
     payloads: list[memoryview]
 
 
 def split(data: bytes | memoryview, field: int, least_bytes: int = 0) -> SplitMessage | None:
-    """Cut every payload of the length-delimited `field` out of the serialized message `data`.
+    """Extract every payload of the length-delimited `field` from the serialized message `data`.
 
-    Payloads shorter than `least_bytes` stay. None when the walk met anything but whole, plain fields (a truncated
-    message, a group, an overlong number): the caller must hand all of `data` to the message class. Nothing is
-    allocated but views and the joined rest.
+    Payloads shorter than `least_bytes` remain. Return None if the message has anything but complete, plain fields (it
+    is truncated, or has a group or an overlong number): the caller must then pass all of `data` to the message class.
+    Allocates only views and the joined rest.
     """
     view = memoryview(data)
     wanted = field << 3 | DELIMITED
@@ -37,7 +37,7 @@ def split(data: bytes | memoryview, field: int, least_bytes: int = 0) -> SplitMe
     while position < end:
         start = position
         try:
-            # Tags and lengths of one octet are so common that the calls are spared for them.
+            # Tags and lengths of one octet are so common that they are read without a call.
             tag = view[position]
             position += 1
             if tag >= 0x80:

@@ -34,31 +34,33 @@ CATEGORY_OF: Mapping[str, str] = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-"""The category by which each RPC can be restricted. Reflection, which tells nothing but the schema, cannot be."""
+"""Restriction category of each RPC. Reflection cannot be restricted: it returns only the schema."""
 
 _METADATA_PREFIX = "triton-grpc-protocol-"
 
 _ORDERS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
-"""How the names end of RPCs that can change something."""
+"""Name endings of RPCs that can change the server's state."""
 
 _log = logging.getLogger(__name__)
 
 
 class Restriction:
-    """What calls of one RPC must bring: the metadata of a group, or a token. `rpc` is its name."""
+    """Restriction of one RPC: its calls need the metadata of a group, or a token. `rpc` is its name."""
 
     def __init__(self, rpc: str, category: str, group: RestrictedGroup | None, tokens: Tokens) -> None:
         self._rpc = rpc
         self._category = category
         self._group = group
-        # HTTP/2 carries header names in lower case only.
+        # Header names are in lower case in HTTP/2.
         self._key = "" if group is None else f"{_METADATA_PREFIX}{group.key}".lower()
         self._tokens = tokens
         self._is_order = rpc.endswith(_ORDERS)
 
     def check(self, metadata: Metadata) -> None:
-        """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else
-        Refusal, which is UNAVAILABLE as Triton has it."""
+        """Return if a call with this metadata may pass.
+
+        Raises Unauthenticated or Forbidden if a token is accepted; else Refusal, which is UNAVAILABLE as in Triton.
+        """
         if self._group is not None and is_shared_key(_values(metadata, self._key), self._group.value):
             return
         if self._tokens.requires_token(self._category):
@@ -76,7 +78,7 @@ def restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], toke
 
 
 def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
-    """Return the restriction of each restricted RPC, by the RPC's name."""
+    """Return the restrictions of the restricted RPCs, by RPC name."""
     found = {rpc: restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
     return {rpc: item for rpc, item in found.items() if item is not None}
 

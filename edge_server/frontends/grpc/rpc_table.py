@@ -1,4 +1,4 @@
-"""Table of the RPCs by their HTTP/2 paths."""
+"""Table of RPCs by HTTP/2 path."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 _AT_ONCE = frozenset(("ServerLive", "ServerReady", "ServerMetadata", "Check"))
-"""Control RPCs that are answered on the transport's thread: they wait for nothing and compute next to nothing."""
+"""Control RPCs answered on the transport's thread: they neither wait nor compute much."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamService:
-    """A service of bidirectional streams that another front end answers: its full name, and what opens each RPC's side.
+    """A service of bidirectional streams that another front end answers: its full name, and the opener of each RPC.
 
-    Its messages are described in protocol/descriptors.binpb; `category` is what it can be restricted by.
+    protocol/descriptors.binpb describes its messages. `category` is its restriction category.
     """
 
     name: str
@@ -61,7 +61,7 @@ def served_methods(
     allows_code_upload: bool = False,
     tokens: Tokens | None = None,
 ) -> Methods:
-    """Return every RPC that is served: Triton's GRPCInferenceService, health, reflection and the `guests`."""
+    """Return all served RPCs: Triton's GRPCInferenceService, health, reflection and the `guests`."""
     tokens = tokens or Tokens()
     guards = restrictions(config.restricted, tokens)
     inference = InferContext(service, config.header_pattern, guards.get("ModelInfer"))
@@ -96,7 +96,7 @@ def served_methods(
 
 
 class ControlCall(UnaryHandler):
-    """One call of an RPC that is not inference: message in, message out."""
+    """One call of a control RPC or a health check."""
 
     __slots__ = ("_answer", "_call", "_method")
 
@@ -130,7 +130,7 @@ class ControlCall(UnaryHandler):
 
 
 def _load_opener(rpcs: ControlRpcs, method: Described, guard: Restriction | None, allows_code_upload: bool) -> Opener:
-    """Return the check for code in load calls: allowed from this machine, and from others if configured."""
+    """Return the opener of load calls. They may carry code from this machine, and from others if configured."""
 
     def open_load(call: RpcCall) -> CallHandler:
         may_carry_code = allows_code_upload or is_this_machine(_address(call.peer))
@@ -145,5 +145,5 @@ def _guarded(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:
 
 
 def _address(peer: str) -> str:
-    """Return the address in gRPC's name of a peer, as "ipv4:10.0.0.7:40112" or "ipv6:%5Bfe80::1%25eth0%5D:40112"."""
+    """Return the address in gRPC's peer format, as "ipv4:10.0.0.7:40112" or "ipv6:%5Bfe80::1%25eth0%5D:40112"."""
     return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 MAX_CALLS = 1024
-"""Calls open at once. Further ones are refused RESOURCE_EXHAUSTED at once, not queued behind calls that may not end."""
+"""Maximum number of calls answered at once. Further calls fail with RESOURCE_EXHAUSTED at once; they are not queued
+behind calls that may never end."""
 
 MAX_STREAMS = 768
-"""Calls of unlimited length among them; the rest is left to unary calls."""
+"""Maximum number of streaming calls among them; the rest is for unary calls."""
 
 
 class GrpcFrontend:
-    """Serves Triton's GRPCInferenceService, health checking, reflection and the `guests`. `start` once, then `stop`
-    once."""
+    """Serves Triton's GRPCInferenceService, health checking, reflection and the `guests`.
+
+    Call `start` once, then `stop` once.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class GrpcFrontend:
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        """`budget` bounds what messages that are not whole hold; None for one of its own, by the memory there is."""
+        """`budget` limits the memory of incomplete messages; None makes one sized by the machine's memory."""
         self._config = config
         self._budget = budget or MemoryBudget(budget_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
         self._methods = served_methods(service, config, guests, allows_code_upload=allows_code_upload, tokens=tokens)
@@ -60,7 +63,7 @@ class GrpcFrontend:
         return port
 
     def renew_tls(self, config: GrpcConfig) -> None:
-        """Use the TLS files that `config` names for connections from now on. *Blocking.* Without TLS, do nothing.
+        """Use the TLS files of `config` for new connections. *Blocking.* Without TLS, do nothing.
 
         Raises ServingFault, and changes nothing then.
         """
@@ -68,18 +71,20 @@ class GrpcFrontend:
             self._transport.renew_tls(config)
 
     def begin_drain(self) -> None:
-        """Tell clients to connect elsewhere, and answer everything until `stop`. grpcio's transport cannot tell."""
+        """Tell clients to connect elsewhere, but still answer their calls. With grpcio's transport, do nothing."""
         if self._transport is not None:
             self._transport.begin_drain()
 
     def end_drain(self) -> None:
-        """Take no further connections and calls, which clients then try elsewhere. *Blocking* for a moment. grpcio's
-        transport takes them until `stop`."""
+        """Accept no further connections and calls, so that clients try elsewhere. *Blocking* briefly.
+
+        grpcio's transport accepts them until `stop`.
+        """
         if self._transport is not None:
             self._transport.end_drain()
 
     def stop(self, grace_s: float) -> None:
-        """Take no new calls, wait up to `grace_s` for running ones, cancel what is left. *Blocking.*
+        """Accept no new calls, wait up to `grace_s` for running ones, then cancel the rest. *Blocking.*
 
         Streams end as soon as nothing is outstanding on them.
         """

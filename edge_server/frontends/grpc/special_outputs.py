@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def shaped(response: Response, plan: ResponsePlan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
-    """Return the response as the plan asks for it, and the places of outputs in shared memory."""
+    """Apply the plan to the response. Return the response, and the regions of outputs written to shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []
     has_classes = False

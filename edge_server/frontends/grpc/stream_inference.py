@@ -1,9 +1,9 @@
 """ModelStreamInfer: the requests of one stream and their responses, without a thread per stream.
 
-Requests are submitted on the thread that brings them, responses encoded and sent on the thread that computed them, or
-on the transport's when the one before has left. Responses of models with one response a request leave in the order of
-the requests, those of decoupled models as they come. What is not answered and what is not sent is bounded; a call that
-ends takes back what is outstanding.
+The thread that receives a request submits it; a large one that is slow to parse goes to another thread. The thread that
+computes a response encodes and sends it, or the transport's thread does once the previous one is sent. Responses
+of models with one response per request are sent in request order, those of decoupled models as they come. Unanswered
+requests and unsent responses are limited. A call that ends cancels its outstanding requests.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_OUTSTANDING = 1024
-"""Requests of one stream read and not yet answered. Beyond, reading stops, and HTTP/2 makes the client wait."""
+"""Maximum number of unanswered requests of one stream. At this limit reading stops, and HTTP/2 makes the client
+wait."""
 
 MAX_OUTSTANDING_BYTES = 256 << 20
-"""Memory of those requests, and of responses not yet sent, at which reading stops; one request always gets through."""
+"""Memory of those requests and of unsent responses at which reading stops; one request always gets through."""
 
 MAX_BACKLOG = 65_536
 MAX_BACKLOG_BYTES = 1 << 30
-"""Responses waiting for a client that does not read, in number and memory; a stream that exceeds either is ended."""
+"""Maximum number and memory of unsent responses to a client that does not read; more of either ends the stream."""
 
 
 class StreamedRequest:
-    """One request of a stream and the responses to it. `take` is its sink."""
+    """One request of a stream and its responses. `take` is its sink."""
 
     __slots__ = (
         "_stream", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
@@ -73,21 +74,21 @@ class StreamedRequest:
         self._stream.take(self, response)
 
     def close(self) -> None:
-        """Finish the trace and give back the memory for outputs: nothing more is sent for this request."""
+        """Finish the trace and release the memory for outputs; nothing more is sent for this request."""
         self.plan.release()
         if self.trace is not None:
             self.trace.finish()
 
 
 class EndOfStream:
-    """The last thing in an outbox: nothing more is to be sent. `error` None ends the call OK."""
+    """Last item of an outbox. `error` None ends the call with OK."""
 
     def __init__(self, error: EdgeServerError | None = None) -> None:
         self.error = error
 
 
 Answer: TypeAlias = "tuple[StreamedRequest, Response, int]"
-"""What is to be sent, for whom, and the memory it holds."""
+"""A response to send: its request, the response, and its memory in bytes."""
 
 
 class InferStream:
@@ -95,7 +96,7 @@ class InferStream:
 
     @staticmethod
     def open(inference: InferContext, restriction: Restriction | None, call: RpcCall) -> InferStream:
-        """Open a call. Raises what the restriction raises, and InvalidRequest for metadata of reserved names."""
+        """Open a call. Raises the errors of `Restriction.check` and of `forwarded_metadata`."""
         if restriction is not None:
             restriction.check(call.metadata)
         return InferStream(inference, call)
@@ -107,7 +108,7 @@ class InferStream:
         self._forwarded = forwarded_metadata(call.metadata, inference.header_pattern)
         self._has_real_errors = (REAL_ERRORS_KEY, "true") in call.metadata
 
-        # The lock guards what follows, and is never held while calling out.
+        # The lock guards the fields below, and is never held during calls to other objects.
         self._lock = threading.Lock()
         self._order: deque[StreamedRequest] = deque()
         self._waiting: set[StreamedRequest] = set()
@@ -116,10 +117,10 @@ class InferStream:
         self._posted = self._posted_bytes = 0
         self._is_input_closed = self._is_ended = self._is_stopping = False
         self._is_sending = False
-        """Whether a thread sends, or the transport has not taken what was sent last. For ever, after the end."""
+        """Whether a thread sends, or the transport has not taken the last message. Stays True after the end."""
         self._reader_waits = False
 
-        # These only grow, the first two on the reading thread, the others on the sending one: no lock is needed.
+        # No lock is needed: these only grow, the first two on the reading thread, the others on the sending thread.
         self._accepted = self._accepted_bytes = 0
         self._finished = self._finished_bytes = 0
         self._sent = self._sent_bytes = 0
@@ -140,7 +141,7 @@ class InferStream:
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
             self._end(known(error))
             return
-        # Said before looking: who makes room counts first and looks at this flag after.
+        # Set before the limits are checked: a thread that makes room counts first and checks this flag after.
         self._reader_waits = True
         self._read_on()
 
@@ -156,7 +157,7 @@ class InferStream:
         self._flush()
 
     def on_woken(self) -> None:
-        """Never asked for."""
+        """Do nothing: this call never asks for it."""
 
     def on_client_left(self) -> None:
         self._end()
@@ -171,7 +172,7 @@ class InferStream:
     # -- requests
 
     def _submit(self, message: Message) -> None:
-        """Submit one request, or answer it with what is wrong with it."""
+        """Submit one request, or answer it with an error."""
         service = self._service
         exchange = StreamedRequest(self, len(message))
         plan = exchange.plan
@@ -197,18 +198,18 @@ class InferStream:
                 self._order.append(exchange)
         if request is not None and failure is None:
             try:
-                # A model that answers any number of times may take any time between them.
+                # A decoupled model may take any time between its responses.
                 hold_us = self._call.hold_us if exchange.is_ordered else 0.0
                 ticket = service.submit(request, exchange.take, hold_us=hold_us)
                 if not exchange.is_done:
                     self._watch(exchange, ticket)
-            except Exception as error:  # noqa: BLE001 - likewise
+            except Exception as error:  # noqa: BLE001 - a front-end boundary, as above
                 failure = known(error)
         if failure is not None:
             self.take(exchange, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
 
     def _watch(self, exchange: StreamedRequest, ticket: SubmittedRequest) -> None:
-        """Remember an unanswered request, so that it is taken back when the call ends."""
+        """Remember an unanswered request, so that it is cancelled when the call ends."""
         exchange.ticket = ticket
         with self._lock:
             if exchange.is_done:
@@ -219,7 +220,7 @@ class InferStream:
         ticket.cancel()
 
     def _read_on(self) -> None:
-        """Have the next request delivered if reading waits, and there is room for it."""
+        """Request the next message if reading waits and there is room for it."""
         if not self._reader_waits:
             return
         with self._lock:
@@ -234,7 +235,7 @@ class InferStream:
     # -- responses
 
     def take(self, exchange: StreamedRequest, response: Response) -> None:
-        """Take one response from whichever thread made it."""
+        """Take one response, on any thread."""
         with self._lock:
             if response.is_final:
                 exchange.is_done = True
@@ -259,7 +260,7 @@ class InferStream:
             self._flush()
 
     def _post_in_order(self, exchange: StreamedRequest, response: Response) -> None:
-        """Post the response, or keep it until those before it have come. Called with the lock held."""
+        """Post the response, or hold it until the previous ones have come. *Locked.*"""
         if not exchange.is_ordered:
             self._post(exchange, response)
             return
@@ -296,12 +297,12 @@ class InferStream:
             self._outbox.append(EndOfStream(_stopping()))
 
     def _flush(self) -> None:
-        """Send what waits, unless another thread does, or the transport has enough to send."""
+        """Send the waiting responses, unless another thread does or the transport takes no more."""
         while True:
             with self._lock:
                 if self._is_sending or not self._outbox:
                     return
-                # From here to the end of what is sent, this is the one thread that sends.
+                # From here until the message is sent, only this thread sends.
                 self._is_sending = True
                 item = self._outbox.popleft()
             if isinstance(item, EndOfStream):
@@ -317,7 +318,7 @@ class InferStream:
             self._is_sending = False
 
     def _message(self, exchange: StreamedRequest, response: Response, size: int) -> Pieces | None:
-        """Return the response as sent, None when the client does not want to see it.
+        """Return the encoded response, or None if the client must not get it.
 
         Raises the response's error in real-error mode.
         """
@@ -342,8 +343,8 @@ class InferStream:
     def _encoded(self, exchange: StreamedRequest, response: Response) -> Pieces | None:
         error, plan = response.error, exchange.plan
         if error is None:
-            # A final response without outputs is shown to a client that asked for it, or that would see none at all of
-            # a model that owes it one.
+            # An empty final response is sent if the client asked for it, or if a model with one response per request
+            # has sent none.
             if response.is_empty and not plan.wants_empty_final and (exchange.has_sent or not exchange.is_ordered):
                 return None
             exchange.has_sent = True
@@ -365,7 +366,7 @@ class InferStream:
     # -- the end
 
     def _end(self, error: EdgeServerError | None = None) -> None:
-        """Take back what is outstanding and drop what was not sent: the client left, or `error` ends the call."""
+        """Cancel outstanding requests and drop unsent responses: the client left, or `error` ends the call."""
         with self._lock:
             if self._is_ended:
                 return

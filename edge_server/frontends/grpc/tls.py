@@ -9,14 +9,14 @@ from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=0"
-"""Suites of TLS 1.2 that HTTP/2 allows (RFC 9113, section 9.2.2; those of 1.3 all are). At OpenSSL's level 0 keys are
-refused for what is wrong with them, not for being short."""
+"""TLS 1.2 cipher suites that HTTP/2 allows (RFC 9113, section 9.2.2); those of TLS 1.3 are all allowed. OpenSSL's
+security level 0 accepts short keys."""
 
 
 def tls_context(config: GrpcConfig, is_mutual: bool) -> ssl.SSLContext:
-    """Return a context for connections of clients. *Blocking.*
+    """Return a TLS context for client connections. *Blocking.*
 
-    Raises ServingFault: a file cannot be read, or certificate and key do not fit each other.
+    Raises ServingFault if a file is missing or unreadable, or certificate and key do not match.
     """
     _check_readable("server key", config.server_key)
     _check_readable("server certificate", config.server_cert)
@@ -29,7 +29,7 @@ def tls_context(config: GrpcConfig, is_mutual: bool) -> ssl.SSLContext:
     # RFC 9113, section 9.2.1.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     try:
-        # Without a password of ours, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        # Without a password argument, OpenSSL prompts on the terminal for that of an encrypted key, and waits.
         context.load_cert_chain(config.server_cert, config.server_key, password="")
     except (OSError, ValueError) as error:
         raise ServingFault(

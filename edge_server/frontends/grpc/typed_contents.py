@@ -1,7 +1,7 @@
 """Typed tensor contents (InferTensorContents): packed protobuf fields to arrays, without a Python loop.
 
-protobuf writes numbers of a repeated field as one packed payload: IEEE values side by side, whole numbers as varints.
-The payload of floating-point contents therefore is the tensor, and only varints need decoding.
+protobuf writes the numbers of a repeated field as one packed payload: floats as IEEE values, integers as varints. So
+the payload of floating-point contents is the tensor itself, and only varints need decoding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIELDS: dict[DType, int] = {
     DType.FP64: 7,
     DType.BYTES: 8,
 }
-"""Field of InferTensorContents that carries a data type. FP16 and BF16 have none: they travel as raw contents only."""
+"""Field number in InferTensorContents for each data type. FP16 and BF16 have none: they are sent as raw contents."""
 
 _CHUNK_BYTES = 1 << 20
 _MAX_VARINT_BYTES = 10
@@ -44,9 +44,9 @@ _MAX_VARINT_BYTES = 10
 def tensor_from_contents(
     name: str, dtype: DType, shape: Sequence[int], contents: bytes | memoryview, *, model: str
 ) -> Tensor:
-    """Return the tensor that a serialized InferTensorContents holds; floating-point numbers are a view of it.
+    """Return the tensor of a serialized InferTensorContents; floating-point tensors are views of it.
 
-    Raises InvalidRequest when the contents are malformed, are not of `dtype`, or do not fit the shape.
+    Raises InvalidRequest if the contents are malformed, are not of `dtype`, or do not match the shape.
     """
     if dtype not in FIELDS:
         raise InvalidRequest(
@@ -68,11 +68,11 @@ def tensor_from_contents(
 
 
 def _payloads(contents: bytes | memoryview, field: int) -> list[memoryview]:
-    """Return the payloads of one field: a single packed one for numbers, one for each element of bytes_contents."""
+    """Return the payloads of one field: one packed payload for numbers, or one per element of bytes_contents."""
     found = split(contents, field)
     if found is None or len(found.rest) or (len(found.payloads) > 1 and field != FIELDS[DType.BYTES]):
-        # Unpacked numbers, several packed runs, other fields, damage: the message class knows every rule, and
-        # what it serializes again is plain.
+        # Unpacked numbers, several packed runs, other fields or damage: the message class handles them all, and its
+        # serialization is plain.
         found = split(_normalised(contents), field)
     return found.payloads if found is not None else []
 
@@ -97,12 +97,12 @@ def _strings(name: str, count: int, payloads: list[memoryview], model: str) -> n
 
 
 def _numbers(name: str, dtype: DType, octets: npt.NDArray[np.uint8], count: int, model: str) -> npt.NDArray[np.generic]:
-    """Decode `count` varints that fill `octets`, a chunk at a time so that temporaries stay small."""
+    """Decode the `count` varints in `octets`, in chunks so that temporaries stay small."""
     if len(octets) and octets[-1] >= 0x80:
         raise InvalidRequest(f"typed contents of input '{name}' for model '{model}' end within a number")
     result = np.empty(count, dtype.numpy)
     if len(octets) == count:
-        # Every number is one octet, 0 to 127, which fits every type.
+        # Every number is one octet, 0 to 127, and fits every type.
         result[:] = octets
         return result
     start = done = 0
@@ -117,7 +117,7 @@ def _numbers(name: str, dtype: DType, octets: npt.NDArray[np.uint8], count: int,
 
 
 def _chunk_end(octets: npt.NDArray[np.uint8], start: int) -> int:
-    """Return where a chunk from `start` may end: after a whole number."""
+    """Return the end of the chunk that begins at `start`: after a complete number."""
     stop = min(start + _CHUNK_BYTES, len(octets))
     while octets[stop - 1] >= 0x80:
         stop += 1
@@ -125,7 +125,7 @@ def _chunk_end(octets: npt.NDArray[np.uint8], start: int) -> int:
 
 
 def decode_varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | None:
-    """Return the numbers in `octets`, which hold at least one and end with a whole one; None for one over 64 bits."""
+    """Return the numbers in `octets`, or None if one exceeds 64 bits. `octets` must end with a complete number."""
     ends = np.flatnonzero(octets < 0x80)
     starts = np.concatenate(([0], ends[:-1] + 1))
     sizes = ends - starts + 1
@@ -143,7 +143,10 @@ def decode_varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | No
 
 
 def _fit(name: str, dtype: DType, values: npt.NDArray[np.uint64], model: str) -> npt.NDArray[np.generic]:
-    """Narrow 64-bit patterns to the type: first as protobuf narrows (int32, uint32), then without losing anything."""
+    """Convert 64-bit patterns to the type: first to int32 or uint32 as protobuf does, then without loss.
+
+    Raises InvalidRequest if a number does not fit into the type.
+    """
     if dtype is DType.BOOL:
         return np.not_equal(values, 0)
     if dtype in (DType.INT64, DType.UINT64):

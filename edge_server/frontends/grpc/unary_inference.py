@@ -1,12 +1,12 @@
 """ModelInfer: parses requests, encodes responses, and handles the unary call between them.
 
-Clients repeat themselves: a client's requests to a model differ in their id and in their tensors' bytes. The rest of a
-message, its head, is therefore read by the message class once, and found again by its bytes. What the answers to
-requests with one head have in common is kept with the head's memo. Heads that mean something else each time (a
-deadline, a step of a sequence) or carry data are not kept. Streams use the same functions.
+A client's requests to a model usually differ only in id and tensor bytes. The rest of a message is its header. The
+message class parses a header once; a header cache recognises it by its bytes. The header's memo holds the common parts
+of the responses. A header is not cached if it carries data or means something else each time (a deadline, a sequence
+step). Streams use the same functions.
 
-Formats: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of grpc_service.proto, fields of answers in
-ascending order; tensor memory is not copied.
+Formats: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of grpc_service.proto. Response fields are
+in ascending order. Data of large tensors is not copied.
 """
 
 from __future__ import annotations
@@ -74,24 +74,27 @@ if TYPE_CHECKING:
 
 MOST_HEADS = 256
 MOST_HEAD_BYTES = 2048
-"""Bounds of what is kept, whatever clients send: more of them, or longer ones, are read anew each time."""
+"""Limits of the header cache: more entries clear it, and longer headers are parsed each time."""
 
 _SMALL_BYTES = 4096
-"""Data of up to this is copied: that costs less than a view of it, or than finding out whether it is aligned."""
+"""Data up to this size is copied: that costs less than a view or an alignment check."""
 
 _REQUEST_ID = 3 << 3 | DELIMITED
 _REQUEST_RAW = 7 << 3 | DELIMITED
 _REQUEST_PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
-"""Tags of model_name, model_version, id, parameters, inputs and outputs: all that a head may consist of."""
+"""Tags of model_name, model_version, id, parameters, inputs and outputs: the fields of a cacheable header."""
 
 KnownMessage: TypeAlias = "tuple[RequestHeader, list[int]]"
-"""A message whose head was met before: the head, and pairs of start and end of its raw_input_contents."""
+"""A message with a cached header: the header, then start and end offset of each of its raw_input_contents."""
 
 
 @dataclass(slots=True)
 class HeaderInput:
-    """One input as a head declares it. `size` is how many bytes its data has to have, -1 where that alone does not make
-    it right. `region` is None where the data follows in raw_input_contents."""
+    """One input as a header declares it.
+
+    `size` is the required data size in bytes, or -1 if the right size alone does not make the data valid. `region` is
+    None if the data follows in raw_input_contents.
+    """
 
     name: str
     dtype: DType
@@ -101,7 +104,7 @@ class HeaderInput:
     region: RegionRef | None
 
     def tensor(self, data: Message, start: int, end: int, model: str) -> Tensor:
-        """Return the input over data[start:end]. Raises InvalidRequest when the size does not fit the shape."""
+        """Return the input from data[start:end]. Raises InvalidRequest if the size does not match the shape."""
         size = end - start
         if size != self.size:
             return tensor_from_raw(self.name, self.dtype, self.shape, memoryview(data)[start:end], model=model)
@@ -113,8 +116,10 @@ class HeaderInput:
 
 @dataclass(slots=True)
 class RequestHeader:
-    """What a head says. Shared by requests: not to be changed. `given` are all its parameters, `custom` those among
-    them that the model sees. `memo` is what the server keeps with it."""
+    """Parsed request header, shared by requests and never changed.
+
+    `given` holds all parameters, `custom` those that the model sees. `memo` is the server's cache for this header.
+    """
 
     model: str
     version_text: str
@@ -132,7 +137,7 @@ class RequestHeader:
 
 
 def outline(data: Message) -> Outline | None:
-    """Walk over a serialized message; None for one that is not plain, or not whole."""
+    """Return the parts of a serialized message; None if it is not plain, not complete, or its header is too long."""
     position = 0
     end = len(data)
     id_start = id_end = 0
@@ -171,7 +176,7 @@ def outline(data: Message) -> Outline | None:
 
 
 class RequestReader:
-    """Reads requests; keeps the heads that it met. Used by any thread."""
+    """Request parser with a header cache. Thread-safe."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
@@ -179,20 +184,20 @@ class RequestReader:
         self._heads: dict[bytes, RequestHeader] = {}
 
     def is_quick(self, data: Message) -> bool:
-        """Return whether reading a large message takes microseconds: its head is known, and no value is looked at."""
+        """Return whether parsing takes microseconds: the header is cached, and no input needs a check of its values."""
         parts = outline(data)
         head = self._heads.get(parts[0]) if parts is not None else None
         return head is not None and all(slot.size >= 0 for slot in head.slots)
 
     def find(self, data: Message, plan: ResponsePlan) -> KnownMessage | InferMessage:
-        """Take a received message apart, and fill in its addressee in `plan`. Raises InvalidRequest."""
+        """Parse a received message, and set model, version and id in `plan`. Raises InvalidRequest."""
         parts = outline(data)
         head = self._heads.get(parts[0]) if parts is not None else None
         if parts is not None and head is not None and 2 * head.raw_count == len(parts[2]):
             try:
                 plan.request_id = parts[1].decode()
             except UnicodeDecodeError:
-                # For the message class to say.
+                # The message class reports this error.
                 parts = None
             else:
                 plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
@@ -207,11 +212,11 @@ class RequestReader:
     def request(
         self, data: Message, found: KnownMessage | InferMessage, plan: ResponsePlan, forwarded: Mapping[str, Parameter]
     ) -> Request:
-        """Return the request; its tensors are views of the message or of pinned shared memory. Fill in the plan.
+        """Return the request, and fill in the plan. Large tensors are views of the message or of pinned shared memory.
 
-        `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's
-        `release`, that of outputs by the plan's.
-        Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+        `forwarded` are request headers that become parameters. The request's `release` frees the memory of inputs, the
+        plan's `release` that of outputs. Raises InvalidRequest, and the registry's errors for a region; nothing stays
+        pinned then.
         """
         if isinstance(found, InferMessage):
             request = request_of(found, plan, self._regions, forwarded)
@@ -241,7 +246,7 @@ class RequestReader:
     def _pin_known(
         self, request: Request, plan: ResponsePlan, head: RequestHeader, data: Message, raws: list[int]
     ) -> None:
-        """Fill in the inputs and places of outputs of a known head that has some in shared memory."""
+        """Set the inputs and output regions of a request with a cached header that uses shared memory."""
         pins = LazyRegionPins(self._regions)
         tensors: dict[str, Tensor] = {}
         position = 0
@@ -265,13 +270,13 @@ class RequestReader:
 
     def _keep(self, found: Outline, head: RequestHeader) -> None:
         if len(self._heads) >= MOST_HEADS:
-            # So many heads are not in use at once: a client varies its requests, and their order means nothing.
+            # So many headers are not in use at once: a client varies its requests, so their order has no meaning.
             self._heads.clear()
         self._heads[found[0]] = head
 
 
 def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
-    """Return the head of a valid request, or None where the same bytes may mean something else next time."""
+    """Return the header of a valid request, or None if it carries data or may mean something else next time."""
     if request.sequence is not None or request.deadline_ns:
         return None
     slots = []
@@ -300,7 +305,7 @@ def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> Reque
 
 
 def slot_of(tensor: Tensor, region: RegionRef | None) -> HeaderInput:
-    """Return how the head declared an input that came out as this tensor."""
+    """Return the header's declaration of an input that was parsed to this tensor."""
     shape = tuple(map(int, tensor.shape))
     size = -1 if tensor.dtype in (DType.BYTES, DType.BOOL) or 0 in shape else tensor.nbytes
     return HeaderInput(tensor.name, tensor.dtype, tensor.dtype.numpy, shape, size, region)
@@ -320,16 +325,17 @@ _ID_HEADS = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
 _NOTHING_PLACED: Mapping[str, RegionRef] = {}
 
 _MAX_HEAD_BYTES = 1 << 24
-"""More than all of a message takes that is no tensor data; data that leaves less room is counted exactly."""
+"""Upper bound for the bytes of a message that are not tensor data. If tensor data leaves less room than this, the
+message size is computed exactly."""
 
 
 def response_message(
     response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
 ) -> list[bytes | memoryview]:
-    """Return a ModelInferResponse, in pieces. `placed` tells outputs whose data is in shared memory; they carry no
-    bytes here. `memo` is that of the request.
+    """Return a ModelInferResponse, in pieces. `memo` is the request's.
 
-    Raises ServingFault when the message would be longer than gRPC allows.
+    `placed` gives the regions of outputs in shared memory; the message carries no data for them. Raises ServingFault
+    if the message is longer than gRPC allows.
     """
     return _pieces(response, placed, memo, b"")
 
@@ -337,23 +343,23 @@ def response_message(
 def stream_message(
     response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
 ) -> list[bytes | memoryview]:
-    """Return a ModelStreamInferResponse around the response, saying whether it is the final one. Raises likewise."""
+    """Return a ModelStreamInferResponse with the response and whether it is final. Raises as `response_message`."""
     pieces = _pieces(response, placed, memo, _FINAL if response.is_final else _NOT_FINAL)
     pieces.insert(0, delimited_head(_STREAM_RESPONSE, sum(map(len, pieces))))
     return pieces
 
 
 def stream_error_message(message: str, request_id: str) -> list[bytes]:
-    """Return a ModelStreamInferResponse that tells an error and which request failed."""
+    """Return a ModelStreamInferResponse with an error and the id of the failed request."""
     inner = _FINAL
     if request_id:
         inner = delimited(_ID, text(request_id)) + inner
-    # An empty sentence would read as no error at all.
+    # An empty error message means no error.
     return [delimited(_STREAM_ERROR, text(message or "unknown error")), delimited(_STREAM_RESPONSE, inner)]
 
 
 def empty_final_message(model: str, version_text: str, request_id: str) -> list[bytes]:
-    """Return the ModelStreamInferResponse that only says that no more responses follow; names are the request's."""
+    """Return a ModelStreamInferResponse that only marks the end of the responses; names are the request's."""
     inner = delimited(_MODEL_NAME, text(model))
     if version_text:
         inner += delimited(_MODEL_VERSION, text(version_text))
@@ -363,7 +369,7 @@ def empty_final_message(model: str, version_text: str, request_id: str) -> list[
 
 
 class _OutputHead(NamedTuple):
-    """The InferOutputTensor field of an output, and the head of its raw contents of `size` bytes."""
+    """The InferOutputTensor field of an output, and the tag and length of its raw contents of `size` bytes."""
 
     name: str
     dtype: DType
@@ -375,7 +381,7 @@ class _OutputHead(NamedTuple):
 
 
 class _AnswerHead(NamedTuple):
-    """What the answers to requests with one head have in common."""
+    """Common parts of the responses to requests with one header."""
 
     model: str
     version: int
@@ -401,7 +407,7 @@ def _pieces(
         pieces.append((_ID_HEADS[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
     if response.parameters:
         for key, value in response.parameters.items():
-            # Reserved words are the server's own; a model cannot contradict it.
+            # The server sets this reserved parameter; a model cannot override it.
             if not (final and key == FINAL_KEY):
                 pieces.append(parameter_entry(_PARAMETERS, key, value))
     if final:
@@ -445,7 +451,7 @@ def _pieces(
         memo.front_end = kept._replace(outputs=tuple(made))
     if data_bytes > MAX_MESSAGE_BYTES - _MAX_HEAD_BYTES:
         size = sum(map(len, pieces))
-        # Tag and length of a surrounding stream message take less than 16 bytes.
+        # The tag and length of an enclosing stream message take less than 16 bytes.
         if size + 16 > MAX_MESSAGE_BYTES:
             raise ServingFault(
                 f"response of model '{response.model}' takes {size} bytes, more than the {MAX_MESSAGE_BYTES} bytes "
@@ -495,17 +501,17 @@ _NOT_FINAL = parameter_entry(_PARAMETERS, FINAL_KEY, False)
 # -- calls
 
 REAL_ERRORS_KEY = "triton_grpc_error"
-"""Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
+"""Metadata key: if "true", the first error ends a stream with its status instead of being sent in a message."""
 
 LARGE_BYTES = 256 << 10
-"""From this size on messages are read on the transport's thread only if nothing but their head is looked at."""
+"""Messages of at least this size are parsed on the transport's thread only if `RequestReader.is_quick`."""
 
 COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
-"""Triton's names, in traces, for what the front end does after a model has answered."""
+"""Triton's trace names for the front end's steps after a model has answered."""
 
 
 class InferContext:
-    """What every inference call needs: the service, the reader of requests, the names of forwarded metadata."""
+    """Shared context of inference calls: the service, the request parser, the pattern of forwarded metadata names."""
 
     __slots__ = ("header_pattern", "reader", "restriction", "service")
 
@@ -518,7 +524,7 @@ class InferContext:
         self.restriction = restriction
 
     def open(self, call: RpcCall) -> UnaryInferCall:
-        """Open a ModelInfer call. Raises what the restriction raises."""
+        """Open a ModelInfer call. Raises the errors of `Restriction.check`."""
         if self.restriction is not None:
             self.restriction.check(call.metadata)
         return UnaryInferCall(call, self)
@@ -576,7 +582,7 @@ class UnaryInferCall(UnaryHandler):
             return
         if self._is_answered:
             return
-        # Neither a lock nor an order of events is needed: whichever of these two threads writes first looks second.
+        # No lock is needed: each of the two threads writes its own flag first and reads the other's after.
         self._ticket = ticket
         if self._has_left:
             ticket.cancel()
@@ -590,7 +596,7 @@ class UnaryInferCall(UnaryHandler):
             ticket.cancel()
 
     def _take(self, response: Response) -> None:
-        """Take the model's responses, on any thread; the last one that is not empty is the answer."""
+        """Take the model's responses, on any thread. The last one that is not empty is sent."""
         if not response.is_final:
             if not response.is_empty:
                 self._response = response
@@ -613,8 +619,8 @@ class UnaryInferCall(UnaryHandler):
                 error = known(failure)
         if plan.places is not None:
             plan.release()
-        # Errors are not raised: batch mates share them, and a traceback on one would pin every one of their requests.
-        # The two refer to each other: let go, so that they, and the message, are freed at once.
+        # Errors are not raised: requests of a batch share them, and a traceback would keep all these requests alive.
+        # `self` and the call refer to each other: break the cycle, so that they and the message are freed at once.
         call = self._call
         del self._call
         if error is None:
@@ -627,10 +633,11 @@ class UnaryInferCall(UnaryHandler):
 
 
 def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:
-    """Return the call's metadata that becomes request parameters. Raises InvalidRequest for reserved names."""
+    """Return the metadata that becomes request parameters. Raises InvalidRequest for a reserved name or a value that is
+    not printable."""
     if pattern is None:
         return NO_PARAMETERS
-    # Binary metadata is no text, and the switch for real errors on streams is for this front end alone.
+    # Binary metadata is not text, and REAL_ERRORS_KEY is for this front end alone.
     return forwarded(
         (
             (key, value)
@@ -642,7 +649,7 @@ def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> M
 
 
 def begin_trace(traces: Traces, request: Request, metadata: Metadata, received_ns: int) -> TracedRequest | None:
-    """Return the trace of a request that was just read, None for most. `received_ns` is when its bytes were there."""
+    """Return the trace of a request that was just parsed; None for an unsampled one. `received_ns` is its arrival."""
     trace = traces.sample(request.model, ((key, value) for key, value in metadata if isinstance(value, str)))
     if trace is not None:
         trace.stamps.append(("GRPC_WAITREAD_START", received_ns))

@@ -1,5 +1,6 @@
 """Output heads: model outputs to boxes, classes and masks, as the configuration declares them.
 
-`declaration` documents the keys. A head (`yolo`, `yolox`, `ssd`, `final`, `yunet`, `blazeface`) turns raw outputs into
-candidates in pixels of the network's input; `detections`, `classes` and `masks` make results of the frame out of them.
+`output_parameters` documents the keys. A detection head (`yolo`, `yolox`, `ssd`, `suppressed_boxes`, `yunet`,
+`blazeface`) converts raw outputs to candidates in pixels of the network's input. `detections` converts candidates to
+results of the frame. `classes` and `masks` convert raw outputs to results of the frame.
 """

@@ -1,5 +1,4 @@
-"""Activation functions: scores to probabilities. Values that overflow become the limit or NaN, and are dropped
-later."""
+"""Activation functions: scores to probabilities. Values that overflow become the limit or NaN; NaN is dropped later."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from edge_server.vision.heads.output_tensors import Reals
 
 
 def activate(scores: Reals, activation: Activation, *, axis: int) -> Reals:
-    """Return probabilities; `axis` runs over the classes. Without an activation the scores themselves, uncopied."""
+    """Return probabilities; `axis` is the class axis. Without an activation, return the scores uncopied."""
     if activation is Activation.NONE:
         return scores
     if activation is Activation.SIGMOID:
@@ -22,9 +21,9 @@ def activate(scores: Reals, activation: Activation, *, axis: int) -> Reals:
 
 
 def best_class(scores: Reals, activation: Activation, *, axis: int) -> Reals:
-    """Return the probability of the best class, for all places along the other axis: as `activate(...).max(axis)`.
+    """Return the probability of the best class along `axis`, as `activate(...).max(axis)`.
 
-    Cheaper, because the order of classes is the same before the activation.
+    This is cheaper, because the activation does not change the order of classes.
     """
     highest: Reals = scores.max(axis=axis)
     if activation is Activation.SOFTMAX:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ANCHORS_PER_CELL = 2
-"""Anchors that each entry of the strides adds to a cell; grids of the same stride share their cells."""
+"""Number of anchors that each entry of the strides adds to a cell; equal consecutive strides share their cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlazeFace:
     """[A, 16] and [A, 1]: centre, size and 6 points in pixels of the input, relative to the anchor's centre; score.
 
-    Keypoints: right eye, left eye, nose, mouth, right ear, left ear, as the person has them.
+    Keypoints: right eye, left eye, nose, mouth, right ear, left ear, from the person's view.
     """
 
     size: NetworkSize
@@ -51,14 +51,14 @@ class BlazeFace:
         kept, centre = values[chosen].astype(np.float64), self._anchors[chosen]
         middle, half = centre + kept[:, :2], kept[:, 2:4] / 2
         points = kept[:, 4:].reshape(-1, 6, 2) + centre[:, None]
-        # A keypoint has no score of its own.
+        # A keypoint has no score.
         keypoints = np.concatenate((points, np.ones((len(chosen), 6, 1))), axis=2)
         boxes = np.concatenate((middle - half, middle + half), axis=1)
         return Candidates(boxes, scores[chosen], np.zeros(len(chosen), np.int64), keypoints)
 
 
 def anchors(size: NetworkSize, strides: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Return the centre of each anchor (A, 2) in pixels: cell by cell, all anchors of a cell together."""
+    """Return the centres of the anchors (A, 2) in pixels: cell by cell, all anchors of a cell together."""
     grids = []
     for stride, same in groupby(strides):
         centres = (cells(size, stride) + 0.5) * stride

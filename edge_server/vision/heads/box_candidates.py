@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MOST_CANDIDATES = 2048
-"""How many of the best scores are looked at further. A network that finds something everywhere costs no more."""
+"""Maximum number of candidates per frame. It limits the cost of a network that detects something everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """K finds, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score.
+    """K candidates, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score.
 
-    Positions are pixels of the network's input. Numbers may be of any size, and not finite.
+    Positions are pixels of the network's input. Numbers may have any size and may be not finite.
     """
 
     boxes: npt.NDArray[np.float64]
@@ -40,9 +40,9 @@ class NetworkSize:
 
 
 class DetectionHead(Protocol):
-    """One way to write detections down. Immutable, usable from any thread.
+    """Reader of one output format of detectors. Immutable and thread-safe.
 
-    `ranks`: dimensions of each output, without a batch. `class_part`: which output has the names of the classes.
+    `ranks`: number of dimensions of each output, without a batch. `class_part`: index of the output with the labels.
     """
 
     @property
@@ -52,17 +52,17 @@ class DetectionHead(Protocol):
     def class_part(self) -> int: ...
 
     def problem(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return the expected output shapes if the given ones do not fit, else None. -1 is any number."""
+        """Return the expected output shapes if the given ones do not match, else None. -1 is any number."""
         ...
 
     def candidates(self, parts: Sequence[Reals], threshold: float) -> Candidates:
-        """Return at most MOST_CANDIDATES finds with a score of at least `threshold`. Shapes have been checked."""
+        """Return at most MOST_CANDIDATES candidates with a score of at least `threshold`. The shapes are checked."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BoxCode:
-    """How a network writes its boxes."""
+    """Box format and unit of a network."""
 
     format: BoxFormat
     unit: BoxUnit
@@ -70,7 +70,7 @@ class BoxCode:
 
     @property
     def pixels(self) -> tuple[float, float]:
-        """Pixels of the input in one unit, across and down."""
+        """Pixels of the input per unit, horizontally and vertically."""
         if self.unit is BoxUnit.PIXELS:
             return 1.0, 1.0
         return float(self.size.width), float(self.size.height)

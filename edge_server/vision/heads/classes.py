@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
-    """How one output becomes the best classes."""
+    """Conversion of one output to the best classes."""
 
     slot: HeadOutput
     activation: Activation
@@ -30,8 +30,8 @@ class ClassPlan:
     def read(
         self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, top_k: int, *, model: str
     ) -> tuple[ClassScore, ...]:
-        """Return the `top_k` best classes, best first, the lower index first among equals. Scores that are no finite
-        numbers are left out."""
+        """Return the `top_k` best classes, best first, of equals the lower index first. Scores that are not finite are
+        omitted."""
         values = self.slot.values(outputs, row, model=model).ravel()
         scores = activate(values, self.activation, axis=0) if values.size else values
         chosen = best(scores, -np.inf, top_k)
@@ -42,9 +42,9 @@ class ClassPlan:
 
 
 def class_plan(spec: ModelSpec, declaration: ClassDeclaration) -> ClassPlan | None:
-    """Return how classes are read, None when nothing says out of which output and nothing has to.
+    """Return the class plan, or None if only image_top_k is declared and it is unclear which output has the classes.
 
-    Raises BadModelConfig when there is no such output.
+    Raises BadModelConfig if the declared output does not exist, is ambiguous, or has no numbers.
     """
     labelled = [output for output in spec.outputs if output.labels]
     if not declaration.is_certain and len(labelled) != 1 and len(spec.outputs) != 1:
@@ -54,7 +54,7 @@ def class_plan(spec: ModelSpec, declaration: ClassDeclaration) -> ClassPlan | No
 
 
 def implied_class_plan(spec: ModelSpec) -> ClassPlan | None:
-    """Return the plan of a model that declares nothing but labels on a single output of one dimension, else None."""
+    """Return the plan of a model that only declares labels, on one output with one dimension; else None."""
     labelled = [output for output in spec.outputs if output.labels]
     if len(labelled) != 1:
         return None

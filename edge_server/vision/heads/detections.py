@@ -1,4 +1,4 @@
-"""Detections in the frame: valid numbers, suppression, coordinates and names, from a head's candidates."""
+"""Detections of a frame: filters a head's candidates, suppresses overlaps, and converts coordinates and class names."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FARTHEST = 1e6
-"""Positions are cut off at this many pixels on either side of the frame's corner, so that areas stay exact enough."""
+"""Positions are clipped to this many pixels on either side of the frame's corner, so that areas stay exact enough."""
 
 LARGEST_CLASS = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionPlan:
-    """How a model's outputs become detections. Immutable, usable from any thread."""
+    """Conversion of a model's outputs to detections. Immutable and thread-safe."""
 
     head: DetectionHead
     slots: tuple[HeadOutput, ...]
@@ -39,9 +39,9 @@ class DetectionPlan:
     def read(
         self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: FittedPicture, *, model: str
     ) -> tuple[Detection, ...]:
-        """Return the detections, best first, with boxes cut to the frame. Boxes outside the frame are left out.
+        """Return the detections, best first, with boxes clipped to the frame. Boxes outside the frame are omitted.
 
-        Raises BackendError for outputs of other shapes than the head reads.
+        Raises BackendError for outputs of shapes that the head cannot read.
         """
         parts = [slot.values(outputs, row, model=model) for slot in self.slots]
         problem = self.head.problem([part.shape for part in parts])
@@ -73,7 +73,7 @@ def _keypoints(points: list[list[float]]) -> tuple[Keypoint, ...]:
 
 
 def in_frame(found: Candidates, fit: FittedPicture) -> Candidates:
-    """Return the finds with sound numbers and some area within the frame, positions brought to it, boxes uncut."""
+    """Return the candidates with valid numbers and some area in the frame, in frame coordinates, boxes not clipped."""
     is_sound = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
     is_sound &= (found.classes >= 0) & (found.classes <= LARGEST_CLASS)
     if found.keypoints is not None:
@@ -103,9 +103,9 @@ def _taken(found: Candidates, rows: npt.NDArray[np.intp]) -> Candidates:
 
 
 def detection_plan(spec: ModelSpec, declaration: DetectionDeclaration, size: NetworkSize) -> DetectionPlan:
-    """Return how that model's outputs become detections; `size` is that of its input.
+    """Return the plan that converts a model's outputs to detections. `size` is the size of its input.
 
-    Raises BadModelConfig for outputs that the declared head cannot be read from.
+    Raises BadModelConfig for outputs that the declared head cannot read.
     """
     outputs = choose_parts(spec, declaration)
     for output in outputs:

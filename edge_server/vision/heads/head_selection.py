@@ -1,4 +1,4 @@
-"""Selection of the head for a model's outputs, and the role of each output."""
+"""Selection of the head for a model's outputs and of the role of each output."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _COUNTS: Mapping[HeadKind, tuple[int, ...]] = {
     HeadKind.ONNX_NMS: (3,),
     HeadKind.BLAZEFACE: (2,),
 }
-"""How many outputs a head reads, where that is more than one. YuNet's depends on its strides."""
+"""Number of outputs that a head reads, if not one. YuNet's depends on its strides."""
 
 _ONE_LIST = (HeadKind.ONNX_NMS, HeadKind.DETECTION_OUTPUT)
-"""Heads whose output is one list for a whole batch, which cannot be taken apart into rows."""
+"""Heads whose output is one list for a whole batch, which cannot be split into rows."""
 
 _LAST_DIMS: Mapping[HeadKind, tuple[int | None, ...]] = {
     HeadKind.SSD: (4, None),
     HeadKind.ONNX_NMS: (4, None, 3),
     HeadKind.BLAZEFACE: (16, 1),
 }
-"""The last dim that gives a part away; None: the output that is left over."""
+"""Last dim that identifies each output; None: the remaining output."""
 
 _FINAL_NAMES = (
     ("detection_boxes", "det_boxes", "boxes", "bboxes", "nmsed_boxes"),
@@ -39,11 +39,14 @@ _FINAL_NAMES = (
     ("detection_classes", "det_classes", "classes", "labels", "class_ids", "nmsed_classes"),
     ("num_detections", "num_dets", "count"),
 )
-"""What boxes, scores, classes and their number are called by TensorFlow, TensorRT and exporters for ONNX."""
+"""Names of boxes, scores, classes and their count in TensorFlow, TensorRT and ONNX exporters."""
 
 
 def choose_parts(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[OutputSpec, ...]:
-    """Return the outputs that the declared head reads, in its order. Raises BadModelConfig when they are not told."""
+    """Return the outputs that the declared head reads, in its order.
+
+    Raises BadModelConfig if they cannot be determined or the head does not support the model's batches.
+    """
     if declaration.head in _ONE_LIST and spec.max_batch_size > 1:
         raise BadModelConfig(
             f"model '{spec.name}', detection_head {declaration.head.value}: expected max_batch_size of at most 1, "
@@ -67,7 +70,7 @@ def choose_parts(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[Ou
 
 
 def _names(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[str, ...]:
-    """Return names that can be told without a statement, or nothing."""
+    """Return the names of outputs that can be determined without 'detection_outputs', or nothing."""
     if declaration.head is HeadKind.YUNET:
         return yunet_names(declaration.strides)
     if declaration.head is HeadKind.NMS_INSIDE:

@@ -1,8 +1,8 @@
-"""Non-maximum suppression: of boxes that overlap much, the one with the best score stays.
+"""Non-maximum suppression: of boxes that overlap much, the one with the best score is kept.
 
-The loop is OpenCV's: 0.4 ms for 200 boxes that all stay, where one in numpy, a step a box, took 4 to 8 ms, and it
-lets other threads run. Ranks stand in for scores and the classes are moved apart here, because OpenCV compares scores
-as FP32, and its own way of moving classes apart mixes them up where boxes begin left of the frame.
+The loop is OpenCV's: it takes 0.4 ms for 200 boxes that are all kept and lets other threads run; a numpy loop, one step
+per box, took 4 to 8 ms. OpenCV gets ranks instead of scores, because it compares scores as FP32. Classes are separated
+here by shifting their boxes, because OpenCV's own shift mixes classes if boxes begin left of the frame.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def suppress(
     boxes: npt.NDArray[np.float64], classes: npt.NDArray[np.int64] | None, iou_threshold: float
 ) -> npt.NDArray[np.intp]:
-    """Return the indices of the boxes that stay, in order. `boxes` (K, 4) are finite corners, best first.
+    """Return the indices of the kept boxes, in order. `boxes` (K, 4) are finite corners, best first.
 
-    Greedy: a box goes when its intersection over union with a box that stays is above `iou_threshold`; boxes of
-    different `classes` leave each other alone, unless that is None. The time grows with K times the boxes that stay:
+    Greedy: a box is dropped if its intersection over union with a kept box is above `iou_threshold`. Boxes of different
+    `classes` do not drop each other, unless `classes` is None. The time grows with K times the number of kept boxes:
     about 20 ms for 2048.
     """
     if len(boxes) < 2:

@@ -1,52 +1,52 @@
-"""Output parameters of a configuration: keys that begin with detection_, class_ or mask_.
+"""Output parameters of a model configuration: keys that begin with detection_, class_ or mask_.
 
-All values are strings there; lists are comma-separated. The class names are those of the output that carries the
-classes (`label_filename`, as in Triton).
+All values are strings; lists are comma-separated. The class names are those of the output with the classes
+(`label_filename`, as in Triton).
 
 | key | value | default |
 |---|---|---|
-| detection_head | what the outputs mean, see below | no detections |
-| detection_outputs | names of the outputs, in the order the head's row below gives | by name or order |
-| detection_score_threshold | 0 to 1: weaker finds are dropped | 0.25 |
+| detection_head | format of the outputs, see below | no detections |
+| detection_outputs | names of the outputs, in the order of the table below | by name or last dim, or the only one |
+| detection_score_threshold | 0 to 1: weaker detections are dropped | 0.25 |
 | detection_iou_threshold | 0 to 1: of two boxes that overlap more, the weaker one is dropped; 1 drops none | 0.45 |
 | detection_class_agnostic | true or false: boxes of different classes may drop each other | false |
-| detection_max | 1 to 1000: how many finds answer one frame, the best first | 100 |
+| detection_max | 1 to 1000: maximum number of detections per frame, the best first | 100 |
 | detection_box_format | xyxy, yxyx, cxcywh or xywh (x, y: upper left corner) | the head's |
 | detection_box_unit | pixels of the network's input, or normalized: 0 to 1 of its width and height | the head's |
-| detection_activation | none, sigmoid or softmax: what makes probabilities of the scores | the head's |
-| detection_background | index of the class that means: nothing here | there is none |
-| detection_strides | pixels of the input a cell, one number each grid | the head's |
+| detection_activation | none, sigmoid or softmax: converts scores to probabilities | the head's |
+| detection_background | index of the background class | none |
+| detection_strides | pixels of the input per cell, one number for each grid | the head's |
 | detection_variances | scale of offsets for centre and size, with priors | 0.1,0.2 |
-| detection_keypoints | how many points (x, y, score) follow the classes | 0 |
-| class_output | name of the output that carries a score for each class | the one with labels, or the only one |
+| detection_keypoints | number of points (x, y, score) after the classes | 0 |
+| class_output | name of the output with a score for each class | the one with labels, or the only one |
 | class_activation | none, sigmoid or softmax | none |
-| mask_output | name of the output with the picture of classes | the one with labels, or the only one |
+| mask_output | name of the output with the mask | the one with labels, or the only one |
 | mask_layout | planar: (classes, height, width), packed: (height, width, classes), index: (height, width) | by dims |
 | mask_activation | with one class: none or sigmoid | none |
 | mask_threshold | with one class: a pixel of at least this score is class 1 | 0.5 |
-| mask_unseen | 0 to 65535: class of the frame's pixels that a crop kept from the network | 0 |
+| mask_unseen | 0 to 65535: class of the frame's pixels that a crop removed from the input | 0 |
 
-How many best classes answer is `image_top_k`, 5 where it is not stated; that key alone declares a classifier too where
-one output can be told, and so does a single output that has labels and one dimension.
+`image_top_k` is the number of best classes, 5 by default. A classifier is also declared by that key alone, if the
+output is unambiguous, and by a single output with labels and one dimension.
 
-| detection_head | outputs (batch left out; A boxes, C classes) | boxes, activation | other keys |
+| detection_head | outputs (without batch; A boxes, C classes) | boxes, activation | other keys |
 |---|---|---|---|
-| yolov5 | [A, 5 + C]: box, objectness, classes; decoded inside | cxcywh pixels, none | format unit activation nms |
-| yolov8, yolo11 | [4 + C, A]: box, classes, then 3 rows a keypoint | cxcywh pixels, none | the same, keypoints |
+| yolov5 | [A, 5 + C]: box, objectness, classes; decoded | cxcywh pixels, none | format unit activation nms |
+| yolov8, yolo11 | [4 + C, A]: box, classes, then 3 rows per keypoint | cxcywh pixels, none | the same, keypoints |
 | yolov10 | [A, 6]: box, score, class; already suppressed | xyxy pixels | format unit |
 | yolox | [A, 5 + C]: offsets and sizes in cells of grids 8, 16, 32 | -, none | activation strides nms |
 | yolox_decoded | as yolov5 | cxcywh pixels, none | format unit activation nms |
-| ssd | [A, 4], [A, C], with priors outside a third one: [A, 4] cxcywh, or [2, 4 A] corners and variances | xyxy \
+| ssd | [A, 4], [A, C], optional priors: [A, 4] cxcywh, or [2, 4 A] corners and variances | xyxy \
 normalized, none | format unit activation background variances nms |
-| nms_inside | [A, 4], [A], [A], maybe [1]: boxes, scores, classes, how many | xyxy pixels | format unit background |
-| onnx_nms | [A, 4], [C, A], [K, 3]: boxes, scores, chosen as (image, class, box) | yxyx normalized | format unit \
+| nms_inside | [A, 4], [A], [A], optional [1]: boxes, scores, classes, count | xyxy pixels | format unit background |
+| onnx_nms | [A, 4], [C, A], [K, 3]: boxes, scores, selected (image, class, box) | yxyx normalized | format unit \
 background |
 | detection_output | [1, K, 7]: (image, class, score, box) | xyxy normalized | format unit background |
 | yunet | four for each of grids 8, 16, 32, named cls_8, obj_8, bbox_8, kps_8 and so on | - | strides nms |
-| blazeface | [A, 16], [A, 1]: box and 6 keypoints about anchors of grids 8, 16, 16, 16; score | -, sigmoid | \
+| blazeface | [A, 16], [A, 1]: box and 6 keypoints relative to anchors of grids 8, 16, 16, 16; score | -, sigmoid | \
 activation strides nms |
 
-nms stands for detection_iou_threshold and detection_class_agnostic.
+nms means detection_iou_threshold and detection_class_agnostic.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from edge_server.errors import BadModelConfig
 Choice = TypeVar("Choice", bound=enum.Enum)
 
 MAX_DETECTIONS = 1000
-"""Most finds that answer one frame."""
+"""Maximum number of detections per frame."""
 
 MAX_LIST = 64
-"""Most entries of a list, far more than any head has outputs or grids."""
+"""Maximum number of entries of a list, far more than any head has outputs or grids."""
 
 _PREFIXES = ("detection_", "class_", "mask_")
 
 
 class HeadKind(enum.Enum):
-    """What the outputs of a detector mean; see the table above."""
+    """Output formats of detectors; see the table above."""
 
     YOLOV5 = "yolov5"
     YOLOV8 = "yolov8"
@@ -100,7 +100,7 @@ class BoxUnit(enum.Enum):
 
 
 class Activation(enum.Enum):
-    """What makes probabilities of a network's scores."""
+    """Function that converts a network's scores to probabilities."""
 
     NONE = "none"
     SIGMOID = "sigmoid"
@@ -115,7 +115,7 @@ class MaskLayout(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeadTraits:
-    """What a head takes and assumes. `keys` are those beside the common ones that mean anything to it."""
+    """Keys and defaults of a head. `keys` are its keys besides the common ones."""
 
     keys: tuple[str, ...]
     format: BoxFormat = BoxFormat.XYXY
@@ -163,7 +163,10 @@ _KEYS = (*_DETECTION_KEYS, *_CLASS_KEYS, *_MASK_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class DetectionDeclaration:
-    """Checked for itself, not yet against the outputs. `outputs` empty: found by name or order."""
+    """Detection declaration, valid in itself but not yet checked against the outputs.
+
+    Empty `outputs` means that they are found by name or last dim, or the only one.
+    """
 
     head: HeadKind
     outputs: tuple[str, ...]
@@ -182,7 +185,8 @@ class DetectionDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class ClassDeclaration:
-    """`is_certain` False: image_top_k alone, which is about image bodies too: several outputs are no mistake."""
+    """Class declaration. `is_certain` is False for image_top_k alone: it also applies to image requests, so several
+    outputs are no error."""
 
     is_certain: bool
     output: str | None
@@ -200,7 +204,7 @@ class MaskDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class OutputDeclaration:
-    """What is declared about a model's outputs; None: not declared."""
+    """Declarations about a model's outputs; None: not declared."""
 
     detections: DetectionDeclaration | None
     classes: ClassDeclaration | None
@@ -217,7 +221,7 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> OutputDeclara
 
 
 class _Reader:
-    """Values of one model's parameters, each checked as it is read."""
+    """Reads and checks one model's parameters. Raises BadModelConfig for a wrong value."""
 
     def __init__(self, model: str, parameters: Mapping[str, str]) -> None:
         self._model = model
@@ -348,12 +352,12 @@ def _values(kind: type[enum.Enum]) -> str:
 
 
 def _whole(text: str) -> int | None:
-    # isdecimal keeps out signs, blanks and underscores, the length numbers that take long to parse.
+    # isdecimal excludes signs, blanks and underscores; the length check excludes numbers that are slow to parse.
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def _decimal(text: str) -> float | None:
-    """Return the number written there, else None. Not-a-number fails every comparison that follows."""
+    """Return the number in the text, else None. NaN fails every later comparison."""
     if len(text) > 40:
         return None
     try:

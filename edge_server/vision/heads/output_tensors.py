@@ -22,17 +22,17 @@ _NO_NUMBERS = (DType.BYTES, DType.BOOL)
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """One output as a head needs it: `rank` dimensions a frame."""
+    """One output that a head reads; it has `rank` dimensions per frame."""
 
     name: str
     dtype: DType
     rank: int
 
     def pick(self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, *, model: str) -> npt.NDArray[Any]:
-        """Return the values of one frame, a view in the model's own type.
+        """Return the values of one frame as a view, in the model's data type.
 
-        `row` None: the outputs are of this frame alone, maybe with a leading 1. Raises BackendError when the output is
-        missing or has no such row.
+        `row` None: the outputs belong to this frame alone, and may have a leading 1. Raises BackendError if the output
+        is missing or has no such row.
         """
         array = outputs.get(self.name)
         if array is None:
@@ -47,12 +47,12 @@ class HeadOutput:
         return picked
 
     def values(self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, *, model: str) -> Reals:
-        """Return the values of one frame as floating-point numbers; a view where they are FP32 or FP64 already."""
+        """Return the values of one frame as floating-point numbers; a view if they are FP32 or FP64."""
         return reals(self.pick(outputs, row, model=model), self.dtype)
 
 
 def reals(array: npt.NDArray[Any], dtype: DType) -> Reals:
-    """Return `array` as FP32, or as FP64 if it is that or holds integers that FP32 would round."""
+    """Return `array` as FP32, or as FP64 if it is FP64 or has integers that FP32 may round."""
     if dtype is DType.BF16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     is_wide = array.dtype.itemsize > 2 and array.dtype != np.float32
@@ -60,9 +60,9 @@ def reals(array: npt.NDArray[Any], dtype: DType) -> Reals:
 
 
 def named_output(spec: ModelSpec, key: str, name: str | None) -> OutputSpec:
-    """Return the output of that name; without one the only output that has labels, or the only one there is.
+    """Return the output of that name; without a name, the only output with labels, else the only output.
 
-    Raises BadModelConfig, naming `key`.
+    Raises BadModelConfig, which names `key`, if there is no such output, and for one without numbers.
     """
     found = None if name is None else spec.output(name)
     if name is None:
@@ -78,7 +78,7 @@ def named_output(spec: ModelSpec, key: str, name: str | None) -> OutputSpec:
 
 
 def check_number(spec: ModelSpec, output: OutputSpec) -> None:
-    """Raise BadModelConfig for an output that carries no numbers."""
+    """Raise BadModelConfig for an output without numbers."""
     if output.dtype in _NO_NUMBERS:
         raise BadModelConfig(
             f"model '{spec.name}', output '{output.name}': expected numbers, given {output.dtype.value}"
@@ -86,14 +86,14 @@ def check_number(spec: ModelSpec, output: OutputSpec) -> None:
 
 
 def frame_dims(spec: ModelSpec, output: OutputSpec, rank: int) -> tuple[int, ...]:
-    """Return the output's dims without a batch, declared (max_batch_size) or written out as a leading 1 or -1."""
+    """Return the output's dims without a batch dimension, which max_batch_size or a leading 1 or -1 declares."""
     dims = output.dims
     has_batch_inside = spec.max_batch_size == 0 and len(dims) > rank and dims[0] in (1, -1)
     return dims[1:] if has_batch_inside else dims
 
 
 def fits(dims: Sequence[int], pattern: Sequence[int]) -> bool:
-    """Whether `dims` are those of `pattern`; -1 in either stands for any number."""
+    """Return whether `dims` match `pattern`; -1 in either is any number."""
     return len(dims) == len(pattern) and all(
         -1 in (dim, wanted) or dim == wanted for dim, wanted in zip(dims, pattern, strict=True)
     )

@@ -1,4 +1,4 @@
-"""SSD head: boxes and scores as two outputs, suppressed by the server (SSD, DETR and similar)."""
+"""SSD head: boxes and scores as two outputs; the server suppresses overlaps (SSD, DETR and similar)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ssd:
-    """[A, 4] and [A, C]. With priors, boxes are offsets from them: cx, cy, w, h, scaled by the variances.
+    """[A, 4] and [A, C]. With priors, boxes are offsets from the priors: cx, cy, w, h, scaled by the variances.
 
-    Priors are [A, 4] as cx, cy, w, h, or [2, 4 * A] as Caffe's PriorBox has them: corners, then variances of their
-    own. Each box answers with its best class.
+    Priors are [A, 4] as cx, cy, w, h, or [2, 4 * A] as in Caffe's PriorBox: corners, then their variances. Each box has
+    only its best class.
     """
 
     code: BoxCode

@@ -1,4 +1,4 @@
-"""Head for networks that suppress boxes themselves: chosen boxes with scores and classes."""
+"""Heads for networks that suppress overlapping boxes themselves: selected boxes with scores and classes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def _sorted_out(
     code: BoxCode, boxes: Reals, scores: Reals, classes: Reals, background: int | None, threshold: float
 ) -> Candidates:
-    """Return the finds whose class is an index and not the background, best first."""
-    # A class is at most 2**32 - 1 on the wire; what is not a number fails the comparison.
+    """Return the candidates whose class is a valid index and not the background, best first."""
+    # A class is at most 2**32 - 1 on the wire; NaN fails the comparison.
     is_class = (classes >= 0) & (classes < 2**32)
     if background is not None:
         is_class &= classes != background
@@ -47,7 +47,7 @@ class FinalRows:
 
 @dataclass(frozen=True, slots=True)
 class FinalTensors:
-    """[A, 4], [A], [A] and maybe how many of them count: EfficientNMS of TensorRT, TensorFlow's detection models."""
+    """[A, 4], [A], [A] and optionally their valid count: EfficientNMS of TensorRT, TensorFlow's detection models."""
 
     code: BoxCode
     background: int | None
@@ -78,9 +78,9 @@ class FinalTensors:
 
 @dataclass(frozen=True, slots=True)
 class SelectedBoxes:
-    """[A, 4], [C, A] and [K, 3]: ONNX's NonMaxSuppression beside what it was given.
+    """[A, 4], [C, A] and [K, 3]: inputs and output of ONNX's NonMaxSuppression.
 
-    Each row of the third is image, class, box. The corners of a box may come in any order, as ONNX allows.
+    Each row of the third is image, class, box. The corners of a box may be in any order, as ONNX allows.
     """
 
     code: BoxCode
@@ -97,7 +97,7 @@ class SelectedBoxes:
     def candidates(self, parts: Sequence[Reals], threshold: float) -> Candidates:
         boxes, scores, selected = parts
         image, number, box = selected.T
-        # The image is 0, because the outputs are of one frame; an index beyond the boxes is the model's mistake.
+        # The image is 0, because the outputs belong to one frame. An index out of range is an error of the model.
         is_sound = (image == 0) & (number >= 0) & (number < len(scores)) & (box >= 0) & (box < len(boxes))
         numbers, rows = number[is_sound].astype(np.int64), box[is_sound].astype(np.int64)
         found = _sorted_out(self.code, boxes[rows], scores[numbers, rows], number[is_sound], self.background, threshold)

@@ -1,4 +1,4 @@
-"""Top-k selection, in time that does not depend on the values."""
+"""Top-k selection of scores, in a time that does not depend on the values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def best(scores: Reals, threshold: float, most: int) -> npt.NDArray[np.intp]:
-    """Return the indices of at most `most` finite scores of at least `threshold`, best first, lower index first among
-    equals. `scores` has one dimension."""
+    """Return the indices of at most `most` finite scores of at least `threshold`, best first.
+
+    Among equal scores the lower index is first. `scores` has one dimension.
+    """
     passing = np.flatnonzero((scores >= threshold) & np.isfinite(scores))
     if passing.size > most:
         passing = _largest(scores, passing, most)
@@ -24,7 +26,7 @@ def best(scores: Reals, threshold: float, most: int) -> npt.NDArray[np.intp]:
 
 
 def _largest(scores: Reals, passing: npt.NDArray[np.intp], most: int) -> npt.NDArray[np.intp]:
-    """Return, in order of index, the `most` of `passing` with the largest scores; among equals the lowest indices."""
+    """Return the `most` indices of `passing` with the largest scores, in index order; of equals the lowest indices."""
     values = scores[passing]
     cut = np.partition(values, values.size - most)[values.size - most] if most else np.inf
     is_taken = values > cut

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def with_objectness(
     objectness: Reals, scores: Reals, activation: Activation, threshold: float
 ) -> tuple[npt.NDArray[np.intp], Reals]:
-    """Return (indices, scores) of the best anchors, where a score is objectness (A) times the best class's (A, C).
+    """Return (indices, scores) of the best anchors; a score is the objectness (A) times the best class score (A, C).
 
-    An anchor whose objectness alone is below `threshold` is not looked at further: no class makes it likelier.
+    Anchors with an objectness below `threshold` are skipped: no class score raises it.
     """
-    # One class against none: softmax over a single number would say 1 everywhere.
+    # Sigmoid even with softmax, because softmax over a single number is always 1.
     objectness = activate(objectness, Activation.NONE if activation is Activation.NONE else Activation.SIGMOID, axis=0)
     rough = np.flatnonzero(objectness >= threshold)
     products = objectness[rough] * best_class(scores[rough], activation, axis=1)

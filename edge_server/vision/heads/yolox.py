@@ -1,4 +1,4 @@
-"""YOLOX head without the decoding step: offsets and logarithms of sizes, in cells of each grid."""
+"""YOLOX head for undecoded outputs: offsets and logarithms of sizes, in cells of each grid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class YoloxGrid:
-    """[A, 5 + C]: box, objectness, classes; the rows of one grid after the other's, each row by row."""
+    """[A, 5 + C]: box, objectness, classes; one grid after the other, each row by row."""
 
     size: NetworkSize
     strides: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""YuNet head: faces with five landmarks, four outputs per grid."""
+"""YuNet head: faces with five landmarks, from four outputs per grid."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edge_server.vision.heads.output_tensors import Reals, fits
 from edge_server.vision.heads.top_k import best
 
 _PARTS = (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
-"""Kinds of output in order, and the numbers of each for one cell."""
+"""Kinds of output in order, and how many numbers each has per cell."""
 
 
 def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the names that YuNet's authors gave its outputs: the classes of all grids, then the next kind."""
+    """Return the original names of YuNet's outputs: the classes of all grids, then the next kind."""
     return tuple(f"{kind}_{stride}" for kind, _ in _PARTS for stride in strides)
 
 
@@ -25,8 +25,9 @@ def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
 class YuNet:
     """For each grid: class [A, 1], objectness [A, 1], box [A, 4], landmarks [A, 10].
 
-    A score is the geometric mean of class and objectness, each cut to 0..1. Boxes are centre offset and logarithm of
-    the size, landmarks offsets, all in cells. Landmarks: eyes, nose, corners of the mouth; the person's right first.
+    A score is the geometric mean of class and objectness, each clipped to 0..1. A box is its centre's offset and the
+    logarithm of its size, a landmark an offset, all in cells. Landmarks: eyes, nose, corners of the mouth; the person's
+    right first.
     """
 
     size: NetworkSize
@@ -65,7 +66,7 @@ class YuNet:
         centre = (corner + boxes[chosen, :2]) * stride
         half = np.exp(boxes[chosen, 2:].astype(np.float64)) * stride / 2
         points = (landmarks[chosen].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride
-        # A landmark has no score of its own.
+        # A landmark has no score.
         keypoints = np.concatenate((points, np.ones((len(chosen), 5, 1))), axis=2)
         corners = np.concatenate((centre - half, centre + half), axis=1)
         return Candidates(corners, scores[chosen], np.zeros(len(chosen), np.int64), keypoints)
