@@ -17,6 +17,7 @@ import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.python import isolated_session, model_process
+from edge_server.backends.python.backend import open_alone
 from edge_server.backends.python.child_process import RequestsInProcess
 from edge_server.backends.python.model_process import ModelProcess
 from edge_server.backends.python.process_channel import Arena, Channel, MalformedMessage
@@ -247,7 +248,7 @@ def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_process, "EXIT_TIMEOUT_S", 0.2)
-    one = ModelProcess(model_job, lambda lost, why: None)
+    one = ModelProcess(model_job, open_alone, lambda lost, why: None)
     one.open()
     os.kill(one.pid, signal.SIGSTOP)
     request = Request("m", {"IN": Tensor("IN", DType.BYTES, np.array([b"x" * (8 << 20)], dtype=object))})
@@ -281,7 +282,7 @@ def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
         with monkeypatch.context() as patched:
             patched.setattr(model_process, "threading", refusing(granted, model_process))
             with pytest.raises(LoadError, match="can't start new thread"):
-                ModelProcess(model_job, lambda lost, why: None)
+                ModelProcess(model_job, open_alone, lambda lost, why: None)
     assert len(started) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 

@@ -72,8 +72,13 @@ class PythonBackend(Backend):
                     f"model '{job.spec.name}': parameter {PARAMETER} is caller, but with isolation: process it "
                     "executes on a thread of its process"
                 )
-            return IsolatedSession(job)
+            return IsolatedSession(job, open_alone)
         return PythonSession(job)
+
+
+def open_alone(job: OpenJob) -> RequestSession:
+    """Open a model in this process, which is its own. For the child process."""
+    return PythonSession(job, wait_graph=None)
 
 
 def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""One instance of a Python model in a child process, which is started again when it crashes."""
+"""One instance of a model in a child process, which is started again when it crashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edge_server.backends.base import Execution, OpenJob, RequestSession
 from edge_server.backends.python.child_process import ProcessEnded
 from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.model_process import ModelProcess
+from edge_server.backends.python.model_process import ModelProcess, SessionOpener
 from edge_server.errors import EdgeServerError, Refusal
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,10 @@ class IsolatedSession(RequestSession):
     and wait while a process starts.
     """
 
-    def __init__(self, job: OpenJob) -> None:
+    def __init__(self, job: OpenJob, opener: SessionOpener) -> None:
+        """`opener` opens the model in the child. Raises LoadError."""
         self._job = job
+        self._opener = opener
         self._changed = threading.Condition()
         self._is_closed = False
         self._process: ModelProcess | None = None
@@ -97,7 +99,7 @@ class IsolatedSession(RequestSession):
             return self._process
 
     def _start_process(self) -> ModelProcess:
-        process = ModelProcess(self._job, self._on_lost)
+        process = ModelProcess(self._job, self._opener, self._on_lost)
         process.open()
         return process
 

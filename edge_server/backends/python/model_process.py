@@ -7,11 +7,11 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.base import Execution, OpenJob, SessionInfo
+from edge_server.backends.base import Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.python.bls_relay import CallRelay
 from edge_server.backends.python.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
 from edge_server.backends.python.custom_metrics import REGISTRY
@@ -27,6 +27,9 @@ _CHECK_S = 0.05
 INITIALIZE_TIMEOUT = "initialize_timeout_s"
 _INITIALIZE_S = 300
 
+SessionOpener: TypeAlias = Callable[[OpenJob], RequestSession]
+"""Opens a model in the child process. It is pickled, so it is a function of a module."""
+
 
 class ModelProcess:
     """One process. The constructor starts it; `open` opens the model in it.
@@ -34,9 +37,10 @@ class ModelProcess:
     `on_lost` is called once with this object and a text if the process ends after `open` without `close`.
     """
 
-    def __init__(self, job: OpenJob, on_lost: Callable[[ModelProcess, str], None]) -> None:
+    def __init__(self, job: OpenJob, opener: SessionOpener, on_lost: Callable[[ModelProcess, str], None]) -> None:
         """Raises LoadError."""
         self._job = job
+        self._opener = opener
         # First, as it may raise: there is no process yet that would have to be ended.
         self._initialize_s = whole_number(job.spec.name, job.spec.parameters, INITIALIZE_TIMEOUT, _INITIALIZE_S, 1)
         self._on_lost = on_lost
@@ -84,7 +88,7 @@ class ModelProcess:
         A process that needs longer than the model's parameter `initialize_timeout_s` is killed.
         """
         job = dataclasses.replace(self._job, server=None)
-        self._child.send(("open", job, self._job.server is not None))
+        self._child.send(("open", job, self._job.server is not None, self._opener))
         if not self._is_opening_done.wait(self._initialize_s):
             self._is_closing = True
             self._child.kill()

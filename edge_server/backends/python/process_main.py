@@ -3,7 +3,7 @@
 Command line: `python -m edge_server.backends.python.process_main SOCKET OWN OTHER LEVEL`, with the file descriptors of
 the connection, of this process's shared memory and of the server's, and the lowest level to log.
 
-It runs the same PythonSession as the server; executions and calls to the server are messages. Three threads: the main
+It runs the same session as the server would; executions and calls to the server are messages. Three threads: the main
 thread opens, executes and closes the model, one receives, one reports metrics. The process exits when the server tells
 it to, or when the connection ends.
 """
@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, BlsCall, OpenJob
+from edge_server.backends.base import Array, BlsCall, OpenJob, RequestSession
 from edge_server.backends.python import backend
 from edge_server.backends.python.auto_complete import auto_complete
 from edge_server.backends.python.calling_model import current_batch
 from edge_server.backends.python.custom_metrics import REGISTRY
+from edge_server.backends.python.model_process import SessionOpener
 from edge_server.backends.python.process_channel import Arena, Channel
-from edge_server.backends.python.session import PythonSession
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
@@ -167,7 +167,7 @@ class ModelRunner:
         self._calls = ServerCallProxy(channel)
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._open: dict[int, RemoteExecution] = {}
-        self._session: PythonSession | None = None
+        self._session: RequestSession | None = None
         self._reported_metrics: Any = None
 
     def run(self) -> None:
@@ -219,15 +219,15 @@ class ModelRunner:
 
             threading.Thread(target=send_health, daemon=True).start()
         elif kind == "open":
-            self._jobs.put(lambda: self._open_model(rest[0], rest[1]))
+            self._jobs.put(lambda: self._open_model(*rest))
         elif kind == "close":
             self._jobs.put(self._close_model)
 
-    def _open_model(self, job: OpenJob, has_server: bool) -> bool:
+    def _open_model(self, job: OpenJob, has_server: bool, opener: SessionOpener) -> bool:
         try:
             if has_server:
                 job = OpenJob(job.spec, job.file, job.instance_name, job.device_id, job.settings, self._calls)
-            self._session = PythonSession(job, wait_graph=None)
+            self._session = opener(job)
         except EdgeServerError as error:
             self._channel.send(("failed", error.detached()))
             return True
