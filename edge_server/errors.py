@@ -59,6 +59,10 @@ class SequenceNotBegun(InvalidRequest):
     """The request belongs to an unknown sequence and has no START flag."""
 
 
+class ContextTooLong(InvalidRequest):
+    """The prompt has more tokens than the language model can take."""
+
+
 class NotFound(EdgeServerError):
     """An object named by the caller does not exist."""
 

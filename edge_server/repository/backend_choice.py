@@ -30,6 +30,8 @@ _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 """Runtimes to try, in this order, if the configuration names the SavedModel platform and no backend."""
 
 _BACKENDS_OF_FILE = {
+    "model.gguf": ("openvino_genai",),
+    "openvino_tokenizer.xml": ("openvino_genai",),
     "model.plan": ("tensorrt",),
     "model.onnx": ONNX_ORDER,
     "model.xml": ("openvino",),

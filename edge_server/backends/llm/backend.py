@@ -1,0 +1,138 @@
+"""Backends of language models: `openvino_genai` and, for tests, `scripted_llm`.
+
+`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, on the CPU, in a child
+process: a step of the library holds the GIL, and the end of the process gives the memory back. Parameters: see
+`settings`. The inputs and outputs are those of Triton's vLLM backend, with the input `messages` beside `text_input`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.backends.llm.scripted_engine import ScriptedEngine
+from edge_server.backends.llm.session import LlmSession
+from edge_server.backends.llm.settings import LlmSettings, read_settings
+from edge_server.backends.llm.token_engine import TokenEngine
+from edge_server.backends.python.custom_metrics import REGISTRY
+from edge_server.backends.python.isolated_session import IsolatedSession
+from edge_server.backends.runtime_library import existing_file, file_title, load_error
+from edge_server.errors import BackendMissing, EdgeServerError, LoadError
+
+EXPORT_FILE = "openvino_tokenizer.xml"
+"""File by which the folder of an OpenVINO export is known."""
+
+_BLOCK_TOKENS = 32
+
+_INPUTS = (
+    ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
+    ("exclude_input_in_output", "BOOL", 1), ("return_finish_reason", "BOOL", 1), ("return_num_input_tokens", "BOOL", 1),
+    ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
+)  # fmt: skip
+_OUTPUTS = (
+    ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
+    ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1), ("cumulative_logprob", "FP32", -1),
+)  # fmt: skip
+
+
+def make(name: str) -> Backend:
+    return OpenVinoLlmBackend(name) if name == "openvino_genai" else ScriptedLlmBackend(name)
+
+
+class _LlmBackend(Backend):
+    """What both have in common: the inputs and outputs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        config = json.loads(config_json)
+        config["max_batch_size"] = 0
+        config.setdefault("model_transaction_policy", {})["decoupled"] = True
+        for key, tensors in (("input", _INPUTS), ("output", _OUTPUTS)):
+            items = config.setdefault(key, [])
+            stated = {item["name"] for item in items}
+            for name, kind, size in tensors:
+                if name not in stated:
+                    item = {"name": name, "data_type": f"TYPE_{kind}", "dims": [size]}
+                    items.append({**item, "optional": True} if key == "input" else item)
+        return json.dumps(config)
+
+
+class OpenVinoLlmBackend(_LlmBackend):
+    """Opens models with OpenVINO GenAI in child processes."""
+
+    default_filename = "model.gguf"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        if importlib.util.find_spec("openvino_genai") is None:
+            raise BackendMissing("runtime openvino_genai is not installed; install it with: "
+                                 "pip install 'edge-server[llm]'")  # fmt: skip
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _read_size(file)
+        return None
+
+    def open(self, job: OpenJob) -> RequestSession:
+        _settings(job)
+        return IsolatedSession(job, open_openvino)
+
+
+class ScriptedLlmBackend(_LlmBackend):
+    """Opens scripts of answers; see `scripted_engine`."""
+
+    default_filename = "script.json"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        existing_file(file, self.default_filename)
+        return None
+
+    def open(self, job: OpenJob) -> RequestSession:
+        path = existing_file(job.file, self.default_filename)
+        settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
+        if job.server is not None:
+            job.server.add_metrics(REGISTRY.views)
+        return _session(job, settings, lambda: ScriptedEngine(path, settings))
+
+
+def open_openvino(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    from edge_server.backends.llm.openvino_engine import OpenVinoEngine
+
+    settings = _settings(job)
+    path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
+    return _session(job, settings, lambda: OpenVinoEngine(path, settings))
+
+
+def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
+    try:
+        engine = open_engine()
+    except EdgeServerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
+        failure = load_error(job.file, job.spec.backend, error)
+    else:
+        labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
+        return LlmSession(job.spec.name, engine, settings, labels)
+    raise failure
+
+
+def _settings(job: OpenJob) -> LlmSettings:
+    return read_settings(job.spec.name, job.spec.parameters, _read_size(job.file), _BLOCK_TOKENS)
+
+
+def _read_size(file: ModelFile) -> LlmSize:
+    """Return the size of a model from its files. Raises LoadError."""
+    if file.path.name == EXPORT_FILE:
+        return read_export(file.path.parent)
+    path: Path = existing_file(file, OpenVinoLlmBackend.default_filename)
+    try:
+        return read_gguf(path)
+    except BadModelFile as error:
+        said = str(error)
+    raise LoadError(f"{file_title(file)}: {said}")

@@ -1,0 +1,61 @@
+"""Metrics of a language model, under the names of vLLM, which routers and dashboards read."""
+
+from __future__ import annotations
+
+from edge_server.backends.llm.token_engine import EngineFigures
+from edge_server.backends.python.custom_metrics import Metric, MetricFamily
+
+_TOKEN_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+_REQUEST_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class LlmMetrics:
+    """The series of one model. They disappear with this object."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        def counter(name: str, text: str, **more: str) -> Metric:
+            return MetricFamily(f"vllm:{name}", text, MetricFamily.COUNTER).Metric({**labels, **more})
+
+        def gauge(name: str, text: str) -> Metric:
+            return MetricFamily(f"vllm:{name}", text, MetricFamily.GAUGE).Metric(labels)
+
+        def histogram(name: str, text: str, edges: tuple[float, ...]) -> Metric:
+            return MetricFamily(f"vllm:{name}", text, MetricFamily.HISTOGRAM).Metric(labels, edges)
+
+        self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
+        self._output_tokens = counter("generation_tokens_total", "Tokens generated.")
+        self._ended = {
+            reason: counter("request_success_total", "Requests that ended.", finished_reason=reason)
+            for reason in ("stop", "length")
+        }
+        self._running = gauge("num_requests_running", "Requests in the running batch.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for room in the KV cache.")
+        self._cache_use = gauge("kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.")
+        self._queue_s = histogram("request_queue_time_seconds", "Time before the first step.", _REQUEST_EDGES_S)
+        self._first_s = histogram("time_to_first_token_seconds", "Time to the first token.", _REQUEST_EDGES_S)
+        self._each_s = histogram("time_per_output_token_seconds", "Time between two tokens.", _TOKEN_EDGES_S)
+        self._whole_s = histogram("e2e_request_latency_seconds", "Time to the last token.", _REQUEST_EDGES_S)
+
+    def begin(self, waited_s: float, prompt_tokens: int) -> None:
+        self._queue_s.observe(waited_s)
+        self._prompt_tokens.increment(prompt_tokens)
+
+    def first_token(self, after_s: float) -> None:
+        self._first_s.observe(after_s)
+
+    def count_tokens(self, count: int) -> None:
+        self._output_tokens.increment(count)
+
+    def end(self, arrived_s: float, first_token_s: float, now_s: float, tokens: int, reason: str) -> None:
+        self._ended[reason].increment(1)
+        self._whole_s.observe(now_s - arrived_s)
+        if tokens > 1:
+            self._each_s.observe((now_s - first_token_s) / (tokens - 1))
+
+    def set_load(self, running: int, waiting: int, figures: EngineFigures) -> None:
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._cache_use.set(figures.used_blocks / max(figures.total_blocks, 1))
+
+    def close(self) -> None:
+        self.set_load(0, 0, EngineFigures(0, 1, 0))

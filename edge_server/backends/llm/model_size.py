@@ -1,0 +1,172 @@
+"""Size of a language model, read from its files before it is opened: weights, context, and KV cache per token.
+
+Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
+Face beside an OpenVINO export.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's type number of a value -> code of `struct`."""
+_TEXT, _ARRAY = 8, 9
+
+_MOST_ENTRIES = 1_000
+_MOST_TEXT_BYTES = 16 << 20
+_MOST_ELEMENTS = 4 << 20
+_MOST_TENSORS = 100_000
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Architectures that OpenVINO GenAI reads from a GGUF file."""
+
+_TENSOR_TYPES = {
+    0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256, 144), 14: (256, 210),
+}  # fmt: skip
+"""GGUF's type number of a tensor -> elements and bytes of a block: F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K. These
+are the types that OpenVINO GenAI reads."""
+_ALIGNMENT = 32
+"""Of the tensors' data, if the file says nothing."""
+
+_BYTES_PER_VALUE = 4
+"""Of the KV cache, at most: a CPU keeps f32, f16 or u8."""
+
+
+class BadModelFile(Exception):
+    """The file is not what it should be. The message says what and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmSize:
+    """`context`: most tokens, 0 if the files do not say. `bytes_per_token`: the KV cache of one token, at most; 0 if
+    unknown. `weight_bytes`: size of the files."""
+
+    weight_bytes: int
+    context: int
+    bytes_per_token: int
+
+
+def read_gguf(path: Path) -> LlmSize:
+    """Return the size from the header of a GGUF file.
+
+    Raises BadModelFile for a file that is cut short, of an unknown architecture, or with tensors of an unknown type.
+    OpenVINO GenAI reads beyond the end of a file that is cut short, and answers nonsense.
+    """
+    file_bytes = path.stat().st_size
+    with open(path, "rb") as file:
+        fields, tensor_count = _gguf_fields(file)
+        data_end = _tensors_end(file, tensor_count)
+        alignment = fields.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+            raise BadModelFile(f"general.alignment: expected 1 to 1048576, got {alignment!r}")
+        data_begin = -(-file.tell() // alignment) * alignment
+    if data_begin + data_end > file_bytes:
+        raise BadModelFile(
+            f"the file is cut short: its tensors end at byte {data_begin + data_end}, and it has {file_bytes}"
+        )
+    architecture = str(fields.get("general.architecture", ""))
+    if architecture not in ARCHITECTURES:
+        raise BadModelFile(f"architecture: expected one of {', '.join(ARCHITECTURES)}, got '{architecture[:80]}'")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = fields.get(f"{architecture}.{key}", default)
+        if not isinstance(value, int) or value < 1:
+            raise BadModelFile(f"{architecture}.{key}: expected a positive number, got {value!r}")
+        return value
+
+    heads = number("attention.head_count")
+    head_size = number("attention.key_length", number("embedding_length") // heads)
+    values = 2 * number("block_count") * number("attention.head_count_kv", heads) * head_size
+    return LlmSize(file_bytes, number("context_length"), values * _BYTES_PER_VALUE)
+
+
+def read_export(folder: Path) -> LlmSize:
+    """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
+    weight_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        values: Mapping[str, Any] = config if isinstance(config, dict) else {}
+        heads = int(values["num_attention_heads"])
+        head_size = int(values.get("head_dim") or int(values["hidden_size"]) // heads)
+        numbers = 2 * int(values["num_hidden_layers"]) * int(values.get("num_key_value_heads", heads)) * head_size
+        return LlmSize(weight_bytes, int(values.get("max_position_embeddings", 0)), numbers * _BYTES_PER_VALUE)
+    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+        return LlmSize(weight_bytes, 0, 0)
+
+
+def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:
+    """Return the metadata and the number of tensors."""
+    magic, version, tensor_count, count = struct.unpack("<4sIQQ", _exactly(file, 24))
+    if magic != b"GGUF" or version not in (2, 3):
+        raise BadModelFile(f"expected a GGUF file of version 2 or 3, got {magic!r} version {version}")
+    if count > _MOST_ENTRIES:
+        raise BadModelFile(f"metadata: expected at most {_MOST_ENTRIES} entries, got {count}")
+    fields: dict[str, object] = {}
+    for _ in range(count):
+        key = _text(file)
+        fields[key] = _value(file, *struct.unpack("<I", _exactly(file, 4)))
+    return fields, tensor_count
+
+
+def _tensors_end(file: BinaryIO, count: int) -> int:
+    """Return the end of the last tensor, in bytes from the beginning of the data."""
+    if count > _MOST_TENSORS:
+        raise BadModelFile(f"expected at most {_MOST_TENSORS} tensors, got {count}")
+    end = 0
+    for _ in range(count):
+        name = _text(file)
+        (dimensions,) = struct.unpack("<I", _exactly(file, 4))
+        if dimensions > 4:
+            raise BadModelFile(f"tensor '{name[:80]}': expected at most 4 dimensions, got {dimensions}")
+        shape = struct.unpack(f"<{dimensions}Q", _exactly(file, 8 * dimensions))
+        kind, offset = struct.unpack("<IQ", _exactly(file, 12))
+        if kind not in _TENSOR_TYPES:
+            raise BadModelFile(
+                f"tensor '{name[:80]}': expected one of the types F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K and Q6_K, got "
+                f"number {kind}"
+            )
+        block, block_bytes = _TENSOR_TYPES[kind]
+        end = max(end, offset + -(-math.prod(shape) // block) * block_bytes)
+    return end
+
+
+def _value(file: BinaryIO, kind: int) -> object:
+    """Return a value; of an array only its length, because this module needs none."""
+    if kind == _TEXT:
+        return _text(file)
+    if kind == _ARRAY:
+        element, length = struct.unpack("<IQ", _exactly(file, 12))
+        if length > _MOST_ELEMENTS:
+            raise BadModelFile(f"metadata: expected arrays of at most {_MOST_ELEMENTS} elements, got {length}")
+        if element in _SCALARS:
+            _exactly(file, length * struct.calcsize(_SCALARS[element]))
+        elif element == _TEXT:
+            for _ in range(length):
+                _text(file)
+        else:
+            raise BadModelFile(f"metadata: an array with elements of the unknown type {element}")
+        return length
+    if kind not in _SCALARS:
+        raise BadModelFile(f"metadata: a value of the unknown type {kind}")
+    code = "<" + _SCALARS[kind]
+    return struct.unpack(code, _exactly(file, struct.calcsize(code)))[0]
+
+
+def _text(file: BinaryIO) -> str:
+    (length,) = struct.unpack("<Q", _exactly(file, 8))
+    if length > _MOST_TEXT_BYTES:
+        raise BadModelFile(f"metadata: expected texts of at most {_MOST_TEXT_BYTES} bytes, got {length}")
+    return _exactly(file, length).decode("utf-8", "replace")
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise BadModelFile(f"the file is cut short: it ends at byte {file.tell()}, within its metadata")
+    return data

@@ -1,0 +1,87 @@
+"""Token engine without a library: it recites texts from a file. For tests of everything around an engine.
+
+The file is JSON: `{"answers": {"question": "answer", ...}, "num_kv_blocks": 64, "block_tokens": 32}`. A token is one
+byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file, and
+repeats the prompt if there is none. Blocks are counted as a real engine counts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.errors import InvalidRequest
+
+
+class ScriptedEngine:
+    """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
+
+    def __init__(self, path: Path, settings: LlmSettings) -> None:
+        script = json.loads(path.read_text("utf-8"))
+        self.name = "scripted"
+        self.block_tokens = int(script.get("block_tokens", 32))
+        self.total_blocks = settings.num_kv_blocks
+        self.max_context = settings.max_context
+        self.steps = 0
+        self.added: list[int] = []
+        self._answers: dict[str, str] = dict(script["answers"])
+        self._most = settings.max_num_seqs
+        self._left: dict[int, list[int]] = {}
+        """Tokens that each sequence has not given yet, in the order of arrival."""
+        self._sampling: dict[int, Sampling] = {}
+        self._given: dict[int, int] = {}
+        self._prompt_sizes: dict[int, int] = {}
+
+    def encode(self, text: str) -> Sequence[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+    def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
+        for message in messages:
+            if message["role"] not in ("system", "user", "assistant"):
+                raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
+        return "\n".join(str(message["content"]) for message in messages)
+
+    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        assert number not in self.added
+        self.added.append(number)
+        lines = self.decode(prompt).split("\n")
+        text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
+        self._left[number] = list(text.encode())
+        self._sampling[number] = sampling
+        self._given[number] = 0
+        self._prompt_sizes[number] = len(prompt)
+
+    def cancel(self, number: int) -> None:
+        for entries in (self._left, self._sampling, self._given, self._prompt_sizes):
+            entries.pop(number, None)
+
+    def step(self) -> list[TokenEvent]:
+        self.steps += 1
+        events = []
+        for number in list(self._left)[: self._most]:
+            left = self._left[number]
+            tokens = (left.pop(0),) if left else ()
+            self._given[number] += len(tokens)
+            finish = None if left else "stop"
+            if finish is None and self._given[number] >= self._sampling[number].max_tokens:
+                finish = "length"
+            events.append(TokenEvent(number, tokens, (0.0,) * len(tokens), finish))  # type: ignore[arg-type]
+            if finish is not None:
+                self.cancel(number)
+        return events
+
+    def is_idle(self) -> bool:
+        return not self._left
+
+    def figures(self) -> EngineFigures:
+        used = sum(-(-(size + self._given[number]) // self.block_tokens) for number, size in self._prompt_sizes.items())
+        return EngineFigures(used, self.total_blocks, 0)
+
+    def close(self) -> None:
+        self._left.clear()

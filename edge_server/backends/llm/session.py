@@ -1,0 +1,266 @@
+"""Session of a language model: requests for text join and leave the running batch of a token engine between two steps.
+
+One thread makes every call of the engine: it adds sequences, removes those of clients that have left, takes a step, and
+sends the new text. `execute` checks a request, and returns as soon as that thread has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
+from edge_server.backends.llm.metrics import LlmMetrics
+from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.text_request import TextRequest, read_request
+from edge_server.backends.llm.text_stream import TextStream
+from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
+from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
+
+log = logging.getLogger(__name__)
+
+_GUESS_TOKENS = 256
+"""Length of an answer that is expected before any has been seen."""
+_MOST_KNOWN = 128
+"""Answers whose lengths are remembered."""
+
+
+class _Generation:
+    """One request, from its arrival to its last text."""
+
+    def __init__(self, execution: Execution, request: TextRequest, prompt: Sequence[int], engine: TokenEngine) -> None:
+        self.execution = execution
+        self.request = request
+        self.prompt = prompt
+        self.sampling = request.sampling
+        self.text = TextStream(engine.decode, request.sampling.stop)
+        self.number = 0
+        self.arrived_s = time.monotonic()
+        self.first_token_s = 0.0
+        self.output_tokens = 0
+        self.cumulative_logprob = 0.0
+        self.unsent = "" if request.is_stream or not request.has_prompt_in_output else request.prompt or ""
+        """Text that is not sent yet: all of it if the request is no stream."""
+        self.unsent_tokens = 0
+        self.unsent_logprobs: list[dict[str, object]] = []
+
+    def expected_tokens(self, answer_tokens: int) -> int:
+        return len(self.prompt) + min(self.sampling.max_tokens, answer_tokens)
+
+
+class LlmSession(RequestSession):
+    """Text over a token engine. The session owns the engine and closes it."""
+
+    def __init__(self, model: str, engine: TokenEngine, settings: LlmSettings, labels: dict[str, str]) -> None:
+        self._model = model
+        self._engine = engine
+        self._settings = settings
+        self._metrics = LlmMetrics(labels)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Generation] = deque()
+        self._is_closed = False
+        self._running: dict[int, _Generation] = {}
+        """By the engine's number. Used by the engine's thread alone, as everything below."""
+        self._numbers = itertools.count(1)
+        self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
+        options = {
+            name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
+        }
+        precision = "f32" if settings.is_deterministic else "as the model says"
+        self.info = SessionInfo(engine.name, "CPU", precision, options, is_bound=False)
+        self._thread = threading.Thread(target=self._run, name=f"{model}-tokens"[:60], daemon=True)
+        self._thread.start()
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            try:
+                self._accept(execution)
+            except EdgeServerError as error:
+                execution.fail(error.detached())
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _accept(self, execution: Execution) -> None:
+        request = read_request(execution.request)
+        engine = self._engine
+        prompt = request.prompt if request.prompt is not None else engine.chat_prompt(request.messages)
+        tokens = engine.encode(prompt)
+        if not tokens:
+            raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
+        room = engine.total_blocks * engine.block_tokens
+        most = min(room, engine.max_context or room)
+        if len(tokens) >= most:
+            raise ContextTooLong(
+                f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
+                f"got {len(tokens)}"
+            )
+        generation = _Generation(execution, request, tokens, engine)
+        wanted = request.sampling.max_tokens or most
+        generation.sampling = dataclasses.replace(request.sampling, max_tokens=min(wanted, most - len(tokens)))
+        with self._changed:
+            if self._is_closed:
+                raise SessionLost(f"model '{self._model}': the session is closed")
+            if len(self._waiting) > self._settings.max_queue_size:
+                raise QueueFull(
+                    f"inference request to model '{self._model}': {len(self._waiting)} requests wait for room in the "
+                    f"KV cache, and max_queue_size is {self._settings.max_queue_size}"
+                )
+            self._waiting.append(generation)
+            self._changed.notify_all()
+
+    # -- the engine's thread
+
+    def _run(self) -> None:
+        error: EdgeServerError = SessionLost(f"model '{self._model}': the session is closed")
+        try:
+            while self._wait_for_work():
+                self._remove_cancelled()
+                self._admit()
+                if not self._engine.is_idle():
+                    self._step()
+                self._metrics.set_load(len(self._running), len(self._waiting), self._engine.figures())
+        except Exception as failure:
+            log.exception("model '%s': the token engine failed", self._model)
+            error = SessionLost(f"model '{self._model}': the token engine failed: {failure}")
+        with self._changed:
+            self._is_closed = True
+            left = [*self._running.values(), *self._waiting]
+            self._waiting.clear()
+        self._running.clear()
+        for generation in left:
+            generation.execution.fail(error)
+        self._engine.close()
+        self._metrics.close()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do. Return False once the session is closed."""
+        with self._changed:
+            # A cancelled sequence keeps its blocks until the next step, so the engine may have work without requests.
+            self._changed.wait_for(
+                lambda: self._is_closed or self._waiting or self._running or not self._engine.is_idle()
+            )
+            return not self._is_closed
+
+    def _remove_cancelled(self) -> None:
+        for generation in [item for item in self._running.values() if item.execution.is_cancelled()]:
+            self._engine.cancel(generation.number)
+            self._end(generation)
+            generation.execution.finish()
+
+    def _admit(self) -> None:
+        """Add waiting requests, in order, while the KV cache has room for what all are expected to need."""
+        engine = self._engine
+        known = sorted(self._lengths)
+        answer = known[len(known) * 9 // 10] if known else _GUESS_TOKENS
+
+        def blocks(generation: _Generation) -> int:
+            return -(-generation.expected_tokens(answer) // engine.block_tokens)
+
+        used = sum(blocks(generation) for generation in self._running.values())
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    break
+                generation = self._waiting[0]
+                if self._running and used + blocks(generation) > engine.total_blocks:
+                    break
+                self._waiting.popleft()
+            if generation.execution.is_cancelled():
+                generation.execution.finish()
+                continue
+            generation.number = next(self._numbers)
+            try:
+                engine.add(generation.number, generation.prompt, generation.sampling)
+            except EdgeServerError as error:
+                generation.execution.fail(error.detached())
+                continue
+            self._running[generation.number] = generation
+            used += blocks(generation)
+            self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
+
+    def _step(self) -> None:
+        for event in self._engine.step():
+            generation = self._running.get(event.number)
+            if generation is None:
+                continue
+            if event.error:
+                self._end(generation)
+                # A request with a grammar is the usual cause. See OpenVinoEngine.step.
+                kind = InvalidRequest if generation.sampling.json_schema else BackendError
+                generation.execution.fail(
+                    kind(f"inference request to model '{self._model}': the token engine failed on it: {event.error}")
+                )
+                continue
+            self._continue(generation, event)
+
+    def _continue(self, generation: _Generation, event: TokenEvent) -> None:
+        """Take the new tokens of a sequence, and send the text that is certain."""
+        now_s = time.monotonic()
+        if event.tokens and not generation.output_tokens:
+            generation.first_token_s = now_s
+            self._metrics.first_token(now_s - generation.arrived_s)
+        generation.output_tokens += len(event.tokens)
+        generation.unsent_tokens += len(event.tokens)
+        generation.cumulative_logprob += sum(event.logprobs)
+        if generation.request.has_logprobs:
+            generation.unsent_logprobs += [
+                {"token": self._engine.decode([token]), "token_id": token, "logprob": logprob}
+                for token, logprob in zip(event.tokens, event.logprobs, strict=False)
+            ]
+        self._metrics.count_tokens(len(event.tokens))
+        finish = event.finish
+        generation.unsent += generation.text.add(event.tokens, is_last=finish is not None)
+        if generation.text.is_stopped:
+            if finish is None:
+                self._engine.cancel(generation.number)
+            finish = "stop"
+        if finish is None:
+            if generation.request.is_stream and generation.unsent:
+                self._send(generation, None)
+            return
+        self._end(generation)
+        if generation.output_tokens == 0 and finish == "length":
+            generation.execution.fail(
+                QueueFull(f"inference request to model '{self._model}': the KV cache had no room for its prompt")
+            )
+            return
+        self._lengths.append(generation.output_tokens)
+        self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
+        self._send(generation, finish)
+
+    def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
+        request = generation.request
+        outputs: dict[str, Array] = {"text_output": _texts(generation.unsent)}
+        if request.has_finish_reason:
+            outputs["finish_reason"] = _texts(finish or "")
+        if request.has_input_count:
+            outputs["num_input_tokens"] = np.array([len(generation.prompt)], np.uint32)
+        if request.has_output_count:
+            outputs["num_output_tokens"] = np.array([generation.unsent_tokens], np.uint32)
+        if request.has_logprobs:
+            outputs["logprobs"] = _texts(json.dumps(generation.unsent_logprobs))
+        if request.has_cumulative_logprob:
+            outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
+        generation.unsent, generation.unsent_tokens, generation.unsent_logprobs = "", 0, []
+        generation.execution.send(outputs, is_final=finish is not None)
+
+    def _end(self, generation: _Generation) -> None:
+        del self._running[generation.number]
+
+
+def _texts(text: str) -> Array:
+    array = np.empty(1, object)
+    array[0] = text.encode()
+    return array

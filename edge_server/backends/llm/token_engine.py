@@ -1,0 +1,99 @@
+"""Interface of a token engine: a language model that continues several token sequences together, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+"""Why a sequence ended: the model or a stop string ended it, or it reached its most tokens."""
+
+ChatMessage: TypeAlias = Mapping[str, Any]
+"""One message of a chat in OpenAI's form: `role` and `content`, and more for some templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one sequence is continued. The names are those of vLLM's SamplingParams.
+
+    `temperature` 0 takes the most likely token. `seed` None is different each time. `json_schema` "" allows any text;
+    otherwise the text is JSON that fits this schema, itself JSON.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    json_schema: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Result of one step for one sequence.
+
+    `tokens` are the new ones, without the token that ends the text. `logprobs` has the natural logarithm of each new
+    token's probability. `finish` ends the sequence. `error` ends it too: the engine could not continue it.
+    """
+
+    number: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    finish: FinishReason | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """Use of the KV cache in blocks, and its size in bytes (0 before the engine has taken any memory)."""
+
+    used_blocks: int
+    total_blocks: int
+    cache_bytes: int
+
+
+class TokenEngine(Protocol):
+    """One loaded model. `encode`, `decode` and `chat_prompt` may be called from any thread, the others from one."""
+
+    name: str
+    """Library and version, for people."""
+    block_tokens: int
+    """Tokens of one block of the KV cache."""
+    total_blocks: int
+    max_context: int
+    """Most tokens of prompt and answer together, 0 if the model states no limit."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text without added special tokens."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens. An incomplete character at the end becomes U+FFFD. Special tokens give nothing."""
+
+    def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
+        """Return the prompt that the model's chat template makes. Raises InvalidRequest with the template's message."""
+
+    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        """Add a sequence; the next step takes it into the batch. `number` was never used before.
+
+        Raises InvalidRequest if the engine cannot sample like this.
+        """
+
+    def cancel(self, number: int) -> None:
+        """Remove a sequence; its blocks are free after the next step. Does nothing for one that has ended."""
+
+    def step(self) -> list[TokenEvent]:
+        """Continue all sequences by one step: a token each, or a part of a prompt."""
+
+    def is_idle(self) -> bool:
+        """Return whether there is no sequence to continue."""
+
+    def figures(self) -> EngineFigures: ...
+
+    def close(self) -> None: ...

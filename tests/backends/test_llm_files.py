@@ -1,0 +1,101 @@
+"""Files of language models before they are opened: sizes from GGUF headers and exports, damaged files, and text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.backends.llm.text_stream import TextStream
+
+TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+
+
+def test_the_header_of_a_gguf_file_says_what_it_will_cost() -> None:
+    # 2 (K and V) x 2 layers x 2 heads x 16 values x 4 bytes
+    assert read_gguf(TINY) == LlmSize(TINY.stat().st_size, 512, 512)
+
+
+@pytest.mark.parametrize("size", [0, 3, 24, 100, 2000, 9000, 200_000, -1])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes()[:size])
+    with pytest.raises(BadModelFile, match="cut short"):
+        read_gguf(path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGML" + bytes(100))
+    with pytest.raises(BadModelFile, match="expected a GGUF file"):
+        read_gguf(path)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1))
+    with pytest.raises(BadModelFile, match="expected one of llama, qwen2, qwen3, got 'mamba'"):
+        read_gguf(path)
+
+
+def test_counts_that_a_file_cannot_have_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60))
+    with pytest.raises(BadModelFile, match="at most 1000 entries"):
+        read_gguf(path)
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + struct.pack("<Q", 1 << 60))
+    with pytest.raises(BadModelFile, match="texts of at most"):
+        read_gguf(path)
+
+
+@given(place=st.integers(0, 2000), value=st.integers(0, 255))
+def test_a_damaged_header_never_does_more_than_fail(
+    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
+) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    data = bytearray(TINY.read_bytes())
+    data[place] = value
+    path.write_bytes(data)
+    with contextlib.suppress(BadModelFile):
+        read_gguf(path)
+
+
+def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.bin").write_bytes(bytes(1000))
+    assert read_export(tmp_path) == LlmSize(1000, 0, 0)
+    config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30,
+              "max_position_embeddings": 8192}  # fmt: skip
+    text = json.dumps(config)
+    (tmp_path / "config.json").write_text(text)
+    assert read_export(tmp_path) == LlmSize(1000 + len(text), 8192, 2 * 30 * 3 * 64 * 4)
+
+
+@given(
+    text=st.text(max_size=300),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    stop=st.lists(st.text(min_size=1, max_size=4), max_size=3),
+)
+def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
+    data = list(text.encode())
+    stream = TextStream(lambda tokens: bytes(tokens).decode("utf-8", "replace"), stop)
+    pieces, place, turn = [], 0, 0
+    while place < len(data):
+        size = sizes[turn % len(sizes)]
+        pieces.append(stream.add(data[place : place + size]))
+        place, turn = place + size, turn + 1
+    pieces.append(stream.add([], is_last=True))
+    ends = [found for item in stop if (found := text.find(item)) >= 0]
+    assert stream.is_stopped == bool(ends)
+    said = "".join(pieces)
+    if not ends:
+        assert said == text
+    else:
+        # A longer stop string may begin earlier, but the piece that completed the first one ended the text.
+        assert text.startswith(said)
+        assert any(text.startswith(item, len(said)) for item in stop)

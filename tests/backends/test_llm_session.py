@@ -1,0 +1,318 @@
+"""Session of a language model over the scripted engine: batching, cancellation, admission, text, and bad input."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.llm.model_size import LlmSize
+from edge_server.backends.llm.scripted_engine import ScriptedEngine
+from edge_server.backends.llm.session import LlmSession
+from edge_server.backends.llm.settings import read_settings
+from edge_server.backends.llm.token_engine import TokenEvent
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest, LoadError, QueueFull, SessionLost
+
+ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200}
+
+
+class Client:
+    """An execution whose responses a test waits for."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.responses: list[dict[str, Any]] = []
+        self.error: EdgeServerError | None = None
+        self.ended = threading.Event()
+        self.came = threading.Condition()
+        self._is_cancelled = False
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+    def send(self, outputs: Mapping[str, Any], *, is_final: bool = False, parameters: Any = None) -> None:
+        with self.came:
+            self.responses.append({name: array.ravel()[0] for name, array in outputs.items()})
+            self.came.notify_all()
+        if is_final:
+            self.ended.set()
+
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        self.error = error
+        self.ended.set()
+
+    def finish(self) -> None:
+        self.ended.set()
+
+    def reschedule(self) -> None:
+        raise AssertionError
+
+    @property
+    def text(self) -> str:
+        assert self.ended.wait(20)
+        if self.error is not None:
+            raise self.error
+        return b"".join(response["text_output"] for response in self.responses).decode()
+
+
+def request(prompt: str | None, *, messages: Any = None, stream: bool = True, **sampling: Any) -> Request:
+    values: dict[str, Any] = {
+        "stream": stream,
+        "sampling_parameters": json.dumps({"max_tokens": 1000, **sampling}),
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    if prompt is not None:
+        values["text_input"] = prompt
+    if messages is not None:
+        values["messages"] = messages if isinstance(messages, str) else json.dumps(messages)
+    return Request("talker", {name: tensor(name, value) for name, value in values.items()})
+
+
+def tensor(name: str, value: str | bool) -> Tensor:
+    if isinstance(value, bool):
+        return Tensor(name, DType.BOOL, np.array([value]))
+    return Tensor(name, DType.BYTES, np.array([value.encode()], object))
+
+
+@pytest.fixture
+def engine_file(tmp_path: Path) -> Path:
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps({"answers": ANSWERS, "block_tokens": 8}))
+    return path
+
+
+class Served:
+    def __init__(self, path: Path, **parameters: str) -> None:
+        settings = read_settings("talker", {"num_kv_blocks": "64", **parameters}, LlmSize(1, 0, 0), 8)
+        self.engine = ScriptedEngine(path, settings)
+        self.session = LlmSession("talker", self.engine, settings, {"model": "talker"})
+
+    def ask(self, *arguments: Any, **named: Any) -> Client:
+        client = Client(request(*arguments, **named))
+        self.session.execute([client])
+        return client
+
+
+@pytest.fixture
+def serve(engine_file: Path) -> Iterator[Callable[..., Served]]:
+    opened: list[Served] = []
+
+    def start(**parameters: str) -> Served:
+        opened.append(Served(engine_file, **parameters))
+        return opened[-1]
+
+    yield start
+    for served in opened:
+        served.session.close()
+
+
+def test_requests_that_come_together_share_the_steps(serve: Callable[..., Served]) -> None:
+    alone = serve()
+    for _ in range(8):
+        assert alone.ask("count").text == ANSWERS["count"]
+    together = serve()
+    clients = [Client(request("count")) for _ in range(8)]
+    together.session.execute(clients)
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 8
+    assert alone.engine.steps == 8 * len(ANSWERS["count"])
+    assert together.engine.steps < alone.engine.steps
+
+
+def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served]) -> None:
+    client = serve().ask("count")
+    assert client.text == ANSWERS["count"]
+    assert len(client.responses) == len(ANSWERS["count"])
+    assert [response["finish_reason"] for response in client.responses] == [b""] * 22 + [b"stop"]
+    assert sum(response["num_output_tokens"] for response in client.responses) == 23
+    assert client.responses[0]["num_input_tokens"] == 5
+
+
+def test_without_a_stream_there_is_one_response(serve: Callable[..., Served]) -> None:
+    client = serve().ask("count", stream=False, max_tokens=7)
+    assert client.text == "one two"
+    assert [response["finish_reason"] for response in client.responses] == [b"length"]
+
+
+def test_characters_of_several_tokens_are_never_torn(serve: Callable[..., Served]) -> None:
+    client = serve().ask("greet")
+    assert client.text == ANSWERS["greet"]
+    assert all("�" not in response["text_output"].decode() for response in client.responses)
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_sequence(serve: Callable[..., Served]) -> None:
+    served = serve()
+    client = served.ask("count", stop=["three", "never"])
+    assert client.text == "one two "
+    assert client.responses[-1]["finish_reason"] == b"stop"
+    assert served.ask("greet").text == ANSWERS["greet"]
+    assert served.engine.figures().used_blocks == 0
+
+
+def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for _ in range(50):
+        leaver, neighbour = served.ask("long"), served.ask("count")
+        with leaver.came:
+            assert leaver.came.wait_for(lambda leaver=leaver: len(leaver.responses) >= 3, 20)
+        leaver.cancel()
+        assert neighbour.text == ANSWERS["count"]
+        assert leaver.ended.wait(20)
+    assert served.engine.figures().used_blocks == 0
+
+
+def test_a_prompt_that_can_never_fit_is_refused_before_the_engine_sees_it(serve: Callable[..., Served]) -> None:
+    served = serve(num_kv_blocks="6")
+    client = served.ask("a" * 800)
+    with pytest.raises(ContextTooLong, match="expected a prompt of less than 48 tokens, got 800"):
+        _ = client.text
+    assert served.engine.added == []
+
+
+def test_more_tokens_than_fit_are_cut_and_the_answer_says_so(serve: Callable[..., Served]) -> None:
+    client = serve(num_kv_blocks="6").ask("long", max_tokens=200)
+    assert client.text == "x" * 44
+    assert client.responses[-1]["finish_reason"] == b"length"
+
+
+def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[..., Served]) -> None:
+    served = serve(num_kv_blocks="6")
+    clients = [served.ask("long", max_tokens=30) for _ in range(6)]
+    assert [client.text for client in clients] == ["x" * 30] * 6
+    assert served.engine.figures().used_blocks == 0
+
+
+def test_a_full_queue_refuses_and_says_its_limit(serve: Callable[..., Served]) -> None:
+    served = serve(num_kv_blocks="26", max_queue_size="1")
+    first = served.ask("long")
+    with first.came:
+        assert first.came.wait_for(lambda: first.responses, 20)
+    clients = [served.ask("long") for _ in range(8)]
+    refused = [client for client in clients if client.ended.wait(20) and client.error is not None]
+    assert refused
+    assert all(isinstance(client.error, QueueFull) and "max_queue_size is 1" in str(client.error) for client in refused)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temperature": -1}, "temperature: expected 0 to 100"),
+        ({"top_p": 2}, "top_p"),
+        ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
+        ({"stop": 3}, "stop: expected a text or a list of texts"),
+        ({"seed": True}, "seed"),
+        ({"n": 2}, "n: expected 1"),
+        ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
+        ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
+        ({"json_schema": "[1]"}, "expected a JSON object"),
+    ],
+)
+def test_a_bad_sampling_parameter_is_named(serve: Callable[..., Served], sampling: dict[str, Any], said: str) -> None:
+    served = serve()
+    client = served.ask("count", **sampling)
+    with pytest.raises(InvalidRequest, match=said):
+        _ = client.text
+    assert served.ask("count").text == ANSWERS["count"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("[", "expected JSON"),
+        ([], "at least one message"),
+        ([{"content": "x"}], "message 0 has no role"),
+        ([{"role": "user", "content": 3}], "expected a text as content"),
+        ([{"role": "nobody", "content": "x"}], "knows no role 'nobody'"),
+    ],
+)
+def test_bad_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        _ = serve().ask(None, messages=messages).text
+
+
+def test_messages_and_a_prompt_exclude_each_other(serve: Callable[..., Served]) -> None:
+    served = serve()
+    with pytest.raises(InvalidRequest, match="got both"):
+        _ = served.ask("count", messages=[{"role": "user", "content": "count"}]).text
+    assert served.ask(None, messages=[{"role": "user", "content": "count"}]).text == ANSWERS["count"]
+
+
+def test_an_engine_that_fails_fails_its_requests_and_refuses_new_ones(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+
+    def broken() -> list[TokenEvent]:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(served.engine, "step", broken)
+    with pytest.raises(SessionLost, match="the device is gone"):
+        _ = served.ask("count").text
+    with pytest.raises(SessionLost):
+        _ = served.ask("count").text
+
+
+def test_one_bad_request_of_a_step_fails_alone(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    step = served.engine.step
+
+    def step_and_blame() -> list[TokenEvent]:
+        events = step()
+        bad = [number for number in served.engine.added if number % 2 and number in served.engine._left]
+        for number in bad:
+            served.engine.cancel(number)
+        return [event for event in events if event.number not in bad] + [
+            TokenEvent(number, error="bad grammar") for number in bad
+        ]
+
+    monkeypatch.setattr(served.engine, "step", step_and_blame)
+    bad, good = served.ask("count", json_schema='{"type": "object"}'), served.ask("count")
+    with pytest.raises(InvalidRequest, match="bad grammar"):
+        _ = bad.text
+    assert good.text == ANSWERS["count"]
+
+
+def test_closing_fails_what_is_open(serve: Callable[..., Served]) -> None:
+    served = serve()
+    stuck = threading.Event()
+    step = served.engine.step
+    served.engine.step = lambda: (stuck.wait(20), step())[1]  # type: ignore[method-assign]
+    client = served.ask("long")
+    closing = threading.Thread(target=served.session.close)
+    closing.start()
+    stuck.set()
+    closing.join(20)
+    assert client.ended.wait(20)
+    assert isinstance(client.error, SessionLost)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"max_num_seqs": "0"}, "max_num_seqs must be a whole number from 1"),
+        ({"kv_cache_mb": "10", "num_kv_blocks": "4"}, "expected one of them, got both"),
+        ({"kv_cache_mb": "10"}, "set num_kv_blocks"),
+    ],
+)
+def test_a_bad_setting_is_named(parameters: dict[str, str], said: str) -> None:
+    with pytest.raises(LoadError, match=said):
+        read_settings("talker", parameters, LlmSize(1, 0, 0), 32)
+
+
+def test_the_size_of_the_cache_follows_from_megabytes() -> None:
+    size = LlmSize(1, 8192, 2 * 30 * 3 * 64 * 4)
+    assert read_settings("talker", {"kv_cache_mb": "100"}, size, 32).num_kv_blocks == 100_000_000 // (46_080 * 32)
+    with pytest.raises(LoadError, match=r"expected at least 1\.5, one block"):
+        read_settings("talker", {"kv_cache_mb": "1"}, size, 32)
