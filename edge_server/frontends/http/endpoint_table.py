@@ -14,6 +14,7 @@ from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationHandler
+from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 
 _PLACE = re.compile(r"\\\{(\w+)\\\}")
@@ -86,7 +87,11 @@ class PathRouter:
 
 
 def build_router(
-    control: ControlEndpoints, generation: GenerationEndpoints, events: EventEndpoints, operator: OperatorEndpoints
+    control: ControlEndpoints,
+    generation: GenerationEndpoints,
+    openai: OpenAiEndpoints,
+    events: EventEndpoints,
+    operator: OperatorEndpoints,
 ) -> PathRouter:
     """Return a router with all endpoints."""
     router = PathRouter()
@@ -108,6 +113,11 @@ def build_router(
     for action, handler in (("/generate", generation.generate), ("/generate_stream", generation.generate_stream)):
         for pattern in _model_paths(action):
             router.add(pattern, {"POST": HttpEndpoint("inference", generation=handler)})
+    for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
+        router.add(f"{base}/chat/completions", {"POST": HttpEndpoint("inference", generation=openai.chat)})
+        router.add(f"{base}/completions", {"POST": HttpEndpoint("inference", generation=openai.complete)})
+        router.add(f"{base}/models", {"GET": HttpEndpoint("metadata", generation=openai.models)})
+        router.add(f"{base}/models/{{model}}", {"GET": HttpEndpoint("metadata", generation=openai.model)})
     add("health", ("/v2/health/live",), GET=control.live)
     add("health", ("/v2/health/ready",), GET=control.ready)
     add("health", _model_paths("/ready"), GET=control.model_ready)

@@ -24,6 +24,7 @@ from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationTarget
 from edge_server.frontends.http.inference_route import InferenceContext, LoopDispatch
 from edge_server.frontends.http.listener import Listener, server_tls
+from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.request_head import Headers, RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
@@ -101,6 +102,7 @@ class HttpFrontend:
                 allows_code_upload=self._allows_code_upload,
             ),
             GenerationEndpoints(self._service, dispatch, self._workers, pattern),
+            OpenAiEndpoints(self._service, dispatch),
             self._events,
             OperatorEndpoints(
                 self._service,

@@ -1,0 +1,1 @@
+"""OpenAI's API for language models: JSON of chats and completions to and from requests and responses. Knows no wire."""

@@ -1,0 +1,153 @@
+"""Answers of OpenAI's API: responses of a model with text tensors as objects of chats and completions, and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_server.core.request_response import Response
+from edge_server.errors import ContextTooLong, EdgeServerError, ErrorCode
+from edge_server.frontends.openai.text_call import BadMember, TextCall
+
+_TYPES = {
+    ErrorCode.INVALID_ARG: "invalid_request_error",
+    ErrorCode.NOT_FOUND: "invalid_request_error",
+    ErrorCode.UNSUPPORTED: "invalid_request_error",
+    ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.PERMISSION_DENIED: "permission_error",
+    ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
+}
+
+
+@dataclass(slots=True)
+class TextChoice:
+    """One answer as its responses arrive. `delta` and `delta_logprobs` are those of the last response."""
+
+    index: int
+    delta: str = ""
+    delta_logprobs: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, response: Response) -> None:
+        """Take a response without an error."""
+        outputs: dict[str, Any] = {tensor.name: tensor.array.ravel() for tensor in response.outputs}
+        texts = [item.decode("utf-8", "replace") for item in outputs.get("text_output", ())]
+        self.delta = "".join(texts)
+        self.text += self.delta
+        if len(found := outputs.get("num_input_tokens", ())):
+            self.input_tokens = int(found[0])
+        self.output_tokens += sum(int(item) for item in outputs.get("num_output_tokens", ()))
+        self.delta_logprobs = []
+        for item in outputs.get("logprobs", ()):
+            self.delta_logprobs += json.loads(item)
+        self.logprobs += self.delta_logprobs
+        reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
+        # A model without this output ends for a reason of its own.
+        self.finish_reason = reason or ("stop" if response.is_final else None)
+
+
+def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the object of a call that is no stream."""
+    kind = "chat.completion" if call.is_chat else "text_completion"
+    return {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices], "usage": usage(call, choices)}
+
+
+def first_chunk(call: TextCall, index: int) -> dict[str, Any] | None:
+    """Return the chunk that opens a choice of a streamed chat; None for a completion, which has none."""
+    if not call.is_chat:
+        return None
+    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    return _chunk(call, [choice])
+
+
+def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
+    """Return the chunks for the last response of a choice: its text, then its end."""
+    found = []
+    logprobs = _logprobs(call, choice.delta_logprobs)
+    if call.is_chat:
+        if choice.delta:
+            delta: dict[str, Any] = {"content": choice.delta}
+            found.append({"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        if choice.finish_reason:
+            found.append({"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason})
+    elif choice.delta or choice.finish_reason:
+        end = choice.finish_reason
+        found.append({"index": choice.index, "text": choice.delta, "logprobs": logprobs, "finish_reason": end})
+    return [_chunk(call, [item]) for item in found]
+
+
+def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the last chunk of a stream with `include_usage`."""
+    return {**_chunk(call, []), "usage": usage(call, choices)}
+
+
+def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, int]:
+    """Return the token counts of a call. A prompt with several answers counts once."""
+    prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
+    completion = sum(choice.output_tokens for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def error_object(error: EdgeServerError) -> dict[str, Any]:
+    """Return an error in OpenAI's form. Its client shows message, param and code."""
+    code = None
+    if isinstance(error, ContextTooLong):
+        code = "context_length_exceeded"
+    elif error.code is ErrorCode.NOT_FOUND:
+        code = "model_not_found"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.code, "server_error"),
+            "param": error.param if isinstance(error, BadMember) else None,
+            "code": code,
+        }
+    }
+
+
+def _head(call: TextCall, kind: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if call.is_chat else "cmpl"
+    return {"id": f"{prefix}-{call.id}", "object": kind, "created": call.created, "model": call.model}
+
+
+def _chunk(call: TextCall, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    chunk = {**_head(call, "chat.completion.chunk" if call.is_chat else "text_completion"), "choices": choices}
+    return {**chunk, "usage": None} if call.includes_usage else chunk
+
+
+def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
+    end = {"logprobs": _logprobs(call, choice.logprobs), "finish_reason": choice.finish_reason}
+    if call.is_chat:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"index": choice.index, "message": message, **end}
+    return {"index": choice.index, "text": choice.text, **end}
+
+
+def _logprobs(call: TextCall, items: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if not call.has_logprobs:
+        return None
+    if not call.is_chat:
+        return {
+            "tokens": [item["token"] for item in items],
+            "token_logprobs": [item["logprob"] for item in items],
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+    return {
+        "content": [
+            {
+                "token": item["token"],
+                "logprob": item["logprob"],
+                "bytes": list(item["token"].encode()),
+                "top_logprobs": [],
+            }
+            for item in items
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,241 @@
+"""Calls of OpenAI's API, `chat/completions` and `completions`, as inference requests for a model with text tensors.
+
+The format is https://platform.openai.com/docs/api-reference. Unknown members are ignored. Known ones that this server
+does not support are errors that name the member. Templates and token counts belong to the model, which has the
+tokenizer: messages go to it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.protocol.raw_tensors import Buffer
+
+_MOST_CHOICES = 16
+_DEFAULT_COMPLETION_TOKENS = 16
+
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "logit_bias": (None, {}),
+    "tools": (None, []),
+    "functions": (None, []),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "prediction": (None,),
+}
+"""Member that is not supported -> values that ask for nothing."""
+
+_COMMON = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+           "min_tokens", "ignore_eos", "stop")  # fmt: skip
+"""Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
+
+
+class BadMember(InvalidRequest):
+    """A member of the call is wrong. `param` is its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices.
+
+    `prompts` are texts, or for a chat one JSON text of its messages.
+    """
+
+    model: str
+    is_chat: bool
+    prompts: tuple[str, ...]
+    choices: int
+    sampling: Mapping[str, Any]
+    is_stream: bool
+    includes_usage: bool
+    has_logprobs: bool
+    echoes: bool
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def requests(self, spec: ModelSpec) -> list[Request]:
+        """Return a request for each choice. Raises BadMember if the model cannot take them."""
+        inputs = {item.name for item in spec.inputs}
+        source = "messages" if self.is_chat else "text_input"
+        if source not in inputs or spec.output("text_output") is None:
+            raise BadMember(
+                "model",
+                f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}' "
+                "and an output 'text_output'",
+            )
+        return [
+            self._request(spec, inputs, source, prompt, choice)
+            for prompt in self.prompts
+            for choice in range(self.choices)
+        ]
+
+    def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str, choice: int) -> Request:
+        sampling = dict(self.sampling)
+        if "seed" in sampling and choice:
+            sampling["seed"] += choice  # answers to one prompt differ
+        values: dict[str, str | bool] = {
+            source: prompt,
+            "sampling_parameters": json.dumps(sampling),
+            "stream": self.is_stream,
+            "exclude_input_in_output": not self.echoes,
+            "return_finish_reason": True,
+            "return_num_input_tokens": True,
+            "return_num_output_tokens": True,
+            "return_logprobs": self.has_logprobs,
+        }
+        return Request(
+            model=spec.name,
+            id=self.id,
+            inputs={name: _tensor(name, value) for name, value in values.items() if name in inputs},
+        )
+
+
+def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
+    """Return the call of a body. Raises InvalidRequest."""
+    members = parse_object(body)
+    for name, nothing in _UNSUPPORTED.items():
+        if name in members and members[name] not in nothing:
+            raise BadMember(name, f"'{name}' is not supported")
+    model = members.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadMember("model", f"'model': expected the name of a model, got {json_type(model)}")
+    is_stream = _boolean(members, "stream")
+    options = members.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
+    if options and not is_stream:
+        raise BadMember("stream_options", "'stream_options': only for a stream")
+    choices = members.get("n", 1)
+    if choices is None:
+        choices = 1
+    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
+        raise BadMember("n", f"'n': expected 1 to {_MOST_CHOICES}, got {str(choices)[:40]}")
+    echoes = not is_chat and _boolean(members, "echo")
+    if echoes and is_stream:
+        raise BadMember("echo", "'echo' is not supported for a stream")
+    return TextCall(
+        model=model,
+        is_chat=is_chat,
+        prompts=(_messages(members),) if is_chat else _prompts(members),
+        choices=choices,
+        sampling=_sampling(members, is_chat=is_chat),
+        is_stream=is_stream,
+        includes_usage=bool(options.get("include_usage", False)),
+        has_logprobs=_asks_logprobs(members, is_chat=is_chat),
+        echoes=echoes,
+    )
+
+
+def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
+    seed = sampling.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise BadMember("seed", f"'seed': expected a whole number from 0, got {str(seed)[:40]}")
+    name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
+    most = members.get(name)
+    if most is None:
+        # 0 lets a chat use all the room that the model has.
+        most = 0 if is_chat else _DEFAULT_COMPLETION_TOKENS
+    elif isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise BadMember(name, f"'{name}': expected a whole number from 1, got {str(most)[:40]}")
+    sampling["max_tokens"] = most
+    form = members.get("response_format")
+    if form is not None:
+        sampling.update(_response_format(form))
+    return sampling
+
+
+def _response_format(form: object) -> dict[str, Any]:
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind == "json_schema" and isinstance(form, dict):
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if isinstance(schema, dict):
+            return {"json_schema": schema}
+        raise BadMember("response_format", "'response_format.json_schema.schema': expected an object, got "
+                        f"{json_type(schema)}")  # fmt: skip
+    raise BadMember(
+        "response_format", f"'response_format.type': expected text, json_object or json_schema, got {str(kind)[:40]}"
+    )
+
+
+def _asks_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> bool:
+    top = members.get("top_logprobs" if is_chat else "logprobs") or 0
+    param = "top_logprobs" if is_chat else "logprobs"
+    if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 1:
+        raise BadMember(param, f"'{param}': expected 0 or 1, got {str(top)[:40]}: only the chosen token's is known")
+    return _boolean(members, "logprobs") if is_chat else top == 1 or members.get("logprobs") == 0
+
+
+def _messages(members: Mapping[str, Any]) -> str:
+    """Return the messages as JSON, each with its content as one text."""
+    messages = members.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadMember("messages", f"'messages': expected a list of at least one, got {json_type(messages)}")
+    plain = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadMember("messages", f"'messages[{place}].role': expected a text")
+        plain.append({**message, "content": _content(message.get("content"), place)})
+    return json.dumps(plain)
+
+
+def _content(content: object, place: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadMember("messages", f"'messages[{place}].content': expected a text, got {json_type(content)}")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            raise BadMember("messages", f"'messages[{place}].content': expected parts of type text, got "
+                            f"{str(kind)[:40]}")  # fmt: skip
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(members: Mapping[str, Any]) -> tuple[str, ...]:
+    given = members.get("prompt")
+    prompts: Sequence[object] = given if isinstance(given, list) else [given]
+    if not prompts or len(prompts) > _MOST_CHOICES or not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadMember("prompt", f"'prompt': expected a text or a list of 1 to {_MOST_CHOICES} texts")
+    return tuple(str(prompt) for prompt in prompts)
+
+
+def _boolean(members: Mapping[str, Any], name: str) -> bool:
+    value = members.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")
+    return bool(value)
+
+
+def _tensor(name: str, value: str | bool) -> Tensor:
+    if isinstance(value, bool):
+        return Tensor(name, DType.BOOL, np.array([value]))
+    array = np.empty(1, object)
+    array[0] = value.encode("utf-8", "replace")
+    return Tensor(name, DType.BYTES, array)

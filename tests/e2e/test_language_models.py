@@ -1,0 +1,368 @@
+"""Language models through a real server: the same text on every wire, OpenAI's API with its errors, and a real engine.
+
+The scripted model needs no library. The tests marked `full` serve tests/data/tiny_llm with OpenVINO GenAI.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import queue
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+
+TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+COUNT = (
+    "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty"
+)
+ANSWERS = {"hello": "Hello! How can I help you?", "count": COUNT}
+
+real_engine = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "openai")),
+        reason="needs openvino-genai and openai, of the extra test-all",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "talker/1").mkdir(parents=True)
+    (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
+    (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS}))
+    (models / "plain/1").mkdir(parents=True)
+    (models / "plain/config.pbtxt").write_text(
+        'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } '
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [1] }'
+    )
+    with serve(models) as running:
+        yield running
+
+
+def chat(content: str, **more: Any) -> dict[str, Any]:
+    return {"model": "talker", "messages": [{"role": "user", "content": content}], **more}
+
+
+def events(server: Any, path: str, body: dict[str, Any]) -> list[Any]:
+    """Return the events of a stream, each read as JSON; "[DONE]" as it is."""
+    status, text = server.request("POST", path, json.dumps(body).encode())
+    assert status == 200, text
+    found = [line.removeprefix("data: ") for line in text.decode().split("\n\n") if line]
+    return [item if item == "[DONE]" else json.loads(item) for item in found]
+
+
+def grpc_stream(server: Any, prompt: str) -> str:
+    """Return the text that tritonclient's stream gives."""
+    came: queue.Queue[Any] = queue.Queue()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        inputs = []
+        for name, kind, value in (
+            ("text_input", "BYTES", np.array([prompt.encode()], object)),
+            ("stream", "BOOL", np.array([True])),
+            ("sampling_parameters", "BYTES", np.array([b'{"max_tokens": 200}'], object)),
+        ):
+            inputs.append(grpc_client.InferInput(name, [1], kind))
+            inputs[-1].set_data_from_numpy(value)
+        client.async_stream_infer("talker", inputs, enable_empty_final_response=True)
+        text = ""
+        while True:
+            result, error = came.get(timeout=30)
+            assert error is None, error
+            outputs = result.as_numpy("text_output")
+            text += "" if outputs is None else outputs[0].decode()
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return text
+
+
+def test_every_wire_gives_the_same_text(server: Any) -> None:
+    parameters = {"max_tokens": 200}
+    flat = {"text_input": "count", "exclude_input_in_output": True, "parameters": parameters}
+    _, answer = server.ask("/v2/models/talker/generate", flat)
+    streamed = events(server, "/v2/models/talker/generate_stream", {**flat, "stream": True})
+    _, completion = server.ask("/v1/completions", {"model": "talker", "prompt": "count", "max_tokens": 200})
+    _, chatted = server.ask("/v3/chat/completions", chat("count"))
+    texts = {
+        answer["text_output"],
+        "".join(event["text_output"] for event in streamed),
+        grpc_stream(server, "count"),
+        completion["choices"][0]["text"],
+        chatted["choices"][0]["message"]["content"],
+    }
+    assert texts == {COUNT}
+
+
+def test_a_prompt_is_repeated_unless_it_is_excluded(server: Any) -> None:
+    _, answer = server.ask("/v2/models/talker/generate", {"text_input": "hello", "max_tokens": 6})
+    assert answer["text_output"] == "helloHello!"
+
+
+def test_a_chat_says_its_counts_and_why_it_ended(server: Any) -> None:
+    _, answer = server.ask("/v1/chat/completions", chat("hello"))
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 26, "total_tokens": 31}
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    _, answer = server.ask("/v1/chat/completions", chat("hello", max_completion_tokens=5))
+    assert answer["choices"][0] == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "Hello", "refusal": None},
+        "logprobs": None,
+        "finish_reason": "length",
+    }
+
+
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_usage_and_done(server: Any) -> None:
+    found = events(server, "/v1/chat/completions", chat("hello", stream=True, stream_options={"include_usage": True}))
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in found[:-2]) == ANSWERS["hello"]
+    assert [event["choices"][0]["finish_reason"] for event in found[:-2]] == [None] * 27 + ["stop"]
+    assert found[-2]["choices"] == []
+    assert found[-2]["usage"]["completion_tokens"] == 26
+    assert found[-1] == "[DONE]"
+
+
+def test_prompts_and_choices_are_answered_together_and_each_prompt_counts_once(server: Any) -> None:
+    body = {"model": "talker", "prompt": ["hello", "count"], "n": 2, "max_tokens": 300}
+    _, answer = server.ask("/v1/completions", body)
+    assert [choice["text"] for choice in answer["choices"]] == [ANSWERS["hello"]] * 2 + [COUNT] * 2
+    assert answer["usage"]["prompt_tokens"] == 10
+    streamed = events(server, "/v1/completions", {**body, "stream": True})
+    texts = [""] * 4
+    for event in streamed[:-1]:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == [ANSWERS["hello"]] * 2 + [COUNT] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param", "code"),
+    [
+        ({"model": "nosuch"}, 404, None, "model_not_found"),
+        ({"model": "plain"}, 400, "model", None),
+        ({"model": 3}, 400, "model", None),
+        ({"logit_bias": {"1": 2}}, 400, "logit_bias", None),
+        ({"tools": [{"type": "function"}]}, 400, "tools", None),
+        ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
+        ({"n": 0}, 400, "n", None),
+        ({"n": 1000}, 400, "n", None),
+        ({"seed": -1}, 400, "seed", None),
+        ({"max_tokens": 0}, 400, "max_tokens", None),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options", None),
+        ({"response_format": {"type": "xml"}}, 400, "response_format", None),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format", None),
+        ({"messages": []}, 400, "messages", None),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", None),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, 400, None, None),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, None, "context_length_exceeded"),
+        ({"temperature": "hot"}, 400, None, None),
+    ],
+)
+def test_a_bad_call_gets_openais_error_and_costs_nobody_else(
+    server: Any, more: dict[str, Any], status: int, param: str | None, code: str | None
+) -> None:
+    for stream in ({}, {"stream": True}) if "stream_options" not in more else ({},):
+        given, answer = server.ask("/v1/chat/completions", chat("hello", **more) | more | stream)
+        error = answer["error"]
+        assert (given, error["param"], error["code"]) == (status, param, code)
+        assert error["message"]
+        assert error["type"] == "invalid_request_error"
+    _, answer = server.ask("/v1/chat/completions", chat("hello"))
+    assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
+
+
+def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
+    status, text = server.request("POST", "/v1/chat/completions", b"{")
+    assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_the_list_of_models_names_those_that_give_text(server: Any) -> None:
+    _, answer = server.ask("/v1/models")
+    assert [model["id"] for model in answer["data"]] == ["talker"]
+    assert server.ask("/v1/models/talker")[1]["object"] == "model"
+    assert server.ask("/v1/models/plain")[0] == 404
+
+
+def test_the_metrics_have_vllms_names(server: Any) -> None:
+    server.ask("/v1/chat/completions", chat("hello"))
+    text = server.read_metrics()
+    for name in ("generation_tokens_total", "time_to_first_token_seconds_count", "num_requests_waiting"):
+        assert f'vllm:{name}{{model="talker"' in text
+
+
+# -- a real engine
+
+
+@pytest.fixture(scope="module")
+def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The folder and the file alone, without a configuration; and one that computes in f32."""
+    models = tmp_path_factory.mktemp("tiny")
+    for name, parameters in (
+        ("tiny", ""),
+        ("exact", 'parameters { key: "deterministic" value { string_value: "true" } } '
+                  'parameters { key: "num_kv_blocks" value { string_value: "64" } }'),
+    ):  # fmt: skip
+        (models / name / "1").mkdir(parents=True)
+        shutil.copy(TINY, models / name / "1/model.gguf")
+        if parameters:
+            (models / name / "config.pbtxt").write_text(parameters)
+    with serve(models) as running:
+        yield running
+
+
+@pytest.fixture
+def client(tiny_server: Any) -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=tiny_server.url("/v1"), api_key="none", max_retries=0)
+
+
+QUESTIONS = {
+    "count from three": COUNT,
+    "what is the capital of Japan?": "The capital of Japan is Tokyo.",
+    "what is the capital of France?": "The capital of France is Paris.",
+    "say hello": "Hello! How can I help you?",
+    "give me json": '{"name": "edge", "size": 3}',
+    "days from Friday": "Friday Saturday Sunday Monday Tuesday Wednesday Thursday",
+    "days from Monday": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+    "what is the colour of snow?": "The colour of snow is white.",
+}
+
+
+def ask(client: Any, question: str, **more: Any) -> Any:
+    messages = [{"role": "user", "content": question}]
+    return client.chat.completions.create(**{"model": "exact", "messages": messages, "temperature": 0, **more})
+
+
+class TestRealEngine:
+    pytestmark = real_engine
+
+    def test_a_folder_with_a_file_is_enough(self, client: Any) -> None:
+        answer = ask(client, "what is the capital of France?", model="tiny")
+        assert answer.choices[0].message.content == "The capital of France is Paris."
+
+    def test_eight_chats_at_once_each_give_their_text(self, client: Any) -> None:
+        found: dict[str, str] = {}
+
+        def one(question: str) -> None:
+            found[question] = ask(client, question).choices[0].message.content
+
+        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == QUESTIONS
+
+    def test_a_streamed_chat_counts_its_tokens(self, client: Any) -> None:
+        chunks = list(ask(client, "count from three", stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == COUNT
+        assert chunks[-2].choices[0].finish_reason == "stop"
+        assert len(chunks) >= 18
+        assert chunks[-1].usage.completion_tokens == ask(client, "count from three").usage.completion_tokens
+
+    def test_a_bad_schema_fails_alone_and_a_good_one_holds(self, client: Any) -> None:
+        import openai
+
+        def form(schema: dict[str, Any]) -> dict[str, Any]:
+            return {"type": "json_schema", "json_schema": {"name": "made", "schema": schema}}
+
+        with pytest.raises(openai.BadRequestError, match="nosuch"):
+            ask(client, "say hello", response_format=form({"type": "nosuch"}))
+        schema = {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 8},
+                "size": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["name", "size"],
+            "additionalProperties": False,
+        }
+        for question in list(QUESTIONS)[:5]:
+            for seed in range(4):
+                text = ask(client, question, response_format=form(schema), temperature=0.8, seed=seed)
+                value = json.loads(text.choices[0].message.content)
+                assert set(value) == {"name", "size"}
+                assert len(value["name"]) <= 8
+                assert 0 <= value["size"] <= 99
+
+    def test_the_same_seed_gives_the_same_text(self, client: Any) -> None:
+        texts = {
+            ask(client, "say hello", temperature=1.5, seed=7, max_tokens=20).choices[0].message.content
+            for _ in range(3)
+        }
+        assert len(texts) == 1
+
+    def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(self, client: Any) -> None:
+        import openai
+
+        with pytest.raises(openai.BadRequestError, match="less than 512 tokens, got") as caught:
+            ask(client, "x " * 3000)
+        assert caught.value.code == "context_length_exceeded"
+
+    def test_a_client_that_leaves_costs_its_neighbours_nothing(
+        self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
+    ) -> None:
+        for _ in range(10):
+            stream = ask(client, "count from zero", stream=True)
+            next(iter(stream))
+            stream.close()
+        assert ask(client, "count from three").choices[0].message.content == COUNT
+        running = 'vllm:num_requests_running{model="exact",model_name="exact",version="1"} 0.0'
+        assert eventually(lambda: running in tiny_server.read_metrics())
+
+    def test_a_killed_engine_fails_its_streams_and_comes_back(self, client: Any, tiny_server: Any) -> None:
+        import openai
+
+        streams = [ask(client, "count from zero", stream=True) for _ in range(4)]
+        pid = tiny_server.process.pid
+        files = Path(f"/proc/{pid}/task").glob("*/children")
+        children = [child for file in files for child in file.read_text().split()]
+        assert len(children) == 2
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        ended = 0
+        for stream in streams:
+            try:
+                ended += any(chunk.choices[0].finish_reason for chunk in stream)
+            except openai.APIError:
+                ended += 1
+        assert ended == 4
+        assert tiny_server.get("/v2/health/live")[0] == 200
+        retrying = client.with_options(max_retries=5)
+        assert ask(retrying, "count from three").choices[0].message.content == COUNT
+
+
+class TestDamagedFiles:
+    pytestmark = real_engine
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda data: data[:2000], "cut short"),
+            (lambda data: data.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1), "got 'mamba'"),
+            (lambda data: data[:-5000], "its tensors end at byte 305920, and it has 300920"),
+        ],
+    )
+    def test_a_damaged_file_is_refused_and_all_else_serves(
+        self, serve: Any, tmp_path: Path, change: Callable[[bytes], bytes], said: str
+    ) -> None:
+        (tmp_path / "broken/1").mkdir(parents=True)
+        (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
+        (tmp_path / "good/1").mkdir(parents=True)
+        (tmp_path / "good/config.pbtxt").write_text('backend: "scripted_llm"')
+        (tmp_path / "good/1/script.json").write_text(json.dumps({"answers": ANSWERS}))
+        with serve(tmp_path) as running:
+            index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}
+            assert said in index["broken"]["reason"]
+            assert index["good"]["state"] == "READY"
