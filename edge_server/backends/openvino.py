@@ -29,7 +29,7 @@ from typing import Any
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.openvino_devices import queryable_device
-from edge_server.backends.openvino_import import import_openvino
+from edge_server.backends.openvino_lean_import import import_openvino
 from edge_server.backends.openvino_model_reader import (
     GraphReader,
     bf16_names,

@@ -14,7 +14,7 @@ from edge_server.doctor.machine import check_board, check_jetpack, check_memory,
 from edge_server.doctor.permissions import check_permissions, find_user
 from edge_server.doctor.ports import check_ports
 from edge_server.doctor.runtimes import check_runtimes
-from edge_server.governor.sensors.machine import read_machine
+from edge_server.governor.sensors.all_sensors import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}

@@ -26,7 +26,7 @@ from edge_server.tuning.trial import report
 from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose
 from edge_server.tuning.trial.child_process import ChildLimits
 from edge_server.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
-from edge_server.tuning.trial.runtime_survey import survey
+from edge_server.tuning.trial.device_listing import survey
 from edge_server.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.tuning.trial.write_configuration import place_for, write
 

@@ -15,7 +15,7 @@ from edge_server.governor.load_throttle import LoadThrottle
 from edge_server.governor.metric_families import governor_metric_families
 from edge_server.governor.sampler import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.governor.sensor_thread import SensorThread
-from edge_server.governor.sensors.machine import MachineSensors
+from edge_server.governor.sensors.all_sensors import MachineSensors
 from edge_server.governor.state_report import governor_report
 from edge_server.telemetry.metrics_page import Family
 

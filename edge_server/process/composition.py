@@ -22,8 +22,8 @@ from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.remote.repository_list import RepositoryList
-from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify import trust_policy

@@ -1,7 +1,7 @@
 """Model repositories: from folders on disk to the desired state of the models.
 
 `watch` follows the folders, `scan` lists the models, `upload_detection` says which files are complete, and
-`repository_source` makes the desired state. `resolve` turns one version's files into a ModelSpec and a file that a
+`desired_state` makes the desired state. `resolve` turns one version's files into a ModelSpec and a file that a
 backend can open. Imported by `process` and by commands that read a repository.
 
 Steps of one configuration: `pbtxt` (text to message), `validate_config` (what is written), `backend_choice` (runtime

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import EdgeServerError
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.file_events import FileObservation, WatchedFolder
-from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.scan import ModelDirectory, RepositorySnapshot
 from edge_server.repository.upload_detection import (
     NOTHING,

@@ -1,4 +1,4 @@
-"""Compressed camera frames: sensor_msgs/CompressedImage with its `format`.
+"""Decoder of compressed camera frames (sensor_msgs/CompressedImage), by their `format`.
 
 `format` is a codec ("jpeg", "png"), or image_transport's text: "bgr8; jpeg compressed bgr8", "16UC1; png compressed".
 The encoding before the semicolon only decides whether the frame is depth. Colours and codec are read from the file, for

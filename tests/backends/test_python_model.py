@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python import model_threads
-from edge_server.backends.python.model_threads import HealthCheck
+from edge_server.backends.python import helper_threads
+from edge_server.backends.python.helper_threads import HealthCheck
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
@@ -396,7 +396,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         """,
     )
     assert python_house.service.is_model_ready("m", None)
-    monkeypatch.setattr("edge_server.backends.python.model_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
+    monkeypatch.setattr("edge_server.backends.python.helper_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
     for mood in (0, 2, 3):
         python_house.value("m", [mood])
         assert not python_house.service.is_model_ready("m", None)
@@ -582,7 +582,7 @@ def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_o
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(model_threads, "threading", SimpleNamespace(Thread=Refused))
+        patched.setattr(helper_threads, "threading", SimpleNamespace(Thread=Refused))
         assert "can't start new thread" in python_house.error("m")
     assert python_house.value("m", [2.0]) == [4.0]
 

@@ -25,7 +25,7 @@ from edge_server.doctor.permissions import ServerUser, check_permissions, find_u
 from edge_server.doctor.ports import check_ports
 from edge_server.doctor.runtimes import check_runtimes, run_probe
 from edge_server.governor.readings import Gpu, MachineReading
-from edge_server.governor.sensors.machine import read_machine
+from edge_server.governor.sensors.all_sensors import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 COMMAND = Path(sys.executable).parent / "edge-server"

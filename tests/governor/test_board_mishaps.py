@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_server.governor.readings import CriticalTemperature, MachineReading, ThrottleReason
-from edge_server.governor.sensors.machine import MachineSensors
+from edge_server.governor.sensors.all_sensors import MachineSensors
 from edge_server.governor.sensors.sysfs import SysfsFiles, read_once
 
 BOARDS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box")

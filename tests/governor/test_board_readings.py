@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_server.governor.readings import CriticalTemperature, MachineReading, PowerMode, ThrottleReason
+from edge_server.governor.sensors.all_sensors import MachineSensors, read_machine
 from edge_server.governor.sensors.jetson import jetpack_of_release
-from edge_server.governor.sensors.machine import MachineSensors, read_machine
 
 
 class NoNvml:

@@ -12,7 +12,7 @@ import pytest
 from edge_server.governor.control_policy import Cause
 from edge_server.governor.policy_inputs import throttle_causes
 from edge_server.governor.readings import Gpu, MachineReading
-from edge_server.governor.sensors.machine import MachineSensors, read_machine
+from edge_server.governor.sensors.all_sensors import MachineSensors, read_machine
 from edge_server.governor.sensors.nvml import OPEN_AGAIN_S
 
 MakeBoard = Callable[[str], Any]

@@ -23,7 +23,7 @@ from edge_server.governor.readings import (
     TripPoints,
     Zone,
 )
-from edge_server.governor.sensors.machine import MachineSensors, critical_temperature
+from edge_server.governor.sensors.all_sensors import MachineSensors, critical_temperature
 
 BOARDS = {
     "orin_nano_jp6": (99.0, 104.5, 25.0, {Cause.POWER_MODE}),

@@ -13,7 +13,7 @@ import pytest
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ChangedWhileLoading
 from edge_server.repository import scan
-from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 

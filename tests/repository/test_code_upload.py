@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import Forbidden
-from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import ServingFault
-from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.version_pins import FILE_NAME, VersionPins

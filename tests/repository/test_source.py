@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
-from edge_server.repository.overrides import OverriddenModel
-from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
+from edge_server.repository.uploaded_files import OverriddenModel
 
 CONFIG = """
 backend: "identity" version_policy { all { } }

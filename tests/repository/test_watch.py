@@ -19,9 +19,9 @@ import pytest
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ServingFault
 from edge_server.repository import file_events, scan
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.file_events import FileObservation
 from edge_server.repository.open_files import is_open_for_writing
-from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.watch import PollIntervals, Watcher

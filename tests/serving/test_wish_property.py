@@ -22,7 +22,7 @@ from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Sessio
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError
-from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.serving.lifecycle.manager import Manager

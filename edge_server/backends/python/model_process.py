@@ -15,7 +15,7 @@ from edge_server.backends.base import Execution, OpenJob, RequestSession, Sessio
 from edge_server.backends.python.bls_relay import CallRelay
 from edge_server.backends.python.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
 from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.model_threads import HEALTH_LIMIT_S
+from edge_server.backends.python.helper_threads import HEALTH_LIMIT_S
 from edge_server.backends.runtime_library import file_title, message_line, whole_number
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 

@@ -28,7 +28,7 @@ from edge_server.backends.python.error_translation import (
     to_server_error,
     traceback_text,
 )
-from edge_server.backends.python.model_threads import HealthCheck, ModelLoop
+from edge_server.backends.python.helper_threads import HealthCheck, ModelLoop
 from edge_server.backends.python.module_loader import ModelModules, threads_of
 from edge_server.backends.python.request import InferenceRequest
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget

@@ -16,8 +16,8 @@ from typing import Any
 
 from edge_server.backends.base import Array
 from edge_server.backends.runtime_library import yes_or_no
-from edge_server.backends.tensorrt.bindings import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext
+from edge_server.backends.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 from edge_server.backends.tensorrt.optimization_profiles import EngineProfiles
 from edge_server.core.device_tensor import DeviceArray

@@ -9,9 +9,9 @@ from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.runtime_library import message_line
-from edge_server.backends.tensorrt.bindings import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
+from edge_server.backends.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
 from edge_server.backends.tensorrt.optimization_profiles import EngineProfiles
 from edge_server.core.device_tensor import DeviceArray, DevicePiece

@@ -57,7 +57,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.needs = needs or {}
-        """What it holds of shared resources while it runs, see `limiter`; nothing where no limiter is used."""
+        """Shared resources that a run holds, see `rate_limiter`; empty without a rate limiter."""
         self.rate_priority = rate_priority
         self.run_number = 0
         """Counts both the beginning and the end of each run: odd while one is under way."""

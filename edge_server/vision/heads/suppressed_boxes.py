@@ -1,4 +1,4 @@
-"""Heads for networks that suppress overlapping boxes themselves: selected boxes with scores and classes."""
+"""Head for networks that contain non-maximum suppression (NMS) themselves: final boxes with scores and classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inline execution rule: decides whether the thread that brought a request runs the model.
+"""Inline execution rule: decides whether the thread that received a request runs the model.
 
 A front end says for how long its thread may be held, `hold_us`: 0 for never, a few hundred microseconds for a thread
 that reads for many clients, math.inf for one that would only wait. A session says what its runs are, see SessionInfo.

@@ -1,4 +1,4 @@
-"""Fetch plan: groups the files of a remote listing into units (a version, or a model's other files). No I/O."""
+"""Listing of a remote repository, grouped into versions and the models' other files. No I/O. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overrides of a load call: model files written to a temporary model directory, and the check for code in them.
+"""Model files sent with a load call: written to a temporary model directory, and checked for code.
 
 The folder is locked while its process lives, so that the folder of a killed server can be recognised and deleted.
 """

@@ -1,4 +1,4 @@
-"""Survey of a runtime's devices in a child process: `python -m edge_server.tuning.trial.runtime_survey`.
+"""List of a runtime's devices, made in a child process: `python -m edge_server.tuning.trial.device_listing`.
 
 Answering loads the drivers of every device. What crashes or hangs in one costs that runtime's accelerators alone.
 """
@@ -11,9 +11,9 @@ from edge_server.backends import onnxruntime_providers, openvino_devices
 from edge_server.errors import EdgeServerError
 from edge_server.tuning.trial.accelerators import Reported
 from edge_server.tuning.trial.child_process import CandidateProcess, ChildLimits
-from edge_server.tuning.trial.child_protocol import begin, leave, say
+from edge_server.tuning.trial.child_side import begin, leave, say
 
-MODULE = "edge_server.tuning.trial.runtime_survey"
+MODULE = "edge_server.tuning.trial.device_listing"
 
 _REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_devices.reported}
 

@@ -1,4 +1,4 @@
-"""JSON line protocol in the child process: output, end, and dependence on the parent process."""
+"""Child's side of a trial: reads its job, writes JSON lines to its output, and ends when its parent ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for a Python model's code beside `execute`: the event loop of its coroutines, and its health checks."""
+"""Helper threads of a Python model: an event loop for a coroutine `execute`, and a thread for its health checks."""
 
 from __future__ import annotations
 

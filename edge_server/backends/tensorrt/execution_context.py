@@ -1,4 +1,4 @@
-"""Bindings of one instance: the memory of an engine's inputs and outputs, and the execution context that uses it."""
+"""Execution context of one TensorRT instance, with the memory of its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source of the desired state: the desired versions of each model from disk, pins and overrides of load calls."""
+"""Desired state: which versions of each model should serve, from scanned folders, version pins and load calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.repository.overrides import OverriddenModel, check_no_code, delete_abandoned
 from edge_server.repository.resolve import ResolveOptions, resolve, resolve_as_seen
 from edge_server.repository.scan import ModelDirectory, Scanner, with_config
 from edge_server.repository.trust.verify import TrustPolicy
+from edge_server.repository.uploaded_files import OverriddenModel, check_no_code, delete_abandoned
 from edge_server.repository.version_pins import VersionPins
 
 
@@ -59,8 +59,8 @@ class RepositorySource:
         self._lock = threading.Lock()
         self._written: dict[str, OverriddenModel] = {}
         self._counting: Mapping[str, ModelDirectory] | None = None
-        self._wishes: dict[str, tuple[ModelDirectory, ResolveOptions, DesiredModel]] = {}
-        """Result of the last `wishes_for`: the desired state of each model, and its inputs."""
+        self._last_desired: dict[str, tuple[ModelDirectory, ResolveOptions, DesiredModel]] = {}
+        """Result of the last `desired_models_for`: the desired state of each model, and its inputs."""
         delete_abandoned(scratch)
 
     def use_trust(self, trust: TrustPolicy) -> None:
@@ -87,25 +87,25 @@ class RepositorySource:
         version. An unchanged model object gives the same result object, unless its pin changed.
         """
         self._counting = models
-        options, before, now = self._options, self._wishes, {}
+        options, before, now = self._options, self._last_desired, {}
         for name, model in models.items():
             known = before.get(name)
             is_same = known is not None and known[0] is model and known[1] is options
             if known is None or not is_same or known[2].pin != self._pins.get(name):
                 known = model, options, self._desired_model(model)
             now[name] = known
-        self._wishes = now
-        return {name: wish for name, (_, _, wish) in now.items()}
+        self._last_desired = now
+        return {name: desired for name, (_, _, desired) in now.items()}
 
-    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> dict[str, DesiredModel]:
+    def with_pins(self, desired: Mapping[str, DesiredModel]) -> dict[str, DesiredModel]:
         """Return the desired state of an earlier scan, updated to the current pins.
 
         Scans only the models whose pin has changed.
         """
         current: dict[str, DesiredModel] = {}
-        for name, wish in wishes.items():
-            model = None if wish.pin == self._pins.get(name) else self._find(name)
-            current[name] = wish if model is None else self._desired_model(model)
+        for name, model_state in desired.items():
+            model = None if model_state.pin == self._pins.get(name) else self._find(name)
+            current[name] = model_state if model is None else self._desired_model(model)
         return current
 
     def desired_model(
