@@ -1,6 +1,6 @@
 """Exception classes of the server. Every error that a client can see is an EdgeServerError with one of Triton's codes.
 
-HTTP and gRPC status numbers are only in `frontends/status.py`. Messages name the model, version and tensor, the
+HTTP and gRPC status numbers are only in `frontends/error_status.py`. Messages name the model, version and tensor, the
 expected value and the given one. This module imports nothing of this package.
 """
 

@@ -1,4 +1,4 @@
-"""InferenceService: everything that a front end may ask of the server.
+"""InferenceService: the operations that all front ends call, such as inference, status and model control.
 
 Front ends turn wires into core nouns and back; everything they may ask of the server stands here. All methods may be
 called from any thread. Those marked *blocking* may take as long as a model load: call them off the event loop.

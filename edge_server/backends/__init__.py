@@ -10,15 +10,15 @@ import importlib
 import importlib.metadata
 import threading
 
+from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.base import Backend
-from edge_server.backends.runtime_library import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
 
 _MODULES = {
     "c_abi": "edge_server.backends.c_library",
-    "fil": "edge_server.backends.tree_forest",
-    "forest": "edge_server.backends.tree_forest",
+    "fil": "edge_server.backends.decision_forest",
+    "forest": "edge_server.backends.decision_forest",
     "jax": "edge_server.backends.jax_export",
     "litert": "edge_server.backends.litert",
     "onnxruntime": "edge_server.backends.onnxruntime",

@@ -1,4 +1,4 @@
-"""Interface between the server and a backend, for everybody who writes one.
+"""Abstract classes that a backend implements, and the server functions that a backend may call.
 
 A **backend** is the adapter for one runtime (onnxruntime, TensorRT, ...). It reads the inputs and outputs of a model
 file, and opens sessions. A **session** is one model, opened on one device. It runs one batch at a time, and knows

@@ -25,8 +25,19 @@ from typing import Any
 
 import numpy as np
 
+from edge_server.backends.backend_helpers import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    is_batchable,
+    load_error,
+    message_line,
+    precision_of_tensors,
+    readable,
+)
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.c_interface import (
+from edge_server.backends.c_library_structs import (
     ABI_VERSION,
     Allocate,
     CTensor,
@@ -37,17 +48,6 @@ from edge_server.backends.c_interface import (
     c_strings,
     pack_strings,
     unpack_strings,
-)
-from edge_server.backends.runtime_library import (
-    SharedModels,
-    existing_file,
-    file_title,
-    fingerprint,
-    is_batchable,
-    load_error,
-    message_line,
-    precision_of_tensors,
-    readable,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType

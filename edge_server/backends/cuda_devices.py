@@ -1,4 +1,4 @@
-"""GPU memory for the server itself: memory of client processes by CUDA IPC handle, free memory, and GPU identities.
+"""GPU memory access for the server itself: CUDA IPC memory of clients, copies, free memory and GPU UUIDs.
 
 It uses the driver of `tensorrt.cuda_driver`, in the primary contexts that the runtimes share. Functions that those
 classes lack are called through ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,

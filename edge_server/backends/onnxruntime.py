@@ -24,16 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnxruntime_providers as providers
-from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.onnxruntime_options import (
-    LOG_FATAL,
-    Options,
-    configured_options,
-    session_options,
-    with_precision,
-)
-from edge_server.backends.onnxruntime_session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
-from edge_server.backends.runtime_library import (
+from edge_server.backends.backend_helpers import (
     SharedModels,
     existing_file,
     file_title,
@@ -43,6 +34,15 @@ from edge_server.backends.runtime_library import (
     load_error,
     message_line,
 )
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.onnxruntime_options import (
+    LOG_FATAL,
+    Options,
+    configured_options,
+    session_options,
+    with_precision,
+)
+from edge_server.backends.onnxruntime_session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError

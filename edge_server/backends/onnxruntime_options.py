@@ -14,9 +14,9 @@ from typing import Any
 
 from edge_server.backends import onnx_file_info
 from edge_server.backends import onnxruntime_providers as providers
+from edge_server.backends.backend_helpers import load_error, precision_of_tensors, usable_cores, whole_number, yes_or_no
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.onnxruntime_providers import Pairs
-from edge_server.backends.runtime_library import load_error, precision_of_tensors, usable_cores, whole_number, yes_or_no
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.errors import LoadError
 

@@ -1,4 +1,4 @@
-"""Runs of an open InferenceSession: on the CPU, or on a GPU with I/O binding; with strings and bfloat16.
+"""Session of one ONNX Runtime instance: runs batches on the CPU, or on a GPU with I/O binding.
 
 On a GPU, I/O binding keeps all outputs on the device until the last one is computed, and then copies them. Without it
 onnxruntime waits for the device at each output. A client's input tensor that lies on the GPU is bound in place. An
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from edge_server.backends.backend_helpers import file_title, message_line, readable
 from edge_server.backends.base import Array, ModelFile, Session, SessionInfo
-from edge_server.backends.runtime_library import file_title, message_line, readable
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError

@@ -27,6 +27,14 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
+from edge_server.backends.backend_helpers import (
+    SharedModels,
+    file_title,
+    fingerprint,
+    import_runtime,
+    is_batchable,
+    load_error,
+)
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.openvino_devices import queryable_device
 from edge_server.backends.openvino_lean_import import import_openvino
@@ -41,14 +49,6 @@ from edge_server.backends.openvino_model_reader import (
 )
 from edge_server.backends.openvino_options import CompileOptions, compile_options
 from edge_server.backends.openvino_session import CompiledModel, OpenVinoLibrary, OpenVinoSession
-from edge_server.backends.runtime_library import (
-    SharedModels,
-    file_title,
-    fingerprint,
-    import_runtime,
-    is_batchable,
-    load_error,
-)
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import LoadError
 

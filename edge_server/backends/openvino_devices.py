@@ -1,4 +1,4 @@
-"""Devices of OpenVINO: check of a model's `TARGET_DEVICE`, and the devices of this machine.
+"""Check of a model's OpenVINO `TARGET_DEVICE` against the devices of this machine.
 
 `TARGET_DEVICE` is one device (`CPU`, `GPU`, `GPU.1`, `NPU`), or a choice or combination of devices: `AUTO`,
 `AUTO:GPU,CPU`, `AUTO:-CPU`, `MULTI:GPU,CPU`, `HETERO:GPU,CPU`, `BATCH:GPU(8)`. Each named device must be in OpenVINO's

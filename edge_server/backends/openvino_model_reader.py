@@ -1,4 +1,4 @@
-"""Reader of model files into OpenVINO's graphs (ONNX, IR, TensorFlow Lite, SavedModels), and a graph's tensors."""
+"""Reader of model files (ONNX, IR, TensorFlow Lite, SavedModel) into OpenVINO graphs and their tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_server.backends.backend_helpers import existing_file, file_title, load_error
 from edge_server.backends.base import ModelFile
-from edge_server.backends.runtime_library import existing_file, file_title, load_error
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge_server.backends.backend_helpers import instance_count, yes_or_no
 from edge_server.backends.base import OpenJob
 from edge_server.backends.openvino_devices import checked_device, involves_accelerator
-from edge_server.backends.runtime_library import instance_count, yes_or_no
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import LoadError
 

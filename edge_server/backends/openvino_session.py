@@ -1,4 +1,4 @@
-"""Session of one OpenVINO instance: an infer request of a shared compiled model, and its padded batches."""
+"""Session of one OpenVINO instance: runs batches, padded if required, on a shared compiled model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from edge_server.backends.backend_helpers import message_line, writable
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino_model_reader import dims
-from edge_server.backends.runtime_library import message_line, writable
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.runtime_library import (
+from edge_server.backends.backend_helpers import (
     SharedModels,
     existing_file,
     file_title,
@@ -40,6 +39,7 @@ from edge_server.backends.runtime_library import (
     writable,
     yes_or_no,
 )
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError

@@ -28,11 +28,11 @@ from edge_server.tuning.load.configuration_search import LEFT_AT_THE_END, Ranked
 from edge_server.tuning.load.grpc_client import GrpcControl
 from edge_server.tuning.load.http_client import HttpControl
 from edge_server.tuning.load.interrupts import Interrupts
+from edge_server.tuning.load.measurement_session import MOST_WORKERS, MeasuredServer, has_bf16, usable_cores
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.report import to_json
 from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
 from edge_server.tuning.load.server_trials import ModelFolder, Trials, loaded, private_server
-from edge_server.tuning.load.session import MOST_WORKERS, MeasuredServer, has_bf16, usable_cores
 from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
 
 WINDOW_MS = 200

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from edge_server.cli.busy_line import working
 from edge_server.cli.table import render
 from edge_server.config import ServerConfig
-from edge_server.config.load import parse_serve
-from edge_server.config.sources import process_environment
+from edge_server.config.merge_settings import parse_serve
+from edge_server.config.setting_sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.errors import EdgeServerError, NotWarmedUp
-from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
+from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 

@@ -18,8 +18,8 @@ from edge_server.cli.options import add_alias
 from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.config import ServerConfig
-from edge_server.config.load import parse_serve
-from edge_server.config.sources import process_environment
+from edge_server.config.merge_settings import parse_serve
+from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.tuning.trial import report

@@ -22,9 +22,7 @@ from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.tuning.load.input_data import make_inputs
-from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
-from edge_server.tuning.load.report import HEADS, MODES, cells, draw, notes, to_json
-from edge_server.tuning.load.session import (
+from edge_server.tuning.load.measurement_session import (
     MOST_WORKERS,
     PROTOCOLS,
     LoadSession,
@@ -33,6 +31,8 @@ from edge_server.tuning.load.session import (
     local_process,
     usable_cores,
 )
+from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
+from edge_server.tuning.load.report import HEADS, MODES, cells, draw, notes, to_json
 
 WINDOW_MS = 2000
 

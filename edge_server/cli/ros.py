@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from edge_server.config.sources import set_library_defaults
+from edge_server.config.setting_sources import set_library_defaults
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 

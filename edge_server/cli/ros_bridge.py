@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from edge_server.cli.ros import add_model_options
 from edge_server.config import LogConfig
-from edge_server.config.sources import process_environment
-from edge_server.core.frame import Delivery
+from edge_server.config.setting_sources import process_environment
+from edge_server.core.frame_stream_types import Delivery
 from edge_server.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
 from edge_server.telemetry.log import setup_logging
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_server.cli.options import number
 from edge_server.cli.ros import add_model_options
-from edge_server.core.frame import Returns
+from edge_server.core.frame_stream_types import Returns
 from edge_server.ros.recording import RecordingWriter, TopicRecording
 from edge_server.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
 from edge_server.ros.ros2_types import MessageTypes

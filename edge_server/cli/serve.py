@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from edge_server.config import ServerConfig
-from edge_server.config.load import parse_serve
+from edge_server.config.merge_settings import parse_serve
 from edge_server.config.printing import describe, help_text
-from edge_server.config.sources import process_environment, set_library_defaults
+from edge_server.config.setting_sources import process_environment, set_library_defaults
 from edge_server.lazy_import import defer_import
 from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager
@@ -53,7 +53,7 @@ def _serve(
     defer_import("numpy")
     defer_import("aiohttp", has_free_parts=True)
     from edge_server.process.server import serve
-    from edge_server.process.supervision import ProcessEnvironment
+    from edge_server.process.systemd_supervision import ProcessEnvironment
 
     return serve(config, settings, ProcessEnvironment(manager, read_again))
 

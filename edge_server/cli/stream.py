@@ -16,8 +16,8 @@ from edge_server.cli.sources.source_choice import open_source
 from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.annotated_output import WritingThread, open_writer
 from edge_server.cli.streaming.json_lines import JsonLines
-from edge_server.cli.streaming.run import RunSettings, StreamRun
 from edge_server.cli.streaming.source_thread import SourceSettings
+from edge_server.cli.streaming.stream_run import RunSettings, StreamRun
 from edge_server.cli.streaming.stream_sender import StreamOptions, StreamSender
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.client import Delivery, Returns

@@ -10,7 +10,7 @@ from edge_server.client.endpoint import Tls
 from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.stream import FrameStream
 from edge_server.client.stream_errors import StreamError
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     ClassScore,
     Delivery,
     Detection,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.core.frame import Buffer, Frame, FrameHeader, RegionSlice
+from edge_server.core.frame_stream_types import Buffer, Frame, FrameHeader, RegionSlice
 from edge_server.errors import InvalidRequest
 
 Image: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview | RegionSlice"

@@ -15,7 +15,15 @@ from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import Callbacks, StreamProtocol
-from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, Returns, StreamOpened
+from edge_server.core.frame_stream_types import (
+    Delivery,
+    Frame,
+    FrameDropped,
+    FrameHeader,
+    FrameResult,
+    Returns,
+    StreamOpened,
+)
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
 _SENDER_END_S = 2.0

@@ -15,7 +15,7 @@ from edge_server.client import pictures
 from edge_server.client.flow_control import BackOff, FlowControl
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     Delivery,
     Frame,
     FrameDropped,

@@ -5,7 +5,7 @@ a field in `server_config`.
 """
 
 from edge_server.config.cache_config import CacheConfig, CacheSettings, LocalCache, RedisCache, chosen_cache
-from edge_server.config.load import ServeArguments, parse_serve
+from edge_server.config.merge_settings import ServeArguments, parse_serve
 from edge_server.config.printing import describe, help_text
 from edge_server.config.server_config import (
     CATEGORIES,
@@ -27,7 +27,7 @@ from edge_server.config.server_config import (
     ServerConfig,
 )
 from edge_server.config.setting import ConfigError, nearest
-from edge_server.config.sources import process_environment, set_library_defaults
+from edge_server.config.setting_sources import process_environment, set_library_defaults
 from edge_server.config.trace_config import TraceConfig
 
 __all__ = [

@@ -7,10 +7,10 @@ import re
 import textwrap
 
 from edge_server.config.cache_config import CacheSettings
-from edge_server.config.load import ServeArguments
+from edge_server.config.merge_settings import ServeArguments
 from edge_server.config.server_config import SETTINGS, TITLES, RestrictedGroup
 from edge_server.config.setting import Setting
-from edge_server.config.sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
+from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
 
 _SECRET = "***"
 

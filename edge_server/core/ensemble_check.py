@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edge_server.core.composition_spec import EnsembleStep
+from edge_server.core.ensemble_and_sequence_spec import EnsembleStep
 from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, longest_origin
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs

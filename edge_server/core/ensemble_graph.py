@@ -1,4 +1,4 @@
-"""Step graph of an ensemble, and the state of one request in it: which steps can run with the tensors that exist.
+"""Step graph of an ensemble, and the progress of one request through it: which steps can run now.
 
 A step with a decoupled model sends any number of responses. Each response opens a *scope*. The steps that use its
 tensors run once per scope, and can also use the tensors of the outer scopes. The `origin` of a tensor or a step is the

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.core.composition_spec import BatchInput, BatchOutput, Ensemble, SequenceBatching
+from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchOutput, Ensemble, SequenceBatching
 from edge_server.core.tensor import DType
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.composition_spec import BatchInputKind
+from edge_server.core.ensemble_and_sequence_spec import BatchInputKind
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge_server.core.batch_queue import QueueEntry
-from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
-from edge_server.core.sequence_queue import DirectReadyQueue, OldestReadyQueue, SequenceReadyQueue
+from edge_server.core.ensemble_and_sequence_spec import OldestStrategy, SequenceBatching
+from edge_server.core.sequence_ready_queue import DirectReadyQueue, OldestReadyQueue, SequenceReadyQueue
 from edge_server.errors import QueueFull, SequenceNotBegun
 
 if TYPE_CHECKING:

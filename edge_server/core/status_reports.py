@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # Not imported by a server without cameras.
-    from edge_server.core.frame import StreamCounts
+    from edge_server.core.frame_stream_types import StreamCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""TensorRT engine orders and files: the inputs of an engine build, and the file that it produced."""
+"""Data types of a TensorRT engine build: the order with all inputs of the build, and the finished engine file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace settings, global and per model, and the protocol by which the server records a traced request.
+"""Trace settings, global and per model, and the interface for recording a traced request.
 
 The rules are Triton's (docs/protocol/extension_trace.md): global settings override those from the command line, and a
 model's own settings override the global ones.

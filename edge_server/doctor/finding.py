@@ -1,4 +1,4 @@
-"""Findings of the doctor: facts, each with a level and advice."""
+"""Result type of the machine checks: a fact with its level (ok, note, warning or problem) and advice."""
 
 from __future__ import annotations
 

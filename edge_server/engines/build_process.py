@@ -14,7 +14,7 @@ from edge_server.backends.tensorrt.cuda_driver import CudaDevice
 from edge_server.backends.tensorrt.engine_build import PLAN
 from edge_server.backends.tensorrt.engine_options import order_to_json
 from edge_server.core.tensorrt_engine import EngineOrder
-from edge_server.engines.json_process import JsonProcess, NoAnswer
+from edge_server.engines.json_child_process import JsonProcess, NoAnswer
 
 MODULE = "edge_server.backends.tensorrt.build_process_main"
 

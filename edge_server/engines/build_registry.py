@@ -1,4 +1,4 @@
-"""Build registry: the known builds with their state, counted, logged and published as events."""
+"""Registry of engine builds and their states; counts, logs and publishes every change as an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine builder: makes one engine (samples, build process, comparison of answers, cache)."""
+"""Engine builder: builds one TensorRT engine, compares its outputs with the serving runtime's, and caches it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Engine key: everything that an engine depends on, and a short name for it. Engines with the same name are
-interchangeable."""
+"""Cache key of a TensorRT engine: everything that the engine depends on, and a short name for it. Engines with the same
+name are interchangeable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Metric families of engines. There is one series for each version with an engine."""
+"""Metric families (Prometheus) of TensorRT engines and their builds. There is one series for each version with an
+engine."""
 
 from __future__ import annotations
 

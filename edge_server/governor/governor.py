@@ -10,10 +10,10 @@ from edge_server.config import GovernorConfig
 from edge_server.core.status_reports import GovernorState
 from edge_server.governor.admission_control import GovernorAdmission
 from edge_server.governor.clock_cap import ClockCap
+from edge_server.governor.control_loop import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.governor.control_policy import ControlPolicy, PolicyConstants, PolicyDecision
 from edge_server.governor.load_throttle import LoadThrottle
 from edge_server.governor.metric_families import governor_metric_families
-from edge_server.governor.sampler import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.governor.sensor_thread import SensorThread
 from edge_server.governor.sensors.all_sensors import MachineSensors
 from edge_server.governor.state_report import governor_report

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edge_server.core.priority import PriorityClass
+from edge_server.governor.control_loop import GovernorSnapshot
 from edge_server.governor.control_policy import Cause
 from edge_server.governor.readings import Gpu, MachineReading
-from edge_server.governor.sampler import GovernorSnapshot
 from edge_server.governor.state_report import Shed
 from edge_server.telemetry.metrics_page import Family
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from edge_server.core.priority import PriorityClass
+from edge_server.governor.control_loop import GovernorSnapshot
 from edge_server.governor.energy_model import InferenceCost
 from edge_server.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone
-from edge_server.governor.sampler import GovernorSnapshot
 
 Json = dict[str, object]
 Shed = Mapping[tuple[PriorityClass, str], int]

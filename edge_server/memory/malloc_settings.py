@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator for large messages.
+"""glibc malloc settings for large messages, and functions that return free memory to the system.
 
 With glibc's defaults every tensor above the mmap threshold is mapped for its message and unmapped after it, and each
 message pays for its page faults anew: a 600 KB request spends several times longer in the kernel than in copying.

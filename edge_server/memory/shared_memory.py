@@ -28,7 +28,7 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.cuda_memory import CudaMemoryRegistry, CudaPin, DeviceMemory
+from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry, CudaPin, DeviceMemory
 from edge_server.memory.region_bounds import check_inside
 
 SHM_FOLDER = "/dev/shm"

@@ -1,2 +1,4 @@
-"""The server process: `composition` builds every part, `server` starts, drains and stops them, `supervision` speaks to
-systemd. Imported by `cli` alone."""
+"""The server process: `composition_root` builds every part, and `server` starts, drains and stops them.
+
+`systemd_supervision` speaks to systemd. Imported by `cli` alone.
+"""

@@ -29,8 +29,8 @@ from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
-from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
-from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
+from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
+from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.host_usage import HostSampler
@@ -137,7 +137,7 @@ class ServerProcess:
         governor, core = self._core.governor, self._core
         if governor is None:
             return
-        from edge_server.governor.sampler import ServerCallbacks
+        from edge_server.governor.control_loop import ServerCallbacks
 
         governor.start(
             ServerCallbacks(

@@ -11,7 +11,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     ClassScore,
     ClientMessage,
     Credit,
@@ -34,8 +34,8 @@ from edge_server.core.frame import (
 )
 from edge_server.core.tensor import BY_NAME, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.hand_coding import Buffer, FieldKind, Message, MessageField, decode, encode
 from edge_server.protocol.raw_tensors import MAX_RANK, raw_from_tensor, tensor_from_raw
+from edge_server.protocol.table_driven_protobuf import Buffer, FieldKind, Message, MessageField, decode, encode
 
 STREAM_PATH = "/edge.frames.v1.FrameService/Stream"
 """The HTTP/2 path of the one call."""

@@ -1,4 +1,4 @@
-"""Message classes, services and file descriptors, made from `descriptors.binpb` at first use.
+"""Protobuf message classes, services and file descriptors, made from `descriptors.binpb` at first use.
 
 Every top-level message of package `inference` is also an attribute of this module: `messages.ModelInferRequest`.
 Safe from any thread; one class for one message, always the same.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_server.core.composition_spec import (
+from edge_server.core.ensemble_and_sequence_spec import (
     BatchInput,
     BatchInputKind,
     BatchOutput,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from edge_server.backends.base import ModelSignature
-from edge_server.core.composition_spec import ControlKind
+from edge_server.core.ensemble_and_sequence_spec import ControlKind
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.ragged_batch import BATCH_INPUT_DTYPES
 from edge_server.core.tensor import DType

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
-from edge_server.core.frame import Delivery, Frame, FrameResult, Returns
+from edge_server.core.frame_stream_types import Delivery, Frame, FrameResult, Returns
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.ros.connection_log import ConnectionLog
 from edge_server.ros.message_conversion import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edge_server.core.frame import Buffer, Frame, FrameHeader, FrameResult, Mask
+from edge_server.core.frame_stream_types import Buffer, Frame, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.ros.bridge import Qos
 from edge_server.ros.message_conversion import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_server.core.frame import Frame
+from edge_server.core.frame_stream_types import Frame
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.ros.message_conversion import MessageKind, OutgoingMessage, kind_of, make_frame
 from edge_server.ros.ros2_types import MessageTypes, import_library

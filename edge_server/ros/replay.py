@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
-from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameResult, Returns
+from edge_server.core.frame_stream_types import Delivery, Frame, FrameDropped, FrameResult, Returns
 from edge_server.errors import InvalidRequest
 from edge_server.ros.message_conversion import (
     OutgoingMessage,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Unsupported
 from edge_server.ros.bridge import Qos
 from edge_server.ros.message_conversion import (

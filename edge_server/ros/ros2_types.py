@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.ros.message_conversion import (
     ClassificationMessage,

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from edge_server.core.frame import (
+from edge_server.core.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
+from edge_server.core.frame_stream_types import (
     Credit,
     DropReason,
     Frame,
@@ -20,7 +21,6 @@ from edge_server.core.frame import (
     ServerMessage,
     StreamOpened,
 )
-from edge_server.core.mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.core.rate_meter import Rate, RecentQuantiles
 from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError

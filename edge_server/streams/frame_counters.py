@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edge_server.core.frame import DropReason
+from edge_server.core.frame_stream_types import DropReason
 from edge_server.telemetry.metrics_page import Family
 
 AGE_LIMITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.core.frame import DropReason, FrameResult
+from edge_server.core.frame_stream_types import DropReason, FrameResult
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import (
@@ -41,7 +41,7 @@ from edge_server.streams.model_plan import (
 from edge_server.streams.sequence_step import step
 
 if TYPE_CHECKING:
-    from edge_server.core.frame import Frame, Returns
+    from edge_server.core.frame_stream_types import Frame, Returns
     from edge_server.memory.region_pins import RegionView
     from edge_server.service import InferenceService
     from edge_server.vision.picture import Picture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.frame import Returns
+from edge_server.core.frame_stream_types import Returns
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.request_response import Response

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from edge_server.core.fair_choice import FairChoice
-from edge_server.core.frame import DropReason
-from edge_server.core.mailbox import RunEstimate
+from edge_server.core.fair_scheduling import FairChoice
+from edge_server.core.frame_mailbox import RunEstimate
+from edge_server.core.frame_stream_types import DropReason
 from edge_server.errors import EdgeServerError
 from edge_server.streams.camera_stream import CameraStream, FrameInFlight
 from edge_server.streams.frame_admission import FrameAdmission

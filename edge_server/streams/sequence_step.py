@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 
-from edge_server.core.composition_spec import ControlKind
+from edge_server.core.ensemble_and_sequence_spec import ControlKind
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType

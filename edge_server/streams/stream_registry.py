@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.config import FramesConfig
-from edge_server.core.frame import DropReason, Frame, StreamOpened, StreamRequest
-from edge_server.core.mailbox import FrameTally
+from edge_server.core.frame_mailbox import FrameTally
+from edge_server.core.frame_stream_types import DropReason, Frame, StreamOpened, StreamRequest
 from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Superseded, Throttled
 from edge_server.streams.camera_stream import CameraStream

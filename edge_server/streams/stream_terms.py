@@ -8,8 +8,8 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.core.frame import Delivery, Returns, StreamRequest
-from edge_server.core.mailbox import NORMAL_PRIORITY
+from edge_server.core.frame_mailbox import NORMAL_PRIORITY
+from edge_server.core.frame_stream_types import Delivery, Returns, StreamRequest
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.vision.image_plan import ImagePlan, image_plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.frame import ClassScore, Detection, Keypoint, Mask
+from edge_server.core.frame_stream_types import ClassScore, Detection, Keypoint, Mask
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.vision.decode import opencv
 from edge_server.vision.perception import Perception

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from edge_server.core.frame import Frame
+from edge_server.core.frame_stream_types import Frame
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame import ClassScore, Detection, Mask, Returns
+from edge_server.core.frame_stream_types import ClassScore, Detection, Mask, Returns
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.vision.heads.box_candidates import NetworkSize
-from edge_server.vision.heads.classes import ClassPlan, class_plan, implied_class_plan
+from edge_server.vision.heads.classification import ClassPlan, class_plan, implied_class_plan
 from edge_server.vision.heads.detections import DetectionPlan, detection_plan
-from edge_server.vision.heads.masks import MaskPlan, mask_plan
 from edge_server.vision.heads.output_parameters import read_declaration
+from edge_server.vision.heads.segmentation import MaskPlan, mask_plan
 from edge_server.vision.image_parameters import MAX_TOP_K
 from edge_server.vision.image_plan import image_plan
 from edge_server.vision.resize import FittedPicture

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.config.load import parse_serve
+from edge_server.config.merge_settings import parse_serve
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.process.composition import build
+from edge_server.process.composition_root import build
 from edge_server.telemetry.log import LogSettings
 
 onnx = pytest.importorskip("onnx")

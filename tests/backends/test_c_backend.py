@@ -15,7 +15,7 @@ import pytest
 import edge_server.backends
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
-from edge_server.backends.c_interface import ABI_VERSION
+from edge_server.backends.c_library_structs import ABI_VERSION
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.request_response import Request

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.backends.llm.incremental_detokenizer import TextStream
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
-from edge_server.backends.llm.text_stream import TextStream
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 

@@ -13,8 +13,8 @@ onnx = pytest.importorskip("onnx")
 
 SERVE = """
 import sys
-from edge_server.process.composition import build
-from edge_server.config.load import parse_serve
+from edge_server.process.composition_root import build
+from edge_server.config.merge_settings import parse_serve
 from edge_server.telemetry.log import LogSettings
 
 config = parse_serve([f"--model-repository={sys.argv[1]}", "--model-control-mode=explicit"], {}).config

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.python import isolated_session, model_process
+from edge_server.backends.python import isolated_session, model_process_client
 from edge_server.backends.python.backend import open_alone
 from edge_server.backends.python.child_process import RequestsInProcess
-from edge_server.backends.python.model_process import ModelProcess
+from edge_server.backends.python.model_process_client import ModelProcess
 from edge_server.backends.python.process_channel import Arena, Channel, MalformedMessage
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.request_response import Request
@@ -170,7 +170,7 @@ def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_ha
 ) -> None:
     made: list[RequestsInProcess] = []
     monkeypatch.setattr(
-        model_process, "RequestsInProcess", lambda arena: made.append(RequestsInProcess(arena)) or made[-1]
+        model_process_client, "RequestsInProcess", lambda arena: made.append(RequestsInProcess(arena)) or made[-1]
     )
     python_house.add("m", PLAIN, ISOLATED)
     lost = DeviceTensor("IN", DType.FP32, DeviceArray(DType.FP32.numpy, (1,), (LostPiece(),)))  # type: ignore[arg-type]
@@ -247,7 +247,7 @@ def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) ->
 def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_process, "EXIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(model_process_client, "EXIT_TIMEOUT_S", 0.2)
     one = ModelProcess(model_job, open_alone, lambda lost, why: None)
     one.open()
     os.kill(one.pid, signal.SIGSTOP)
@@ -270,17 +270,17 @@ def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    child = model_process.ModelChildProcess
+    child = model_process_client.ModelChildProcess
 
     class Noted(child):  # type: ignore[misc, valid-type]
         def __init__(self, file: ModelFile) -> None:
             super().__init__(file)
             started.append(self.pid)
 
-    monkeypatch.setattr(model_process, "ModelChildProcess", Noted)
+    monkeypatch.setattr(model_process_client, "ModelChildProcess", Noted)
     for granted in (0, 1):
         with monkeypatch.context() as patched:
-            patched.setattr(model_process, "threading", refusing(granted, model_process))
+            patched.setattr(model_process_client, "threading", refusing(granted, model_process_client))
             with pytest.raises(LoadError, match="can't start new thread"):
                 ModelProcess(model_job, open_alone, lambda lost, why: None)
     assert len(started) == 2

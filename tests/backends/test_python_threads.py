@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python.thread_safety import needs_own_thread
+from edge_server.backends.python.execution_thread_choice import needs_own_thread
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor

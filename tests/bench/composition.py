@@ -40,7 +40,7 @@ from PIL import Image, ImageDraw, ImageFont
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.process.composition import build, first_desired_state
+from edge_server.process.composition_root import build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 ROOT = Path(__file__).parents[2]

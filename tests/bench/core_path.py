@@ -27,7 +27,7 @@ import numpy as np
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.process.composition import build, first_desired_state
+from edge_server.process.composition_root import build, first_desired_state
 from edge_server.service import READING_THREAD_HOLD_US
 from edge_server.telemetry.log import LogSettings
 

@@ -36,7 +36,7 @@ from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, Serv
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.governor.control_policy import PolicyDecision
-from edge_server.process.composition import ServerParts, build, first_desired_state
+from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 COMMAND = Path(sys.executable).parent / "edge-server"

@@ -35,7 +35,7 @@ import onnxruntime
 import openvino
 from onnx import TensorProto, compose, helper, numpy_helper
 
-from edge_server.core.frame import Frame, FrameHeader
+from edge_server.core.frame_stream_types import Frame, FrameHeader
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.memory.malloc_settings import keep_big_blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli import main
+from edge_server.cli import governor, main
 from edge_server.cli.progress import Progress
 from edge_server.governor.simulation.simulator import SCENARIOS, Strategy
 
@@ -47,20 +47,21 @@ def test_json_of_several_scenarios_is_one_document_and_progress_goes_through_all
 ) -> None:
     seen: list[tuple[float, str]] = []
     monkeypatch.setattr(Progress, "show", lambda self, share, text: seen.append((share, text)))
-    for name in list(SCENARIOS)[2:]:
-        monkeypatch.delitem(SCENARIOS, name)
+    # Replaced and not shortened: entries that monkeypatch puts back would be in another order for the other tests.
+    scenarios = dict(list(SCENARIOS.items())[:2])
+    monkeypatch.setattr(governor, "SCENARIOS", scenarios)
     assert _simulate("--json", "--scenario", "all") == 0
     sums = json.loads(capsys.readouterr().out)
     assert [(item["scenario"], item["strategy"]) for item in sums] == [
-        (name, strategy.name.lower()) for name in SCENARIOS for strategy in Strategy
+        (name, strategy.name.lower()) for name in scenarios for strategy in Strategy
     ]
     assert all(0.0 <= part <= 1.0 for item in sums for part in item["on_time_part"].values())
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert 0 == shares[0] < shares[-1] < 1
-    assert len(shares) >= len(SCENARIOS) * len(Strategy) * 4
+    assert len(shares) >= len(scenarios) * len(Strategy) * 4
     assert list(dict.fromkeys(text for _, text in seen)) == [
-        f"{name}: {strategy.value}" for name in SCENARIOS for strategy in Strategy
+        f"{name}: {strategy.value}" for name in scenarios for strategy in Strategy
     ]
 
 

@@ -26,7 +26,7 @@ from edge_server.tuning.trial.candidate_list import candidates_for
 from edge_server.tuning.trial.child_process import CandidateFailed
 from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
 from edge_server.tuning.trial.output_difference import OutputDifference, compare
-from edge_server.tuning.trial.samples import batch_of, from_file, made_up
+from edge_server.tuning.trial.sample_inputs import batch_of, from_file, made_up
 from edge_server.tuning.trial.tensor_files import load, save
 
 NO_GPU = "there is no GPU"

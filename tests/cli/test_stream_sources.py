@@ -17,7 +17,7 @@ from edge_server.cli.sources.frame_schedule import FrameSchedule
 from edge_server.cli.sources.pattern import Pattern
 from edge_server.cli.sources.source_choice import open_source
 from edge_server.cli.sources.source_interface import Source, SourceError, SourcePicture
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 
 HEADER = FrameHeader(1, 2, "cam", 3)
 
@@ -149,7 +149,7 @@ def test_the_pattern_needs_no_opencv() -> None:
         "import sys; sys.modules['cv2'] = None\n"
         "from edge_server.cli.sources.source_choice import open_source\n"
         "from edge_server.cli.sources.frame_encoding import pack\n"
-        "from edge_server.core.frame import FrameHeader\n"
+        "from edge_server.core.frame_stream_types import FrameHeader\n"
         "shot = open_source('pattern').read()\n"
         "print(len(pack(shot, 'mono8', FrameHeader()).data), len(pack(shot, 'rgb8', FrameHeader()).data))\n"
         "open_source('/etc/hostname')"

@@ -11,7 +11,7 @@ from edge_server.cli.streaming.frame_counts import RECENT_S, FrameCounts, Stream
 from edge_server.cli.streaming.live_table import TableView, draw, plain_line, progress, summary, table
 from edge_server.cli.streaming.percentiles import Percentiles, RecentValues, percentile
 from edge_server.cli.table import cell_width, clip
-from edge_server.core.frame import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
+from edge_server.core.frame_stream_types import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
 
 
 def result(seq: int, finished_us: int = 2000, error: str = "") -> FrameResult:

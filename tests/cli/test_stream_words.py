@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from edge_server.cli.streaming.result_text import MOST_ELEMENTS, drop_as_json, result_as_json, result_in_words
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     ClassScore,
     Detection,
     DropReason,

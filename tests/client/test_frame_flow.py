@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.client.flow_control import BackOff, Counters, FlowControl
-from edge_server.core.frame import DropReason, Frame, FrameHeader
+from edge_server.core.frame_stream_types import DropReason, Frame, FrameHeader
 
 
 def frame(seq: int, age_us: int = 0) -> Frame:

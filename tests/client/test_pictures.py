@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.client.pictures import make_frame, make_header
-from edge_server.core.frame import FrameHeader, RegionSlice
+from edge_server.core.frame_stream_types import FrameHeader, RegionSlice
 from edge_server.errors import InvalidRequest
 
 HEADER = FrameHeader(1, 2, "front", 3)

@@ -4,8 +4,8 @@ import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
 from edge_server.config.server_config import SETTINGS
-from edge_server.config.sources import _ALL_FLAGS
-from edge_server.config.triton_flags import DEPRECATED, IGNORED
+from edge_server.config.setting_sources import _ALL_FLAGS
+from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
 
 REPOSITORY = "--model-repository=/models"
 

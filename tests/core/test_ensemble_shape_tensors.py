@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.composition_spec import Ensemble, EnsembleStep
+from edge_server.core.ensemble_and_sequence_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import build_step_graph
 from edge_server.core.ensemble_graph import StepGraph, StepInput, step_input_tensor
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import Delivery, DropReason
-from edge_server.core.mailbox import FrameLimits, FrameSpacing, FrameTally, Mailbox, RunEstimate
+from edge_server.core.frame_mailbox import FrameLimits, FrameSpacing, FrameTally, Mailbox, RunEstimate
+from edge_server.core.frame_stream_types import Delivery, DropReason
 from edge_server.core.rate_meter import Rate, RecentQuantiles
 
 MS = 1_000_000

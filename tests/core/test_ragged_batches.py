@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
-from edge_server.core.composition_spec import BatchInput, BatchInputKind, BatchOutput
+from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchInputKind, BatchOutput
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.ragged_batch import join_flat, make_batch_input, ragged_output_shape, split_by_shapes
 from edge_server.core.request_check import RequestCheck

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
+from edge_server.core.ensemble_and_sequence_spec import DirectStrategy, OldestStrategy, SequenceBatching
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 

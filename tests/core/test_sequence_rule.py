@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
+from edge_server.core.ensemble_and_sequence_spec import DirectStrategy, OldestStrategy, SequenceBatching
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
 from edge_server.core.batch_queue import BatchQueue, QueueEntry
-from edge_server.core.composition_spec import BatchInput, BatchInputKind
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchInputKind
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request

@@ -358,7 +358,7 @@ def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
     code = (
         "import sys\n"
         "from edge_server.config import parse_serve\n"
-        "from edge_server.process.composition import build\n"
+        "from edge_server.process.composition_root import build\n"
         "from edge_server.telemetry.log import setup_logging\n"
         "config = parse_serve(sys.argv[1:], {}).config\n"
         "build(config, setup_logging(config.log)).close(1.0)\n"

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.frontends.http.frontend import HttpFrontend
-from edge_server.process.composition import build, first_desired_state
+from edge_server.process.composition_root import build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 WIDTH = 8

@@ -304,7 +304,7 @@ def test_a_server_in_a_terminal_ends_with_it(repository: Any, identity: Any) -> 
 
 ENDS_ITSELF = """
 import sys, threading
-from edge_server.config.load import parse_serve
+from edge_server.config.merge_settings import parse_serve
 from edge_server.core.exit_code import ExitCode
 from edge_server.process import server as module
 from edge_server.cli.main import main

@@ -24,7 +24,7 @@ from edge_server.engines.build_registry import MOST_ATTEMPTS
 from edge_server.engines.builder import ServingCallbacks
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
 from edge_server.engines.engine_key import GpuIdentity
-from edge_server.engines.json_process import JsonProcess
+from edge_server.engines.json_child_process import JsonProcess
 from edge_server.errors import DeviceLost
 from edge_server.serving.execution.gpu_state import Gpus
 

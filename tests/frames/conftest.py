@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_server.config import FramesConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     Credit,
     Delivery,
     Frame,
@@ -26,7 +26,7 @@ from edge_server.core.frame import (
 )
 from edge_server.core.status_reports import GovernorState
 from edge_server.errors import EdgeServerError
-from edge_server.process.composition import ServerParts, build, first_desired_state
+from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.stream_registry import StreamRegistry
 from edge_server.telemetry.log import LogSettings

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_server.core.frame import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
+from edge_server.core.frame_stream_types import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
 from edge_server.streams import model_workers
 from edge_server.streams.stream_registry import MOST_REMEMBERED

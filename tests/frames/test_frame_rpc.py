@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import Delivery, DropReason, FrameResult, StreamOpened, StreamRequest
+from edge_server.core.frame_stream_types import Delivery, DropReason, FrameResult, StreamOpened, StreamRequest
 from edge_server.errors import EdgeServerError
+from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.frames.stream_call import FrameCall
-from edge_server.frontends.status import GrpcStatus
 from edge_server.protocol.frame_codec import decode_client_message, decode_server_message, encode_client_message
 
 

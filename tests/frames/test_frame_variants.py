@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_server.core.frame import Returns
+from edge_server.core.frame_stream_types import Returns
 
 SMALL = 4
 NAMES = 'parameters { key: "variant" value { string_value: "light" } }'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from edge_server import errors
-from edge_server.frontends.status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, retry_after
+from edge_server.frontends.error_status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, retry_after
 
 
 def test_every_error_class_maps_to_the_number_of_its_code():

@@ -19,7 +19,7 @@ from edge_server.core.status_reports import IndexEntry, ModelMetadata, ServerMet
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, EdgeServerError, InvalidRequest, NotFound, UnknownModel
 from edge_server.frontends.grpc.server import GrpcFrontend
-from edge_server.memory.cuda_memory import CudaMemoryRegistry
+from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.protocol import messages
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import InvalidRequest, Throttled
+from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, ending
 from edge_server.frontends.grpc.http2_transport import CallHead, Http2Transport
 from edge_server.frontends.http2.header_blocks import HeaderBlock
 from edge_server.frontends.memory_budget import MemoryBudget
-from edge_server.frontends.status import GrpcStatus
 
 PATH = b"/test.Service/Method"
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b"content-type", b"application/grpc"))

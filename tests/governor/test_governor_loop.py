@@ -14,6 +14,7 @@ import pytest
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.model_statistics import BatchStatistics, Duration, VersionStatistics
 from edge_server.governor.admission_control import GovernorAdmission
+from edge_server.governor.control_loop import GovernorLoop, ServerCallbacks
 from edge_server.governor.control_policy import Cause, ControlPolicy, PolicyDecision, ThermalLevel
 from edge_server.governor.load_throttle import LoadThrottle
 from edge_server.governor.readings import (
@@ -25,7 +26,6 @@ from edge_server.governor.readings import (
     TripPoints,
     Zone,
 )
-from edge_server.governor.sampler import GovernorLoop, ServerCallbacks
 from edge_server.governor.sensor_thread import SensorThread
 from edge_server.governor.simulation.thermal_model import ThermalModel
 from edge_server.governor.variant_selector import ActiveVariants, VariantSelector

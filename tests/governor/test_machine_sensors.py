@@ -247,7 +247,7 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
     def fail(self: object, now_s: float) -> MachineReading:
         raise RuntimeError("a file of another world")
 
-    monkeypatch.setattr("edge_server.governor.sensors.tegra.TegraSensor.read", fail)
+    monkeypatch.setattr("edge_server.governor.sensors.jetson_sensor.TegraSensor.read", fail)
     reading = sensors.read(3.0)
     assert reading.rails == (), "the GPU's watts do not stand in for the module's"
     assert "zone tj" in reading.silent

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edge_server.governor.readings import MachineReading, TripPoints
+from edge_server.governor.sensors.jetson_sensor import TegraSensor
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
-from edge_server.governor.sensors.tegra import TegraSensor
 
 JETSONS = ["orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7"]
 

@@ -30,9 +30,9 @@ from edge_server.tuning.load.grpc_client import GrpcSenders, GrpcStreamSender
 from edge_server.tuning.load.http_client import HttpWriter
 from edge_server.tuning.load.input_data import InputChoice, make_inputs
 from edge_server.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
+from edge_server.tuning.load.measurement_session import LoadSession
 from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow, doubts
 from edge_server.tuning.load.process_usage import Usage, usage_of
-from edge_server.tuning.load.session import LoadSession
 from edge_server.tuning.load.shared_memory import in_shared_memory
 
 

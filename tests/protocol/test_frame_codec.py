@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     ClassScore,
     Credit,
     Delivery,
@@ -43,8 +43,8 @@ from edge_server.protocol.frame_codec import (
     encode_server_message,
 )
 from edge_server.protocol.messages import message_class, service_methods
+from edge_server.protocol.protobuf_wire_format import delimited, number_field, varint
 from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
-from edge_server.protocol.wire_format import delimited, number_field, varint
 
 ClientWire = message_class("edge.frames.v1.ClientMessage")
 ServerWire = message_class("edge.frames.v1.ServerMessage")

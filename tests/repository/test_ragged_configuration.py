@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelSignature
-from edge_server.core.composition_spec import BatchInput, BatchInputKind, BatchOutput
+from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchInputKind, BatchOutput
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig

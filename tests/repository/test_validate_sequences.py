@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelSignature
-from edge_server.core.composition_spec import (
+from edge_server.core.ensemble_and_sequence_spec import (
     ControlInput,
     ControlKind,
     DirectStrategy,

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_server.core.frame import (
+from edge_server.core.frame_stream_types import (
     ClassScore,
     Detection,
     DropReason,

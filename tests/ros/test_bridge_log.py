@@ -10,7 +10,7 @@ from xml.parsers.expat import ExpatError
 import pytest
 
 from edge_server.client import StreamError
-from edge_server.core.frame import StreamOpened
+from edge_server.core.frame_stream_types import StreamOpened
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.ros import ros1_transport
 from edge_server.ros.bridge import BridgeParameters

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.frame import Returns
+from edge_server.core.frame_stream_types import Returns
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 
 COMMAND = Path(sys.executable).parent / "edge-server"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import edge_server
-from edge_server.core.frame import Delivery
+from edge_server.core.frame_stream_types import Delivery
 from edge_server.errors import InvalidRequest
 from edge_server.ros.bridge import BridgeParameters
 

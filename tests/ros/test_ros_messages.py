@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.frame import ClassScore, Detection, FrameHeader, FrameResult, Mask
+from edge_server.core.frame_stream_types import ClassScore, Detection, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
 from edge_server.ros.message_conversion import (
     MessageKind,

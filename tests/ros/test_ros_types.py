@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest
 from edge_server.ros.message_conversion import (
     ClassificationMessage,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.composition_spec import Ensemble, EnsembleStep
+from edge_server.core.ensemble_and_sequence_spec import Ensemble, EnsembleStep
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.composition_spec import (
+from edge_server.core.ensemble_and_sequence_spec import (
     ControlInput,
     ControlKind,
     DirectStrategy,

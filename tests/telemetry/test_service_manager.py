@@ -17,7 +17,7 @@ import pytest
 from edge_server.config import ConfigError, LogConfig, ServerConfig
 from edge_server.core.exit_code import NO_RESTART_CODES, ExitCode
 from edge_server.errors import ServingFault
-from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision
+from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision
 from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame import Detection, Frame, FrameHeader
+from edge_server.core.frame_stream_types import Detection, Frame, FrameHeader
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.repository import pbtxt

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame import ClassScore, Detection, Keypoint, Mask
+from edge_server.core.frame_stream_types import ClassScore, Detection, Keypoint, Mask
 from edge_server.errors import InvalidRequest
 from edge_server.vision.draw import annotated, annotated_jpeg
 from edge_server.vision.perception import Perception

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import Frame
+from edge_server.core.frame_stream_types import Frame
 from edge_server.errors import InvalidRequest
 from edge_server.vision.picture import Picture
 from edge_server.vision.raw_encodings import ENCODINGS, MAX_SIDE, is_depth, pixels

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.core.frame import Detection
+from edge_server.core.frame_stream_types import Detection
 from edge_server.core.model_spec import ModelSpec
 from edge_server.vision.image_plan import ImagePlan, image_plan
 from edge_server.vision.perception import PerceptionPlan, perception_plan

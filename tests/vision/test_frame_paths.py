@@ -7,7 +7,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import pytest
 
-from edge_server.core.frame import Frame, FrameHeader, RegionSlice
+from edge_server.core.frame_stream_types import Frame, FrameHeader, RegionSlice
 from edge_server.vision.image_plan import ImagePlan
 from edge_server.vision.raw_encodings import ENCODINGS, is_depth
 from edge_server.vision.resize import FittedPicture

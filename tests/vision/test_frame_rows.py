@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame import Frame, FrameHeader, RegionSlice
+from edge_server.core.frame_stream_types import Frame, FrameHeader, RegionSlice
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupported
 from edge_server.vision.image_plan import IMAGE_TYPES, ImagePlan, image_plan

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import Returns
+from edge_server.core.frame_stream_types import Returns
 from edge_server.core.tensor import DType
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import Mask, Returns
+from edge_server.core.frame_stream_types import Mask, Returns
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.vision.perception import perception_plan

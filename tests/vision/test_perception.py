@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame import ClassScore, Returns
+from edge_server.core.frame_stream_types import ClassScore, Returns
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.vision.heads.output_parameters import TRAITS, HeadKind

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from edge_server.backends.backend_helpers import existing_file, file_title, load_error
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
@@ -20,7 +21,6 @@ from edge_server.backends.llm.settings import LlmSettings, read_settings
 from edge_server.backends.llm.token_engine import TokenEngine
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.isolated_session import IsolatedSession
-from edge_server.backends.runtime_library import existing_file, file_title, load_error
 from edge_server.errors import BackendMissing, EdgeServerError, LoadError
 
 EXPORT_FILE = "openvino_tokenizer.xml"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from edge_server.backends.backend_helpers import import_runtime, message_line
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.backends.openvino_lean_import import import_openvino
-from edge_server.backends.runtime_library import import_runtime, message_line
 from edge_server.errors import InvalidRequest
 
 log = logging.getLogger(__name__)

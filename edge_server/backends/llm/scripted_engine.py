@@ -1,4 +1,5 @@
-"""Token engine without a library: it recites texts from a file. For tests of everything around an engine.
+"""Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
+engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "num_kv_blocks": 64, "block_tokens": 32}`. A token is one
 byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file, and

@@ -1,4 +1,4 @@
-"""Session of a language model: requests for text join and leave the running batch of a token engine between two steps.
+"""Session of a language model: in-flight batching of text requests on a token engine.
 
 One thread makes every call of the engine: it adds sequences, removes those of clients that have left, takes a step, and
 sends the new text. `execute` checks a request, and returns as soon as that thread has it.
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
+from edge_server.backends.llm.incremental_detokenizer import TextStream
 from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
-from edge_server.backends.llm.text_stream import TextStream
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edge_server.backends.backend_helpers import whole_number, yes_or_no
 from edge_server.backends.llm.model_size import LlmSize
-from edge_server.backends.runtime_library import whole_number, yes_or_no
 from edge_server.errors import LoadError
 
 _TOKENS_PER_SEQUENCE = 1024

@@ -4,7 +4,7 @@ Parameters of the model configuration, beside those that the model reads itself:
 
 - `isolation`: "process" runs each instance in a child process. Use it for models that must not share the GIL, that may
   crash, or that call os._exit. The default "none" runs them in the server's process.
-- `execution_thread`: "own", "caller" or "auto" (default); see `thread_safety`.
+- `execution_thread`: "own", "caller" or "auto" (default); see `execution_thread_choice`.
 - `initialize_timeout_s`: time limit of `initialize` in a child process, in whole seconds, 300 by default. After it the
   process is killed and the load fails.
 - `read_only_inputs`: true passes inputs as read-only views of the received request; false (default) passes copies that
@@ -19,13 +19,13 @@ import logging
 import sys
 from collections.abc import Mapping
 
+from edge_server.backends.backend_helpers import existing_file
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.python import triton_python_backend_utils
-from edge_server.backends.python.auto_complete import auto_complete, auto_complete_in_process
+from edge_server.backends.python.config_auto_complete import auto_complete, auto_complete_in_process
+from edge_server.backends.python.execution_thread_choice import PARAMETER, ExecutionThread, execution_thread
 from edge_server.backends.python.isolated_session import IsolatedSession
 from edge_server.backends.python.session import PythonSession
-from edge_server.backends.python.thread_safety import PARAMETER, ExecutionThread, execution_thread
-from edge_server.backends.runtime_library import existing_file
 from edge_server.errors import BadModelConfig
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import numpy as np
 
 from edge_server.backends.base import BlsCall, ServerCalls
 from edge_server.backends.python.bls_calls import deadlock_error
-from edge_server.backends.python.calling_model import CallingModel
 from edge_server.backends.python.child_process import ModelChildProcess, RequestsInProcess
 from edge_server.backends.python.deadlock_check import models_to_wait_for
 from edge_server.backends.python.error_translation import to_server_error
+from edge_server.backends.python.model_context import CallingModel
 from edge_server.backends.python.session import WAIT_GRAPH
 from edge_server.core.request_response import Request, Response
 from edge_server.errors import BackendError, EdgeServerError

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from edge_server.backends.backend_helpers import file_title, message_line
 from edge_server.backends.base import Execution, ModelFile
 from edge_server.backends.python.process_channel import Arena, Channel
-from edge_server.backends.runtime_library import file_title, message_line
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 

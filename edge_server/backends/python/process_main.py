@@ -26,10 +26,10 @@ import numpy as np
 
 from edge_server.backends.base import Array, BlsCall, OpenJob, RequestSession
 from edge_server.backends.python import backend
-from edge_server.backends.python.auto_complete import auto_complete
-from edge_server.backends.python.calling_model import current_batch
+from edge_server.backends.python.config_auto_complete import auto_complete
 from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.model_process import SessionOpener
+from edge_server.backends.python.model_context import current_batch
+from edge_server.backends.python.model_process_client import SessionOpener
 from edge_server.backends.python.process_channel import Arena, Channel
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec

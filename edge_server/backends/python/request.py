@@ -9,8 +9,8 @@ from typing import Any
 
 from edge_server.backends.base import NOT_ITERATIVE
 from edge_server.backends.python.bls_calls import OutgoingCall, ResponseIterator, call_model, call_model_async
-from edge_server.backends.python.calling_model import CallingModel, find_calling_model
 from edge_server.backends.python.error_translation import TritonModelException
+from edge_server.backends.python.model_context import CallingModel, find_calling_model
 from edge_server.backends.python.response import InferenceResponse, ResponseSender, ResponseTarget, checked_parameters
 from edge_server.backends.python.tensor import PbTensor, plain
 from edge_server.core.request_response import Parameter, Request, SequenceStep

@@ -11,14 +11,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from edge_server.backends.backend_helpers import file_title, yes_or_no
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
-from edge_server.backends.python.calling_model import (
-    CallingModel,
-    RunningBatch,
-    current_batch,
-    current_model,
-    register_model,
-)
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.deadlock_check import WaitGraph
 from edge_server.backends.python.error_translation import (
@@ -28,13 +22,19 @@ from edge_server.backends.python.error_translation import (
     to_server_error,
     traceback_text,
 )
+from edge_server.backends.python.execution_thread_choice import needs_own_thread
 from edge_server.backends.python.helper_threads import HealthCheck, ModelLoop
+from edge_server.backends.python.model_context import (
+    CallingModel,
+    RunningBatch,
+    current_batch,
+    current_model,
+    register_model,
+)
 from edge_server.backends.python.module_loader import ModelModules, threads_of
 from edge_server.backends.python.request import InferenceRequest
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
 from edge_server.backends.python.tensor import PbTensor
-from edge_server.backends.python.thread_safety import needs_own_thread
-from edge_server.backends.runtime_library import file_title, yes_or_no
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, LoadError
@@ -46,7 +46,8 @@ WAIT_GRAPH: WaitGraph[CallingModel] = WaitGraph()
 
 
 class PythonSession(RequestSession):
-    """One model, opened and closed on one thread. `execute` runs on that thread, or on any (see `thread_safety`).
+    """One model, opened and closed on one thread. `execute` runs on that thread, or on any (see
+    `execution_thread_choice`).
 
     `wait_graph` is None in a process of the model's own, where the server detects deadlocks.
     """

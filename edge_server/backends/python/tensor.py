@@ -1,4 +1,4 @@
-"""pb_utils.Tensor, and what makes values of models safe to keep: sole ownership of arrays, plain text and numbers."""
+"""pb_utils.Tensor, and helpers that separate values from objects that the model may still change."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.runtime_library import (
+from edge_server.backends.backend_helpers import (
     SharedModels,
     existing_file,
     file_title,
@@ -29,6 +28,7 @@ from edge_server.backends.runtime_library import (
     load_error,
     message_line,
 )
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.backends.tensorrt.cuda_graphs import configured_graph_sizes
 from edge_server.backends.tensorrt.engine_options import engine_order, plugin_path

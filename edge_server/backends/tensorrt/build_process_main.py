@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_server.backends.runtime_library import message_line
+from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.tensorrt.cuda_driver import CudaFault
 from edge_server.backends.tensorrt.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build_engine
 from edge_server.backends.tensorrt.engine_options import order_from_json

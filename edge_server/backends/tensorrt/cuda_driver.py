@@ -1,4 +1,4 @@
-"""Access to the CUDA driver: is there a GPU, which GPUs, and which library calls the driver.
+"""Access to the CUDA driver through pycuda or ctypes, and the list of the machine's GPUs.
 
 The driver is called through pycuda where pycuda imports, else through ctypes. ctypes needs no package, also on a
 Jetson. Both use the device's primary context, so that memory and streams can be shared with other libraries in the

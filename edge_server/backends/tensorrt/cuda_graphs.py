@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge_server.backends.backend_helpers import yes_or_no
 from edge_server.backends.base import Array
-from edge_server.backends.runtime_library import yes_or_no
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext
 from edge_server.backends.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.runtime_library import message_line
+from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 from edge_server.core.tensorrt_engine import EngineOrder
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from edge_server.backends.runtime_library import import_runtime
+from edge_server.backends.backend_helpers import import_runtime
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Profile, Range
 from edge_server.errors import BackendMissing

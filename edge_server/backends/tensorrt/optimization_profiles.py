@@ -1,4 +1,4 @@
-"""Optimisation profiles: from the configuration for a build, and of an open engine, with the choice for a request.
+"""TensorRT optimisation profiles: read from the configuration for a build, and chosen for each request.
 
 Parameters in config.pbtxt, named as in onnxruntime's TensorRT provider. A name that is given several times makes
 several profiles; the first of each makes profile 0:

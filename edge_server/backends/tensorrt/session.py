@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.runtime_library import message_line
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
 from edge_server.backends.tensorrt.execution_context import Bindings, ExecutionContext

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_server.cli.sources.source_interface import opencv
-from edge_server.core.frame import Buffer
+from edge_server.core.frame_stream_types import Buffer
 from edge_server.errors import InvalidRequest
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv")

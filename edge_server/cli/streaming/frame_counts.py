@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edge_server.cli.streaming.percentiles import Percentiles, RecentValues, percentile
-from edge_server.core.frame import DropReason, FrameResult, StreamCounts
+from edge_server.core.frame_stream_types import DropReason, FrameResult, StreamCounts
 
 RECENT_S = 5.0
 """Live rates and ages are those of this many seconds."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.core.frame import ClassScore, Detection, DropReason, FrameDropped, FrameResult, Mask
+from edge_server.core.frame_stream_types import ClassScore, Detection, DropReason, FrameDropped, FrameResult, Mask
 from edge_server.core.tensor import DType, Tensor
 
 MOST_ELEMENTS = 10_000
@@ -78,7 +78,7 @@ def drops_in_words(here: int, there: Mapping[DropReason, int]) -> str:
 
 
 def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, Any]:
-    """Return a result as JSON fields as in core/frame.py; pictures and masks as their sizes only."""
+    """Return a result as JSON fields as in core/frame_stream_types.py; pictures and masks as their sizes only."""
     header, times = result.header, result.times
     told: dict[str, Any] = {
         "kind": "result",

@@ -11,7 +11,7 @@ from edge_server.cli.sources.frame_encoding import pack
 from edge_server.cli.sources.frame_schedule import FrameSchedule
 from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.stream_sender import StreamSender
-from edge_server.core.frame import FrameHeader
+from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import EdgeServerError
 
 _LOOK_S = 0.1

@@ -11,7 +11,7 @@ from edge_server.cli.streaming.frame_counts import FrameCounts
 from edge_server.cli.streaming.json_lines import JsonLines
 from edge_server.cli.streaming.result_text import drop_as_json, result_as_json, result_in_words
 from edge_server.client import Delivery, FrameStream, StreamError, Tls
-from edge_server.core.frame import Frame, FrameDropped, FrameResult, Returns, StreamOpened
+from edge_server.core.frame_stream_types import Frame, FrameDropped, FrameResult, Returns, StreamOpened
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from edge_server.core.frame import Frame, StreamRequest
+from edge_server.core.frame_stream_types import Frame, StreamRequest
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, ending, known, run_blocking
 from edge_server.protocol.frame_codec import decode_client_message, encode_server_message

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from edge_server.errors import DeadlineTooShort, EdgeServerError, ServingFault, Throttled
-from edge_server.frontends.status import GrpcStatus, grpc_status
+from edge_server.frontends.error_status import GrpcStatus, grpc_status
 
 _log = logging.getLogger(__name__)
 

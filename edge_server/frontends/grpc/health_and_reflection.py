@@ -11,8 +11,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from edge_server.errors import Draining, InvalidRequest
+from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import OK, Message, RpcCall, ending
-from edge_server.frontends.status import GrpcStatus
 from edge_server.protocol import messages
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Refusal, ServingFault, Throttled
+from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
     CallHandler,
@@ -38,7 +39,6 @@ from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_header
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server, Http2Timer
 from edge_server.frontends.memory_budget import MemoryBudget
-from edge_server.frontends.status import GrpcStatus
 from edge_server.service import READING_THREAD_HOLD_US
 
 _CONTENT_TYPE = "application/grpc"

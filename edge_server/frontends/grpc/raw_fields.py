@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_server.protocol.wire_format import DELIMITED, read_varint, skip
+from edge_server.protocol.protobuf_wire_format import DELIMITED, read_varint, skip
 
 
 @dataclass(slots=True)

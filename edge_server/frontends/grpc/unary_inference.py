@@ -50,8 +50,7 @@ from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.memory.region_pins import RegionRef, Regions
-from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
-from edge_server.protocol.wire_format import (
+from edge_server.protocol.protobuf_wire_format import (
     DELIMITED,
     delimited,
     delimited_head,
@@ -60,6 +59,7 @@ from edge_server.protocol.wire_format import (
     text,
     varint,
 )
+from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
 
 if TYPE_CHECKING:
     import numpy.typing as npt

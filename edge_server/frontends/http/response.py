@@ -10,9 +10,9 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthenticated
+from edge_server.frontends.error_status import http_status, retry_after
 from edge_server.frontends.http.client_timeouts import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding
-from edge_server.frontends.status import http_status, retry_after
 from edge_server.frontends.v2.json_parser import to_json
 
 _LOG = logging.getLogger(__name__)

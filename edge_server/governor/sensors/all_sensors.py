@@ -37,7 +37,7 @@ class _BoardSensor:
             identity = self._identity.read(now_s)
             if identity.soc is None:
                 return MachineReading(now_s, board=identity.board)
-            from edge_server.governor.sensors.tegra import TegraSensor
+            from edge_server.governor.sensors.jetson_sensor import TegraSensor
 
             self._tegra = TegraSensor(self._files, self._identity)
         return self._tegra.read(now_s)

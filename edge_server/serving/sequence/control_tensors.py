@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.core.composition_spec import ControlInput, ControlKind, SequenceBatching, StateTensor
+from edge_server.core.ensemble_and_sequence_spec import ControlInput, ControlKind, SequenceBatching, StateTensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from edge_server.core.batch import BatchPlan
 from edge_server.core.batch_queue import QueueEntry
-from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
+from edge_server.core.ensemble_and_sequence_spec import OldestStrategy, SequenceBatching
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response, SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edge_server.client import Frame, FrameHeader, FrameStream
-from edge_server.core.frame import Buffer
+from edge_server.core.frame_stream_types import Buffer
 from edge_server.errors import EdgeServerError
 from edge_server.tuning.load.load_generator import WorkerThreads
 from edge_server.tuning.load.measurement_windows import Answer

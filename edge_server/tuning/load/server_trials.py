@@ -32,9 +32,9 @@ from edge_server.tuning.load.http_client import HttpControl
 from edge_server.tuning.load.input_data import InputChoice, make_inputs
 from edge_server.tuning.load.interrupts import Interrupts
 from edge_server.tuning.load.measurement import MeasurementTimes
+from edge_server.tuning.load.measurement_session import LoadSession, MeasuredServer
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.server_candidates import ServerCandidate, apply
-from edge_server.tuning.load.session import LoadSession, MeasuredServer
 
 _READY = re.compile(r"edge-server \S+ is ready: HTTP (http://[^;\s]+); gRPC ([^;\s]+)")
 _STOP_S = 15.0

@@ -29,7 +29,7 @@ from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 from edge_server.tuning.trial.child_side import begin, leave, say
 from edge_server.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
-from edge_server.tuning.trial.samples import as_request, batch_of, from_file, from_warmup, made_up
+from edge_server.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, made_up
 from edge_server.tuning.trial.tensor_files import Tensors, load, save
 
 

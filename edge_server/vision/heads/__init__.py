@@ -2,5 +2,5 @@
 
 `output_parameters` documents the keys. A detection head (`yolo`, `yolox`, `ssd`, `suppressed_boxes`, `yunet`,
 `blazeface`) converts raw outputs to candidates in pixels of the network's input. `detections` converts candidates to
-results of the frame. `classes` and `masks` convert raw outputs to results of the frame.
+results of the frame. `classification` and `segmentation` convert raw outputs to results of the frame.
 """

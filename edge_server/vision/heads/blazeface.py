@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_server.vision.heads.activation import activate
 from edge_server.vision.heads.box_candidates import MOST_CANDIDATES, Candidates, NetworkSize
-from edge_server.vision.heads.grid import cell_count, cells
+from edge_server.vision.heads.grid_cells import cell_count, cells
 from edge_server.vision.heads.output_parameters import Activation
 from edge_server.vision.heads.output_tensors import Reals, fits
 from edge_server.vision.heads.top_k import best

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame import Detection, Keypoint
+from edge_server.core.frame_stream_types import Detection, Keypoint
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.vision.heads.box_candidates import Candidates, DetectionHead, NetworkSize

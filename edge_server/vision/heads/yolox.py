@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.vision.heads.box_candidates import Candidates, NetworkSize
-from edge_server.vision.heads.grid import cell_count, cells
+from edge_server.vision.heads.grid_cells import cell_count, cells
 from edge_server.vision.heads.output_parameters import Activation
 from edge_server.vision.heads.output_tensors import Reals
 from edge_server.vision.heads.yolo import with_objectness

@@ -21,7 +21,7 @@ from edge_server.core.device_tensor import DeviceArray, DeviceTensor, to_host_ar
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, ServingFault
-from edge_server.memory.cuda_memory import CudaMemoryRegistry, CudaPin
+from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry, CudaPin
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT

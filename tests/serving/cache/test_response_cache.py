@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.composition_spec import Ensemble, EnsembleStep, SequenceBatching
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.ensemble_and_sequence_spec import Ensemble, EnsembleStep, SequenceBatching
 from edge_server.core.model_spec import DynamicBatching, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor

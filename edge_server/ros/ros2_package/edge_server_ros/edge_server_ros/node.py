@@ -16,7 +16,7 @@ import rclpy
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.signals import SignalHandlerOptions
 
-from edge_server.core.frame import Delivery
+from edge_server.core.frame_stream_types import Delivery
 from edge_server.errors import EdgeServerError
 from edge_server.ros.bridge import Bridge, BridgeParameters
 from edge_server.ros.rclpy_transport import RclpyTransport

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from edge_server.core.frame import Delivery, DropReason, StreamCounts
+from edge_server.core.frame_stream_types import Delivery, DropReason, StreamCounts
 
 Item = TypeVar("Item")
 

@@ -13,7 +13,7 @@ from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
 from edge_server.governor.sensors.counter_rates import EventRate, MovingAverage
 from edge_server.governor.sensors.fans import jetson_fans
 from edge_server.governor.sensors.jetson import IdentityReader, read_power_mode
-from edge_server.governor.sensors.rails import JetsonRails
+from edge_server.governor.sensors.power_rails import JetsonRails
 from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from edge_server.config.server_config import SETTINGS, TITLES
 from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
-from edge_server.config.triton_flags import DEPRECATED, IGNORED, TRACE_FLAGS
+from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"

@@ -1,4 +1,4 @@
-"""Decision whether a Python model may execute on request threads, by its configuration and its source code.
+"""Choice between request threads and a dedicated thread for a Python model, by its configuration and source code.
 
 A thread of the instance's own costs each request two thread switches, which is most of the cost of a small model. But
 some code depends on it: an sqlite3 connection, torch's grad mode, the current CUDA device and an event loop belong to

@@ -1,4 +1,4 @@
-"""Model configuration completed by the model's `auto_complete_config`, and `pb_utils.ModelConfig` that it receives."""
+"""Call of a Python model's `auto_complete_config`, and the `pb_utils.ModelConfig` object passed to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from edge_server.backends.backend_helpers import file_title
 from edge_server.backends.base import ModelFile
-from edge_server.backends.python.calling_model import CallingModel, register_model
 from edge_server.backends.python.child_process import ModelChildProcess
 from edge_server.backends.python.error_translation import (
     MODEL_EXCEPTIONS,
@@ -16,8 +16,8 @@ from edge_server.backends.python.error_translation import (
     release_frames,
     traceback_text,
 )
+from edge_server.backends.python.model_context import CallingModel, register_model
 from edge_server.backends.python.module_loader import ModelModules
-from edge_server.backends.runtime_library import file_title
 from edge_server.errors import LoadError
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The structs of edge_backend.h for ctypes, and the encoding of string tensors. Used by `c_library`."""
+"""ctypes declarations of the structs in edge_backend.h, and the encoding of string tensors. Used by `c_library`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from edge_server.core.frame import Mask
+from edge_server.core.frame_stream_types import Mask
 from edge_server.core.model_spec import ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig

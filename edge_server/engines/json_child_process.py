@@ -1,4 +1,4 @@
-"""Child process that exchanges JSON lines with the server, used for engine builds and for trials."""
+"""Child process that exchanges JSON lines with the server, for engine builds and tuning trials."""
 
 from __future__ import annotations
 

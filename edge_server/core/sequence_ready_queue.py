@@ -1,4 +1,4 @@
-"""Ready queues of the sequence batcher: choose the sequence steps that run together on one instance, per strategy.
+"""Ready queues of the sequence batcher: choose which sequence requests form the next batch of an instance.
 
 See core.sequence_batcher for the whole rule.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edge_server.core.batch_queue import BatchQueue, QueueEntry
-from edge_server.core.composition_spec import DirectStrategy, OldestStrategy
+from edge_server.core.ensemble_and_sequence_spec import DirectStrategy, OldestStrategy
 from edge_server.core.model_spec import DynamicBatching
 
 Step = TypeVar("Step")

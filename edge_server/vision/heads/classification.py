@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame import ClassScore
+from edge_server.core.frame_stream_types import ClassScore
 from edge_server.core.model_spec import ModelSpec
 from edge_server.vision.heads.activation import activate
 from edge_server.vision.heads.output_parameters import Activation, ClassDeclaration

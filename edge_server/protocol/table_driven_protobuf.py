@@ -17,7 +17,7 @@ from operator import attrgetter, index
 from typing import Any, TypeAlias
 
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.wire_format import DELIMITED, FIXED32, VARINT, read_varint, skip, text, varint
+from edge_server.protocol.protobuf_wire_format import DELIMITED, FIXED32, VARINT, read_varint, skip, text, varint
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _Part: TypeAlias = "bytes | memoryview"

@@ -11,7 +11,7 @@ from typing import Any
 from edge_server.config.cache_config import chosen_cache, with_credentials
 from edge_server.config.server_config import SETTINGS, ServerConfig
 from edge_server.config.setting import ConfigError, Setting
-from edge_server.config.sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
+from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 

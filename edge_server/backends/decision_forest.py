@@ -34,8 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.runtime_library import (
+from edge_server.backends.backend_helpers import (
     SharedModels,
     existing_file,
     file_title,
@@ -48,7 +47,8 @@ from edge_server.backends.runtime_library import (
     whole_number,
     yes_or_no,
 )
-from edge_server.backends.tree_forest_onnx import Forest, onnx_bytes, read_forest, scores_of
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.decision_forest_to_onnx import Forest, onnx_bytes, read_forest, scores_of
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, LoadError

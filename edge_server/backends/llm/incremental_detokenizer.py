@@ -1,4 +1,4 @@
-"""Text of one token sequence as it grows: complete characters only, and nothing from a stop string on."""
+"""Incremental detokenizer of one sequence: yields complete characters only, and nothing from a stop string on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that calls a function of pb_utils: its context, its batch in execution, and its log (`pb_utils.Logger`).
+"""Lookup of the model that calls a pb_utils function, with its context, running batch and `pb_utils.Logger`.
 
 The caller is known by context variables on its instance's thread and in its coroutines, else by the code on the stack.
 """
@@ -26,8 +26,8 @@ class CallingModel:
     """One opened model, as the functions of pb_utils see it.
 
     `package` is the package of its modules. `wait_graph` is None in the process of an isolated model, where the server
-    detects deadlocks. `may_call_models` is False for a model that runs on request threads (see `thread_safety`).
-    `folder` holds the model's file.
+    detects deadlocks. `may_call_models` is False for a model that runs on request threads (see
+    `execution_thread_choice`). `folder` holds the model's file.
     """
 
     model: str

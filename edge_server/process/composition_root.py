@@ -17,9 +17,9 @@ from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
-from edge_server.engines.capability import BuildCapability, find_capability
+from edge_server.engines.build_capability import BuildCapability, find_capability
 from edge_server.memory.available_memory import MemoryFloor
-from edge_server.memory.cuda_memory import CudaMemoryRegistry
+from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.repository.desired_state import RepositorySource
@@ -257,7 +257,7 @@ def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
 def _engines(
     config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None, gpus: Gpus
 ) -> EngineBuildQueue | None:
-    from edge_server.engines.composition import make_build_queue
+    from edge_server.engines.build_queue_factory import make_build_queue
 
     def may_build() -> str:
         """Return why no engine is built now, "" when one may be."""

@@ -1,4 +1,5 @@
-"""Build capability: whether this machine can build engines. Imports nothing of TensorRT where it cannot."""
+"""Check whether this machine can build TensorRT engines: library, driver and GPU. Imports nothing of TensorRT where it
+cannot."""
 
 from __future__ import annotations
 

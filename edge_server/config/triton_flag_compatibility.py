@@ -1,4 +1,4 @@
-"""Triton's flags that are accepted with a warning, so that a command line written for Triton works."""
+"""Triton's flags that are accepted with a warning: without effect, deprecated, or for single trace settings."""
 
 from __future__ import annotations
 

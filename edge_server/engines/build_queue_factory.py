@@ -1,4 +1,4 @@
-"""Composition of the engine parts on a machine that can build engines."""
+"""Construction of the engine build queue and its parts, on a machine that can build engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An isolated model's process, seen from the server: opens the model, runs batches, checks health and closes it."""
+"""Server side of an isolated model's process: opens the model, runs batches, checks health and closes it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from edge_server.backends.backend_helpers import file_title, message_line, whole_number
 from edge_server.backends.base import Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.python.bls_relay import CallRelay
 from edge_server.backends.python.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.helper_threads import HEALTH_LIMIT_S
-from edge_server.backends.runtime_library import file_title, message_line, whole_number
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
