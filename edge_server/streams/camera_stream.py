@@ -38,7 +38,7 @@ _SPARE_CREDITS = 2
 """Number of frames that a client may send ahead of those that its mailbox holds."""
 
 
-def _tell_nobody() -> None:
+def _ignore_change() -> None:
     """Do nothing: placeholder until `CameraStream.watch` sets the callback."""
 
 
@@ -104,7 +104,7 @@ class CameraStream:
         self.in_hand_count = 0
         """Number of frames that workers have taken and not put down, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)
-        self._tell: Callable[[], None] = _tell_nobody
+        self._on_change: Callable[[], None] = _ignore_change
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
         self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
@@ -144,7 +144,7 @@ class CameraStream:
             if self._is_stopping:
                 self._drop_waiting()
             if self._owes_credit():
-                self._tell()
+                self._on_change()
             if self.is_eligible:
                 self._wake()
 
@@ -152,7 +152,7 @@ class CameraStream:
         """Mark the input as complete: the call ends without an error once everything is answered."""
         with self._lock:
             self._is_input_closed = True
-            self._tell()
+            self._on_change()
 
     # -- workers
 
@@ -179,7 +179,7 @@ class CameraStream:
             self._running_count += 1
             self.in_hand_count += 1
         elif self._has_ended_well():
-            self._tell()
+            self._on_change()
         return flight
 
     def put_down(self) -> None:
@@ -203,7 +203,7 @@ class CameraStream:
             self._order.remove(flight)
             self._running_count -= 1
             self._drop(flight, reason, detail)
-            self._tell()
+            self._on_change()
             if self.is_eligible:
                 self._wake()
 
@@ -217,7 +217,7 @@ class CameraStream:
             flight.frame = None
             self._running_count -= 1
             if self._order[0] is flight:
-                self._tell()
+                self._on_change()
             if self.is_eligible:
                 self._wake()
 
@@ -234,7 +234,7 @@ class CameraStream:
     def watch(self, tell: Callable[[], None]) -> None:
         """Call `tell`, with the lock held, now and whenever there may be a message to send or the call may end."""
         with self._lock:
-            self._tell = tell
+            self._on_change = tell
             tell()
 
     def next_message(self) -> tuple[ServerMessage, int] | None:
@@ -271,14 +271,14 @@ class CameraStream:
         while self._order:
             self._drop(self._order.popleft(), DropReason.CLOSED)
         self._leave(self)
-        self._tell()
+        self._on_change()
 
     def stop(self) -> None:
         """End the stream once the running frames are answered; drop the waiting ones."""
         with self._lock:
             self._is_stopping = True
             self._drop_waiting()
-            self._tell()
+            self._on_change()
 
     def report(self) -> FrameStreamReport:
         with self._lock:
@@ -346,7 +346,7 @@ class CameraStream:
         self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1
         if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MOST_NOTICES:
             self._notices.append(FrameDropped(flight.header, reason, detail))
-            self._tell()
+            self._on_change()
 
     def _reader_is_slow(self) -> bool:
         """Whether the client leaves results unread. Frames that still run add to these."""

@@ -87,9 +87,9 @@ class _Waiter:
 class FramePipeline:
     """Runs the frames of one model, or of one version if the streams name one. All workers of the model share it."""
 
-    def __init__(self, service: InferenceService, gate: FrameAdmission, model: str, version: int | None) -> None:
+    def __init__(self, service: InferenceService, admission: FrameAdmission, model: str, version: int | None) -> None:
         self._service = service
-        self._gate = gate
+        self._admission = admission
         self._model = model
         self._version = version
         self._answers = OutputPlans(partial(runtime_words, service))
@@ -137,7 +137,7 @@ class FramePipeline:
             if isinstance(failure, Throttled) and failure.state:
                 # The governor refused them as one request and counted only the one of highest priority.
                 for flight in sorted(left, key=self._rank)[1:]:
-                    self._gate.count_refused(self._rank(flight))
+                    self._admission.count_refused(self._rank(flight))
             for flight in left:
                 self._fail(flight, failure)
 
@@ -303,7 +303,7 @@ class FramePipeline:
         flight.stream.finish(flight, result)
 
     def _blank(self, flight: FrameInFlight) -> FrameResult:
-        state = self._gate.state()
+        state = self._admission.state()
         return FrameResult(flight.header, model=self._model, governor=state.level, governor_detail=state.detail)
 
 

@@ -24,9 +24,9 @@ class ModelWorkers:
     `lock` is the lock of all streams. Workers live as long as there are streams.
     """
 
-    def __init__(self, lock: threading.Lock, engine: FramePipeline, gate: FrameAdmission, name: str) -> None:
+    def __init__(self, lock: threading.Lock, engine: FramePipeline, admission: FrameAdmission, name: str) -> None:
         self.engine = engine
-        self._gate = gate
+        self._admission = admission
         self._name = name
         self._has_work = threading.Condition(lock)
         self._lock = lock
@@ -118,7 +118,7 @@ class ModelWorkers:
         allowed = []
         for flight in flights:
             priority = flight.stream.terms.delivery.priority or self.engine.priority
-            reason = self._gate.refuse_frame(priority)
+            reason = self._admission.refuse_frame(priority)
             if reason is None:
                 allowed.append(flight)
             else:

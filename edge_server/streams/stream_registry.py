@@ -39,12 +39,12 @@ class StreamRegistry:
     microseconds, never across a runtime call or I/O.
     """
 
-    def __init__(self, service: InferenceService, gate: FrameAdmission, config: FramesConfig) -> None:
+    def __init__(self, service: InferenceService, admission: FrameAdmission, config: FramesConfig) -> None:
         self._service = service
-        self._gate = gate
+        self._admission = admission
         self._config = config
         self._lock = threading.Lock()
-        self._lanes: dict[tuple[str, int | None], ModelWorkers] = {}
+        self._workers: dict[tuple[str, int | None], ModelWorkers] = {}
         self._open: dict[str, CameraStream] = {}
         self._parting: set[CameraStream] = set()
         """Ended streams that have frames with a worker."""
@@ -58,13 +58,13 @@ class StreamRegistry:
         Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops.
         """
         terms = terms_of(request, self._service)
-        lane = self._lane(terms)
-        side = lane.engine.answer_side()
-        version = lane.engine.serving_version()
-        lane.adapt()
+        workers = self._workers_of(terms)
+        side = workers.engine.answer_side()
+        version = workers.engine.serving_version()
+        workers.adapt()
         with self._lock:
             self._check_room(terms)
-            stream = self._place(terms, lane)
+            stream = self._place(terms, workers)
             counts = self._tallies[terms.stream_id].counts()
             server = f"edge-server {__version__}"
             stream.greet(StreamOpened(terms.stream_id, terms.model, version, side.runtime, side.labels, counts, server))
@@ -105,14 +105,14 @@ class StreamRegistry:
         with self._lock:
             return {model: totals.dropped[DropReason.GOVERNOR] for model, totals in self._totals.items()}
 
-    def _lane(self, terms: StreamTerms) -> ModelWorkers:
+    def _workers_of(self, terms: StreamTerms) -> ModelWorkers:
         key = (terms.model, terms.version)
         with self._lock:
-            lane = self._lanes.get(key)
-            if lane is None:
-                engine = FramePipeline(self._service, self._gate, *key)
-                lane = self._lanes[key] = ModelWorkers(self._lock, engine, self._gate, terms.model)
-            return lane
+            workers = self._workers.get(key)
+            if workers is None:
+                engine = FramePipeline(self._service, self._admission, *key)
+                workers = self._workers[key] = ModelWorkers(self._lock, engine, self._admission, terms.model)
+            return workers
 
     def _check_room(self, terms: StreamTerms) -> None:
         if self._is_stopping:
@@ -121,7 +121,7 @@ class StreamRegistry:
         if others >= self._config.max_streams:
             raise Throttled(f"{others} frame streams are open, which is as many as are served at once")
 
-    def _place(self, terms: StreamTerms, lane: ModelWorkers) -> CameraStream:
+    def _place(self, terms: StreamTerms, workers: ModelWorkers) -> CameraStream:
         older = self._open.get(terms.stream_id)
         if older is not None:
             older.end_locked(
@@ -131,22 +131,22 @@ class StreamRegistry:
         self._tallies.move_to_end(terms.stream_id)
         totals = self._totals.setdefault(terms.model, ModelTotals())
         # Since the lookup these workers may have ended with their last stream, and others may have replaced them.
-        lane = self._lanes.setdefault((terms.model, terms.version), lane)
-        leave = partial(self._leave, lane)
-        stream = CameraStream(self._lock, terms, tally, totals, wake=lane.wake, leave=leave, part=self._part)
+        workers = self._workers.setdefault((terms.model, terms.version), workers)
+        leave = partial(self._leave, workers)
+        stream = CameraStream(self._lock, terms, tally, totals, wake=workers.wake, leave=leave, part=self._part)
         # A frame of the previous stream must not join the sequence of this one, which has the same id.
-        stream.hold(lane.is_sequence and self._is_preceded(terms))
+        stream.hold(workers.is_sequence and self._is_preceded(terms))
         self._open[terms.stream_id] = stream
         totals.open_streams += 1
         try:
-            lane.enter(stream)
+            workers.enter(stream)
         except RuntimeError as error:
             stream.end_locked()
             raise Throttled(f"the system grants no thread for the frames of model '{terms.model}'") from error
         self._forget_oldest()
         return stream
 
-    def _leave(self, lane: ModelWorkers, stream: CameraStream) -> None:
+    def _leave(self, workers: ModelWorkers, stream: CameraStream) -> None:
         terms = stream.terms
         del self._open[terms.stream_id]
         self._end_sequence(stream)
@@ -154,9 +154,9 @@ class StreamRegistry:
             self._parting.add(stream)
         self._tallies.move_to_end(terms.stream_id)
         self._totals[terms.model].open_streams -= 1
-        lane.leave(stream)
-        if lane.is_empty:
-            del self._lanes[(terms.model, terms.version)]
+        workers.leave(stream)
+        if workers.is_empty:
+            del self._workers[(terms.model, terms.version)]
 
     def _part(self, stream: CameraStream) -> None:
         """Release the successor of an ended stream, now that no frame of the ended one can reach the model."""

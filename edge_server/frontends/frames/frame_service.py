@@ -24,9 +24,9 @@ SERVICE = "edge.frames.v1.FrameService"
 class FrameService:
     """Thread-safe."""
 
-    def __init__(self, service: InferenceService, gate: FrameAdmission, config: FramesConfig) -> None:
+    def __init__(self, service: InferenceService, admission: FrameAdmission, config: FramesConfig) -> None:
         self._service = service
-        self._gate = gate
+        self._admission = admission
         self._config = config
         self._lock = threading.Lock()
         self._streams: StreamRegistry | None = None
@@ -63,7 +63,7 @@ class FrameService:
 
         with self._lock:
             if self._streams is None:
-                self._streams = StreamRegistry(self._service, self._gate, self._config)
+                self._streams = StreamRegistry(self._service, self._admission, self._config)
                 if self._is_stopped:
                     self._streams.stop()
             return self._streams

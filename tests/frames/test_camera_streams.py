@@ -1,4 +1,4 @@
-"""Streams, workers and models together: every frame is answered, in order, or counted as dropped, with the reason."""
+"""Camera streams without a wire: every frame is answered, in order, or counted as dropped, with the reason."""
 
 from __future__ import annotations
 
