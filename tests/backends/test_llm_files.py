@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import struct
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.backends.llm.backend import make
 from edge_server.backends.llm.incremental_detokenizer import TextStream
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.errors import BackendMissing
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -64,6 +67,12 @@ def test_a_damaged_header_never_does_more_than_fail(
     path.write_bytes(data)
     with contextlib.suppress(BadModelFile):
         read_gguf(path)
+
+
+def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendMissing, match=r"pip install 'edge-server\[llm\]'"):
+        make("openvino_genai")
 
 
 def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
