@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.llm.backend import make
-from edge_server.backends.llm.incremental_detokenizer import TextStream
+from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
 from edge_server.errors import BackendMissing
 
@@ -92,7 +92,7 @@ def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
 )
 def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
     data = list(text.encode())
-    stream = TextStream(lambda tokens: bytes(tokens).decode("utf-8", "replace"), stop)
+    stream = IncrementalDetokenizer(lambda tokens: bytes(tokens).decode("utf-8", "replace"), stop)
     pieces, place, turn = [], 0, 0
     while place < len(data):
         size = sizes[turn % len(sizes)]

@@ -12,7 +12,7 @@ _OVERLAP_TOKENS = 8
 _INCOMPLETE = "�"
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Decodes tokens piece by piece. `is_stopped` is set once a stop string was found."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:

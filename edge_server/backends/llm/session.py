@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
-from edge_server.backends.llm.incremental_detokenizer import TextStream
+from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
@@ -41,7 +41,7 @@ class _Generation:
         self.request = request
         self.prompt = prompt
         self.sampling = request.sampling
-        self.text = TextStream(engine.decode, request.sampling.stop)
+        self.text = IncrementalDetokenizer(engine.decode, request.sampling.stop)
         self.number = 0
         self.arrived_s = time.monotonic()
         self.first_token_s = 0.0
