@@ -1,15 +1,16 @@
-"""Codec of the frame stream's messages (edge_frames.proto), written by hand.
+"""Codec of the frame stream's messages (edge_frames.proto): generated classes, with large payloads handled apart.
 
-A generated class would copy every frame twice, and a client on a robot would have to install protobuf for these few
-messages. `data` is a view of the message that was decoded, and is copied once when encoded. Safe from any thread.
+A generated class copies `bytes` fields. So the pixels of a frame and the data of tensors are cut out, as views, before
+a message is parsed, and are joined to the other fields when it is encoded: one copy. A message in which they cannot be
+cut out is parsed as a whole, so that both ways always agree. Safe from any thread. The first message imports protobuf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from operator import attrgetter
-from typing import Any
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.core.frame_stream_types import (
     ClassScore,
@@ -34,321 +35,380 @@ from edge_server.core.frame_stream_types import (
 )
 from edge_server.core.tensor import BY_NAME, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.raw_tensors import MAX_RANK, raw_from_tensor, tensor_from_raw
-from edge_server.protocol.table_driven_protobuf import Buffer, FieldKind, Message, MessageField, decode, encode
+from edge_server.protocol.protobuf_wire_format import delimited_head
+from edge_server.protocol.raw_fields import split
+from edge_server.protocol.raw_tensors import MAX_RANK, Buffer, raw_from_tensor, tensor_from_raw
+
+if TYPE_CHECKING:
+    from edge_server.protocol.messages import MessageClass
 
 STREAM_PATH = "/edge.frames.v1.FrameService/Stream"
 """The HTTP/2 path of the one call."""
 
 MAX_NAMES = 1024
-"""Most output names in an opening message: one of a few bytes must not become millions of objects."""
+"""Most output names in an opening message."""
+
+_ATTRIBUTES = {
+    ("Returns", "detections"): "has_detections",
+    ("Returns", "mask"): "has_mask",
+    ("Returns", "annotated_jpeg"): "has_annotated_jpeg",
+    ("Delivery", "notify_drops"): "notifies_drops",
+}
+"""(Message, field) -> the name in Python, where it differs."""
+
+_FLOAT_LIMIT = 3.4028235677973366e38
+"""Numbers from here on round to infinity in 32 bits."""
+
+_REASONS = {reason.value: reason for reason in DropReason}
+
+_Part: TypeAlias = bytes | memoryview
 
 
 def encode_client_message(message: ClientMessage) -> bytes:
-    """Return a ClientMessage. Raises InvalidRequest when a value does not fit its field."""
-    is_frame = isinstance(message, Frame)
-    return encode(_CLIENT, (None, message) if is_frame else (message, None))
+    """Return a ClientMessage. Raises InvalidRequest if a value does not fit its field."""
+    if isinstance(message, StreamRequest):
+        return _serialized("ClientMessage", open=_open_wire(message))
+    frame = message
+    region = frame.region
+    fields = _serialized(
+        "Frame", header=_header_wire(frame.header), height=frame.height, width=frame.width, encoding=frame.encoding,
+        step=frame.step, is_bigendian=frame.is_bigendian, format=frame.format, age_us=frame.age_us,
+        region=None if region is None else _wire(
+            "Region", name=region.name, offset=region.offset, byte_size=region.byte_size
+        ),
+    )  # fmt: skip
+    return _joined([_nested(2, [fields, *_payload(15, "Frame", frame.data)])])
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
     """Return the decoded client message; `Frame.data` is a view of `data`. Raises InvalidRequest if it is malformed."""
-    opening, frame = decode(_CLIENT, data)
-    message = frame if opening is None else opening
-    if message is None:
-        raise InvalidRequest("a message of a frame stream must hold 'open' or 'frame', got neither")
-    return message  # type: ignore[no-any-return]
+    cut = split(data, 2)
+    if cut is not None and len(cut.payloads) == 1 and (
+        not cut.rest or _parsed("ClientMessage", cut.rest).WhichOneof("kind") is None
+    ):  # fmt: skip
+        inner = split(cut.payloads[0], 15)
+        if inner is not None and len(inner.payloads) <= 1:
+            return _frame(_parsed("Frame", inner.rest), inner.payloads[0] if inner.payloads else b"")
+    wire = _parsed("ClientMessage", data)
+    kind = wire.WhichOneof("kind")
+    if kind == "open":
+        return _open(wire.open)
+    if kind == "frame":
+        _check_wire_types(wire.frame)
+        return _frame(wire.frame, wire.frame.data)
+    raise InvalidRequest("a message of a frame stream must hold 'open' or 'frame', got neither")
 
 
 def encode_server_message(message: ServerMessage, frames_allowed: int = 0) -> bytes:
-    """Return a ServerMessage. Raises InvalidRequest when a value does not fit its field."""
-    values = [message if isinstance(message, noun) else None for noun in _SERVER_NOUNS]
-    return encode(_SERVER, (*values, frames_allowed))
+    """Return a ServerMessage. Raises InvalidRequest if a value does not fit its field."""
+    allowed = _serialized("ServerMessage", frames_allowed=frames_allowed)
+    if isinstance(message, FrameResult):
+        return _joined([_nested(2, _result_parts(message)), [allowed]])
+    if isinstance(message, StreamOpened):
+        wire = _wire(
+            "Opened", stream_id=message.stream_id, model=message.model, version=message.version,
+            runtime=message.runtime, labels=message.labels, counts=_counts_wire(message.counts), server=message.server,
+        )  # fmt: skip
+        return _serialized("ServerMessage", opened=wire) + allowed
+    if isinstance(message, FrameDropped):
+        wire = _wire("Dropped", header=_header_wire(message.header), reason=message.reason.value, detail=message.detail)
+        return _serialized("ServerMessage", dropped=wire) + allowed
+    return _serialized("ServerMessage", credit=_wire("Credit")) + allowed
 
 
 def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
-    """Return the decoded server message, and `frames_allowed`; buffers and tensors are views of `data`.
+    """Return the decoded server message, and `frames_allowed`; the arrays of tensors are views of `data`.
 
-    A kind of message that this version does not know counts as Credit. Raises InvalidRequest when it is malformed.
+    A kind of message that this version does not know counts as Credit. Raises InvalidRequest if it is malformed.
     """
-    *kinds, frames_allowed = decode(_SERVER, data)
-    return next((kind for kind in kinds if kind is not None), Credit()), frames_allowed
+    cut = split(data, 2)
+    if cut is not None and len(cut.payloads) == 1:
+        rest = _parsed("ServerMessage", cut.rest)
+        inner = split(cut.payloads[0], 14)
+        if rest.WhichOneof("kind") is None and inner is not None:
+            tensors = [split(payload, 15) for payload in inner.payloads]
+            if all(tensor is not None and len(tensor.payloads) <= 1 for tensor in tensors):
+                made = [
+                    _tensor(_parsed("Tensor", tensor.rest), tensor.payloads[0] if tensor.payloads else b"")
+                    for tensor in tensors
+                    if tensor is not None
+                ]
+                return _result(_parsed("Result", inner.rest), made), rest.frames_allowed
+    wire = _parsed("ServerMessage", data)
+    kind = wire.WhichOneof("kind")
+    message: ServerMessage = Credit()
+    if kind == "result":
+        message = _result(wire.result, [_tensor(tensor, tensor.data) for tensor in wire.result.tensors])
+    elif kind == "opened":
+        opened = wire.opened
+        message = StreamOpened(
+            opened.stream_id, opened.model, opened.version, opened.runtime, tuple(opened.labels),
+            _counts(opened.counts), opened.server,
+        )  # fmt: skip
+    elif kind == "dropped":
+        dropped = wire.dropped
+        message = FrameDropped(_header(dropped.header), _reason(dropped.reason), dropped.detail)
+    return message, wire.frames_allowed
 
 
-# The tables, in the order of edge_frames.proto. Fields stand as the nouns' constructors take them.
+# -- nouns to messages
 
 
-def _values(*values: Any) -> tuple[Any, ...]:
-    return values
+def _open_wire(request: StreamRequest) -> Any:
+    returns, delivery = request.returns, request.delivery
+    _check_floats("Delivery", max_fps=delivery.max_fps, weight=delivery.weight)
+    return _wire(
+        "Open", model=request.model, version=request.version, stream_id=request.stream_id, client=request.client,
+        returns=None if returns == Returns() else _wire(
+            "Returns", tensors=returns.tensors, top_k=returns.top_k, detections=returns.has_detections,
+            mask=returns.has_mask, annotated_jpeg=returns.has_annotated_jpeg, jpeg_quality=returns.jpeg_quality,
+        ),
+        delivery=_wire(
+            "Delivery", depth=delivery.depth, max_age_ms=delivery.max_age_ms, deadline_ms=delivery.deadline_ms,
+            max_fps=delivery.max_fps, weight=delivery.weight, priority=delivery.priority,
+            notify_drops=delivery.notifies_drops,
+        ),
+    )  # fmt: skip
 
 
-def _made_delivery(
-    depth: int, max_age_ms: int, deadline_ms: int, max_fps: float, weight: float, *rest: Any
-) -> Delivery:
-    return Delivery(depth or 1, max_age_ms, deadline_ms, max_fps, weight or 1.0, *rest)
+def _header_wire(header: FrameHeader) -> Any:
+    return _wire("Header", sec=header.sec, nanosec=header.nanosec, frame_id=header.frame_id, seq=header.seq)
 
 
-def _made_request(model: str, version: int, stream_id: str, *rest: Any) -> StreamRequest:
-    returns, delivery, client = rest
-    return StreamRequest(model, version, stream_id, returns or Returns(), delivery or Delivery(), client)
+def _drops_wire(counts: Mapping[DropReason, int]) -> list[Any]:
+    return [_wire("DropCount", reason=reason.value, count=count) for reason, count in counts.items() if count]
 
 
-def _taken_request(request: StreamRequest) -> tuple[Any, ...]:
-    returns = None if request.returns == Returns() else request.returns
-    return (request.model, request.version, request.stream_id, returns, request.delivery, request.client)
+def _counts_wire(counts: StreamCounts) -> Any:
+    return _wire("Counts", received=counts.received, answered=counts.answered, dropped=_drops_wire(counts.dropped))
 
 
-def _made_frame(header: FrameHeader | None, *rest: Any) -> Frame:
-    return Frame(header or FrameHeader(), *rest)
+def _result_parts(result: FrameResult) -> list[_Part]:
+    times = result.times
+    fields = _serialized(
+        "Result", header=_header_wire(result.header),
+        times=_wire(
+            "Times", received_unix_ns=times.received_unix_ns, taken_us=times.taken_us, queued_us=times.queued_us,
+            started_us=times.started_us, finished_us=times.finished_us,
+        ),
+        dropped=_drops_wire(result.dropped), counts=_counts_wire(result.counts), model=result.model,
+        version=result.version, variant=result.variant, runtime=result.runtime, governor=result.governor,
+        governor_detail=result.governor_detail, height=result.height, width=result.width,
+        batch_size=result.batch_size, classes=[_class_score_wire(item) for item in result.classes],
+        detections=[_detection_wire(item) for item in result.detections], error_code=result.error_code,
+        error=result.error,
+    )  # fmt: skip
+    parts: list[_Part] = [fields]
+    for tensor in result.tensors:
+        head = _serialized("Tensor", name=tensor.name, datatype=tensor.dtype.value, shape=tensor.shape)
+        parts += _nested(14, [head, *_payload(15, "Tensor", raw_from_tensor(tensor))])
+    if (mask := result.mask) is not None:
+        head = _serialized("Mask", height=mask.height, width=mask.width, encoding=mask.encoding, labels=mask.labels)
+        parts += _nested(17, [head, *_payload(4, "Mask", mask.data)])
+    return parts + _payload(18, "Result", result.annotated_jpeg)
+
+
+def _class_score_wire(item: ClassScore) -> Any:
+    _check_floats("ClassScore", score=item.score)
+    return _wire("ClassScore", index=item.index, score=item.score, label=item.label)
+
+
+def _detection_wire(item: Detection) -> Any:
+    box = {"x_min": item.x_min, "y_min": item.y_min, "x_max": item.x_max, "y_max": item.y_max, "score": item.score}
+    _check_floats("Detection", **box)
+    keypoints = []
+    for point in item.keypoints:
+        place = {"x": point.x, "y": point.y, "score": point.score}
+        _check_floats("Keypoint", **place)
+        keypoints.append(_wire("Keypoint", **place))
+    return _wire("Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints)
+
+
+# -- messages to nouns
+
+
+def _open(wire: Any) -> StreamRequest:
+    for message in (wire, wire.returns, wire.delivery):
+        _check_wire_types(message)
+    returns, delivery = wire.returns, wire.delivery
+    if len(returns.tensors) > MAX_NAMES:
+        raise InvalidRequest(f"'tensors' of Returns must be at most {MAX_NAMES} names, got {len(returns.tensors)}")
+    return StreamRequest(
+        wire.model, wire.version, wire.stream_id,
+        Returns(
+            tuple(returns.tensors), returns.top_k, returns.detections, returns.mask, returns.annotated_jpeg,
+            returns.jpeg_quality,
+        ),
+        Delivery(
+            delivery.depth or 1, delivery.max_age_ms, delivery.deadline_ms, delivery.max_fps, delivery.weight or 1.0,
+            delivery.priority, delivery.notify_drops,
+        ),
+        wire.client,
+    )  # fmt: skip
+
+
+def _frame(wire: Any, data: Buffer) -> Frame:
+    region = None
+    if wire.HasField("region"):
+        region = RegionSlice(wire.region.name, wire.region.offset, wire.region.byte_size)
+    return Frame(
+        _header(wire.header), wire.height, wire.width, wire.encoding, wire.step, wire.is_bigendian, wire.format,
+        region, wire.age_us, data,
+    )  # fmt: skip
+
+
+def _header(wire: Any) -> FrameHeader:
+    return FrameHeader(wire.sec, wire.nanosec, wire.frame_id, wire.seq)
 
 
 def _reason(number: int) -> DropReason:
     return _REASONS.get(number, DropReason.OTHER)
 
 
-_REASONS = {reason.value: reason for reason in DropReason}
-
-
-def _summed(pairs: Iterable[tuple[int, int]]) -> dict[DropReason, int]:
+def _drops(entries: Iterable[Any]) -> dict[DropReason, int]:
     """Reasons that this version does not know count as OTHER, so that the sum stays right."""
     counts: dict[DropReason, int] = {}
-    for number, count in pairs:
-        reason = _reason(number)
-        counts[reason] = counts.get(reason, 0) + count
+    for entry in entries:
+        reason = _reason(entry.reason)
+        counts[reason] = counts.get(reason, 0) + entry.count
     return counts
 
 
-def _pairs(counts: Mapping[DropReason, int]) -> list[tuple[int, int]]:
-    return [(reason.value, count) for reason, count in counts.items() if count]
+def _counts(wire: Any) -> StreamCounts:
+    return StreamCounts(wire.received, wire.answered, _drops(wire.dropped))
 
 
-def _made_counts(received: int, answered: int, dropped: Iterable[tuple[int, int]]) -> StreamCounts:
-    return StreamCounts(received, answered, _summed(dropped))
-
-
-def _taken_counts(counts: StreamCounts) -> tuple[Any, ...]:
-    return (counts.received, counts.answered, _pairs(counts.dropped))
-
-
-def _made_opened(
-    stream_id: str,
-    model: str,
-    version: int,
-    runtime: str,
-    labels: tuple[str, ...],
-    counts: StreamCounts | None,
-    server: str,
-) -> StreamOpened:
-    return StreamOpened(stream_id, model, version, runtime, labels, counts or StreamCounts(), server)
-
-
-def _made_result(header: FrameHeader | None, times: FrameTimes | None, *rest: Any) -> FrameResult:
-    dropped, counts, *others = rest
+def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
+    times, mask = wire.times, wire.mask
     return FrameResult(
-        header or FrameHeader(), times or FrameTimes(), _summed(dropped), counts or StreamCounts(), *others
-    )
+        _header(wire.header),
+        FrameTimes(times.received_unix_ns, times.taken_us, times.queued_us, times.started_us, times.finished_us),
+        _drops(wire.dropped), _counts(wire.counts), wire.model, wire.version, wire.variant, wire.runtime,
+        wire.governor, wire.governor_detail, wire.height, wire.width, wire.batch_size, tuple(tensors),
+        tuple(ClassScore(item.index, item.score, item.label) for item in wire.classes),
+        tuple(
+            Detection(
+                item.x_min, item.y_min, item.x_max, item.y_max, item.score, item.class_index, item.label,
+                tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints),
+            )
+            for item in wire.detections
+        ),
+        Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if wire.HasField("mask") else None,
+        wire.annotated_jpeg, wire.error_code, wire.error,
+    )  # fmt: skip
 
 
-_take_plain_result = attrgetter(*(field.name for field in fields(FrameResult)))
-
-
-def _taken_result(result: FrameResult) -> list[Any]:
-    values = list(_take_plain_result(result))
-    values[2] = _pairs(result.dropped)
-    return values
-
-
-def _made_tensor(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> Tensor:
-    dtype = BY_NAME.get(datatype)
+def _tensor(wire: Any, data: Buffer) -> Tensor:
+    dtype = BY_NAME.get(wire.datatype)
     if dtype is None:
-        raise InvalidRequest(f"tensor '{name}' of a result has the unknown datatype '{datatype}'")
+        raise InvalidRequest(f"tensor '{wire.name}' of a result has the unknown datatype '{wire.datatype}'")
+    shape = tuple(wire.shape)
     try:
-        return tensor_from_raw(name, dtype, shape, data, model="")
+        return tensor_from_raw(wire.name, dtype, shape, data, model="")
     except InvalidRequest:
         raise InvalidRequest(
-            f"tensor '{name}' of a result, {datatype}{list(shape[:MAX_RANK])}, does not fit its {len(data)} bytes"
+            f"tensor '{wire.name}' of a result, {wire.datatype}{list(shape[:MAX_RANK])}, does not fit its {len(data)} "
+            "bytes"
         ) from None
 
 
-def _taken_tensor(tensor: Tensor) -> tuple[Any, ...]:
-    return (tensor.name, tensor.dtype.value, tensor.shape, raw_from_tensor(tensor))
+# -- the wire
 
 
-def _made_dropped(header: FrameHeader | None, number: int, detail: str) -> FrameDropped:
-    return FrameDropped(header or FrameHeader(), _reason(number), detail)
+@functools.cache
+def _class(name: str) -> MessageClass:
+    from edge_server.protocol.messages import message_class
+
+    return message_class(f"edge.frames.v1.{name}")
 
 
-def _taken_dropped(dropped: FrameDropped) -> tuple[Any, ...]:
-    return (dropped.header, dropped.reason.value, dropped.detail)
+def _wire(name: str, /, **values: Any) -> Any:
+    """Return a message. Raises InvalidRequest that names the value that does not fit."""
+    try:
+        return _class(name)(**values)
+    except (TypeError, ValueError):
+        return _class(name)(**{key: _fitting(name, key, value) for key, value in values.items()})
 
 
-_U32, _U64, _I64, _BOOL, _FLOAT = FieldKind.UINT32, FieldKind.UINT64, FieldKind.INT64, FieldKind.BOOL, FieldKind.FLOAT
-_STRING, _BYTES, _MESSAGE = FieldKind.STRING, FieldKind.BYTES, FieldKind.MESSAGE
+def _serialized(name: str, /, **values: Any) -> bytes:
+    octets: bytes = _wire(name, **values).SerializeToString()
+    return octets
 
-_RETURNS = Message(
-    "Returns", Returns,
-    MessageField(1, "tensors", _STRING, is_repeated=True, limit=MAX_NAMES),
-    MessageField(2, "top_k", _U32),
-    MessageField(3, "has_detections", _BOOL),
-    MessageField(4, "has_mask", _BOOL),
-    MessageField(5, "has_annotated_jpeg", _BOOL),
-    MessageField(6, "jpeg_quality", _U32),
-)  # fmt: skip
-_DELIVERY = Message(
-    "Delivery", _made_delivery,
-    MessageField(1, "depth", _U32),
-    MessageField(2, "max_age_ms", _U32),
-    MessageField(3, "deadline_ms", _U32),
-    MessageField(4, "max_fps", _FLOAT),
-    MessageField(5, "weight", _FLOAT),
-    MessageField(6, "priority", _U32),
-    MessageField(7, "notifies_drops", _BOOL),
-)  # fmt: skip
-_OPEN = Message(
-    "Open", _made_request,
-    MessageField(1, "model", _STRING),
-    MessageField(2, "version", _I64),
-    MessageField(3, "stream_id", _STRING),
-    MessageField(4, "returns", _MESSAGE, _RETURNS),
-    MessageField(5, "delivery", _MESSAGE, _DELIVERY),
-    MessageField(6, "client", _STRING),
-    take=_taken_request,
-)  # fmt: skip
-_HEADER = Message(
-    "Header", FrameHeader,
-    MessageField(1, "sec", _I64),
-    MessageField(2, "nanosec", _U32),
-    MessageField(3, "frame_id", _STRING),
-    MessageField(4, "seq", _U64),
-)  # fmt: skip
-_REGION = Message(
-    "Region",
-    RegionSlice,
-    MessageField(1, "name", _STRING),
-    MessageField(2, "offset", _U64),
-    MessageField(3, "byte_size", _U64),
-)
-_FRAME = Message(
-    "Frame", _made_frame,
-    MessageField(1, "header", _MESSAGE, _HEADER),
-    MessageField(2, "height", _U32),
-    MessageField(3, "width", _U32),
-    MessageField(4, "encoding", _STRING),
-    MessageField(5, "step", _U32),
-    MessageField(6, "is_bigendian", _BOOL),
-    MessageField(7, "format", _STRING),
-    MessageField(8, "region", _MESSAGE, _REGION),
-    MessageField(9, "age_us", _U32),
-    MessageField(15, "data", _BYTES),
-)  # fmt: skip
-_DROP_COUNT = Message("DropCount", _values, MessageField(1, "reason", _U32), MessageField(2, "count", _U64), take=tuple)
-_COUNTS = Message(
-    "Counts", _made_counts,
-    MessageField(1, "received", _U64),
-    MessageField(2, "answered", _U64),
-    MessageField(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
-    take=_taken_counts,
-)  # fmt: skip
-_OPENED = Message(
-    "Opened", _made_opened,
-    MessageField(1, "stream_id", _STRING),
-    MessageField(2, "model", _STRING),
-    MessageField(3, "version", _I64),
-    MessageField(4, "runtime", _STRING),
-    MessageField(5, "labels", _STRING, is_repeated=True),
-    MessageField(6, "counts", _MESSAGE, _COUNTS),
-    MessageField(7, "server", _STRING),
-)  # fmt: skip
-_TIMES = Message(
-    "Times", FrameTimes,
-    MessageField(1, "received_unix_ns", _I64),
-    MessageField(2, "taken_us", _U64),
-    MessageField(3, "queued_us", _U64),
-    MessageField(4, "started_us", _U64),
-    MessageField(5, "finished_us", _U64),
-)  # fmt: skip
-_TENSOR = Message(
-    "Tensor", _made_tensor,
-    MessageField(1, "name", _STRING),
-    MessageField(2, "datatype", _STRING),
-    MessageField(3, "shape", FieldKind.NUMBERS, is_repeated=True),
-    MessageField(15, "data", _BYTES),
-    take=_taken_tensor,
-)  # fmt: skip
-_CLASS_SCORE = Message(
-    "ClassScore",
-    ClassScore,
-    MessageField(1, "index", _U32),
-    MessageField(2, "score", _FLOAT),
-    MessageField(3, "label", _STRING),
-)
-_KEYPOINT = Message(
-    "Keypoint", Keypoint, MessageField(1, "x", _FLOAT), MessageField(2, "y", _FLOAT), MessageField(3, "score", _FLOAT)
-)
-_DETECTION = Message(
-    "Detection", Detection,
-    MessageField(1, "x_min", _FLOAT),
-    MessageField(2, "y_min", _FLOAT),
-    MessageField(3, "x_max", _FLOAT),
-    MessageField(4, "y_max", _FLOAT),
-    MessageField(5, "score", _FLOAT),
-    MessageField(6, "class_index", _U32),
-    MessageField(7, "label", _STRING),
-    MessageField(8, "keypoints", _MESSAGE, _KEYPOINT, is_repeated=True),
-)  # fmt: skip
-_MASK = Message(
-    "Mask", Mask,
-    MessageField(1, "height", _U32),
-    MessageField(2, "width", _U32),
-    MessageField(3, "encoding", _STRING),
-    MessageField(4, "data", _BYTES),
-    MessageField(5, "labels", _STRING, is_repeated=True),
-)  # fmt: skip
-_RESULT = Message(
-    "Result", _made_result,
-    MessageField(1, "header", _MESSAGE, _HEADER),
-    MessageField(2, "times", _MESSAGE, _TIMES),
-    MessageField(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
-    MessageField(4, "counts", _MESSAGE, _COUNTS),
-    MessageField(5, "model", _STRING),
-    MessageField(6, "version", _I64),
-    MessageField(7, "variant", _STRING),
-    MessageField(8, "runtime", _STRING),
-    MessageField(9, "governor", _STRING),
-    MessageField(10, "governor_detail", _STRING),
-    MessageField(11, "height", _U32),
-    MessageField(12, "width", _U32),
-    MessageField(13, "batch_size", _U32),
-    MessageField(14, "tensors", _MESSAGE, _TENSOR, is_repeated=True),
-    MessageField(15, "classes", _MESSAGE, _CLASS_SCORE, is_repeated=True),
-    MessageField(16, "detections", _MESSAGE, _DETECTION, is_repeated=True),
-    MessageField(17, "mask", _MESSAGE, _MASK),
-    MessageField(18, "annotated_jpeg", _BYTES),
-    MessageField(19, "error_code", _STRING),
-    MessageField(20, "error", _STRING),
-    take=_taken_result,
-)  # fmt: skip
-_DROPPED = Message(
-    "Dropped", _made_dropped,
-    MessageField(1, "header", _MESSAGE, _HEADER),
-    MessageField(2, "reason", _U32),
-    MessageField(3, "detail", _STRING),
-    take=_taken_dropped,
-)  # fmt: skip
-_CREDIT = Message("Credit", Credit)
 
-_CLIENT = Message(
-    "ClientMessage", _values,
-    MessageField(1, "open", _MESSAGE, _OPEN),
-    MessageField(2, "frame", _MESSAGE, _FRAME),
-    take=tuple, is_oneof=True,
-)  # fmt: skip
-_SERVER = Message(
-    "ServerMessage", _values,
-    MessageField(1, "opened", _MESSAGE, _OPENED),
-    MessageField(2, "result", _MESSAGE, _RESULT),
-    MessageField(3, "dropped", _MESSAGE, _DROPPED),
-    MessageField(4, "credit", _MESSAGE, _CREDIT),
-    MessageField(15, "frames_allowed", _U64),
-    take=tuple, is_oneof=True,
-)  # fmt: skip
-_SERVER_NOUNS = (StreamOpened, FrameResult, FrameDropped, Credit)
+def _fitting(name: str, key: str, value: Any) -> Any:
+    """Return a value that fits the field: text without lone surrogates, which UTF-8 cannot represent."""
+    try:
+        _class(name)(**{key: value})
+    except UnicodeEncodeError:
+        return _without_surrogates(value) if isinstance(value, str) else [_without_surrogates(item) for item in value]
+    except (TypeError, ValueError):
+        field = _class(name).DESCRIPTOR.fields_by_name[key]
+        if field.type in (field.TYPE_STRING, field.TYPE_BOOL):
+            expected = f"{'text' if field.type == field.TYPE_STRING else 'a boolean'}, got {type(value).__name__}"
+        elif not hasattr(value, "__index__"):
+            expected = f"an integer, got {type(value).__name__}"
+        else:
+            bits = 32 if field.type == field.TYPE_UINT32 else 64
+            least, most = (-(1 << 63), (1 << 63) - 1) if field.type == field.TYPE_INT64 else (0, (1 << bits) - 1)
+            expected = f"{least} to {most}, got {value}"
+        raise InvalidRequest(f"'{_ATTRIBUTES.get((name, key), key)}' of {name} must be {expected}") from None
+    return value
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _check_floats(name: str, /, **values: float) -> None:
+    """Raise InvalidRequest for a number that would become infinite. protobuf does not."""
+    for key, value in values.items():
+        if abs(value) >= _FLOAT_LIMIT and not math.isinf(value):
+            raise InvalidRequest(f"'{key}' of {name} must be a number that fits into 32 bits, got {value!r}")
+
+
+def _payload(number: int, name: str, value: Buffer) -> list[_Part]:
+    """Return a field of bytes as its parts; nothing for empty bytes."""
+    try:
+        view = memoryview(value)
+    except TypeError:
+        field = _class(name).DESCRIPTOR.fields_by_number[number].name
+        raise InvalidRequest(f"'{field}' of {name} must be bytes, got {type(value).__name__}") from None
+    if not view.nbytes:
+        return []
+    return [delimited_head(number, view.nbytes), view.cast("B") if view.c_contiguous else view.tobytes()]
+
+
+def _nested(number: int, parts: Sequence[_Part]) -> list[_Part]:
+    """Return a field with a message that consists of `parts`."""
+    return [delimited_head(number, sum(map(len, parts))), *parts]
+
+
+def _joined(fields: Iterable[Sequence[_Part]]) -> bytes:
+    return b"".join(part for parts in fields for part in parts)
+
+
+def _parsed(name: str, data: Buffer) -> Any:
+    """Return a parsed message. Raises InvalidRequest if it is malformed, or a field has another wire type."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        message = _class(name).FromString(bytes(data))
+    except DecodeError as error:
+        said = str(error)
+    else:
+        _check_wire_types(message)
+        return message
+    raise InvalidRequest(f"a message of a frame stream is malformed: {name}: {said}")
+
+
+def _check_wire_types(message: Any) -> None:
+    """Raise InvalidRequest for a known field of another wire type. protobuf would skip it as an unknown field."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    for unknown in UnknownFieldSet(message):
+        field = message.DESCRIPTOR.fields_by_number.get(unknown.field_number)
+        if field is not None:
+            raise InvalidRequest(
+                f"a message of a frame stream is malformed: '{field.name}' of {message.DESCRIPTOR.name} has the wire "
+                f"type {unknown.wire_type}"
+            )

@@ -15,10 +15,10 @@ from edge_server.core.tensor import BY_NAME, DType
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc import infer_message as message_module
 from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader
-from edge_server.frontends.grpc.raw_fields import split
 from edge_server.frontends.grpc.typed_contents import FIELDS, decode_varints, tensor_from_contents
 from edge_server.protocol import messages
 from edge_server.protocol.protobuf_wire_format import read_varint, varint
+from edge_server.protocol.raw_fields import split
 
 READER = MessageReader()
 

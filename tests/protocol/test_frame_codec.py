@@ -1,4 +1,4 @@
-"""The hand-written codec of the frame stream and the generated classes understand each other, and fear no damage."""
+"""The codec of the frame stream and the generated classes agree on every message, damaged ones included."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def test_the_path_is_that_of_the_service() -> None:
     assert (method.path, method.client_streaming, method.server_streaming) == (STREAM_PATH, True, True)
 
 
-def test_the_codec_needs_no_protobuf() -> None:
+def test_importing_the_codec_imports_no_protobuf() -> None:
     code = "import sys, edge_server.protocol.frame_codec; print([n for n in sys.modules if n.startswith('google')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

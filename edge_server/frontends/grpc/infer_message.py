@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.call import Message
-from edge_server.frontends.grpc.raw_fields import split
 from edge_server.protocol.messages import message_class
+from edge_server.protocol.raw_fields import split
 
 LEAST_SPLIT_BYTES = 32 << 10
 """Messages below this size are parsed by the message class alone: copying them costs less than scanning them."""

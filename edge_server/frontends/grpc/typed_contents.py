@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc.raw_fields import split
 from edge_server.protocol.messages import message_class
+from edge_server.protocol.raw_fields import split
 from edge_server.protocol.raw_tensors import byte_size_mismatch, element_count, tensor_from_raw
 
 if TYPE_CHECKING:

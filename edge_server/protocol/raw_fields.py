@@ -21,7 +21,7 @@ class SplitMessage:
     payloads: list[memoryview]
 
 
-def split(data: bytes | memoryview, field: int, least_bytes: int = 0) -> SplitMessage | None:
+def split(data: bytes | bytearray | memoryview, field: int, least_bytes: int = 0) -> SplitMessage | None:
     """Extract every payload of the length-delimited `field` from the serialized message `data`.
 
     Payloads shorter than `least_bytes` remain. Return None if the message has anything but complete, plain fields (it
