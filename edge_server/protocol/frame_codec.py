@@ -1,7 +1,7 @@
 """Codec of the frame stream's messages (edge_frames.proto), written by hand.
 
 A generated class would copy every frame twice, and a client on a robot would have to install protobuf for these few
-messages. `data` is a view of the message that was decoded, and is copied once when encoded. Safe from any thread.
+messages. Decoded `data` is a view of the message. Encoding copies it once. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from edge_server.protocol.hand_coding import Buffer, FieldKind, Message, Message
 from edge_server.protocol.raw_tensors import MAX_RANK, raw_from_tensor, tensor_from_raw
 
 STREAM_PATH = "/edge.frames.v1.FrameService/Stream"
-"""The HTTP/2 path of the one call."""
+"""HTTP/2 path of the only RPC."""
 
 MAX_NAMES = 1024
-"""Most output names in an opening message: one of a few bytes must not become millions of objects."""
+"""Most output names in an opening message. Names take few bytes, so a message could otherwise create millions of
+them."""
 
 
 def encode_client_message(message: ClientMessage) -> bytes:
@@ -68,13 +69,13 @@ def encode_server_message(message: ServerMessage, frames_allowed: int = 0) -> by
 def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
     """Return the decoded server message, and `frames_allowed`; buffers and tensors are views of `data`.
 
-    A kind of message that this version does not know counts as Credit. Raises InvalidRequest when it is malformed.
+    Unknown kinds of messages count as Credit. Raises InvalidRequest when the message is malformed.
     """
     *kinds, frames_allowed = decode(_SERVER, data)
     return next((kind for kind in kinds if kind is not None), Credit()), frames_allowed
 
 
-# The tables, in the order of edge_frames.proto. Fields stand as the nouns' constructors take them.
+# Message tables, in the order of edge_frames.proto. Fields are in the order of the constructors' arguments.
 
 
 def _values(*values: Any) -> tuple[Any, ...]:
@@ -109,7 +110,7 @@ _REASONS = {reason.value: reason for reason in DropReason}
 
 
 def _summed(pairs: Iterable[tuple[int, int]]) -> dict[DropReason, int]:
-    """Reasons that this version does not know count as OTHER, so that the sum stays right."""
+    """Count drops by reason. Unknown reasons count as OTHER, so that the sum stays right."""
     counts: dict[DropReason, int] = {}
     for number, count in pairs:
         reason = _reason(number)

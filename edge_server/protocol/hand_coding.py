@@ -1,8 +1,8 @@
 """Table-driven protobuf encoder and decoder for messages that are coded by hand.
 
-Decoding follows proto3: unknown fields are skipped, the last of several values counts, an embedded message that comes
-in pieces is merged, numbers may come packed or not. Stricter than proto3 in that a known field of another wire type and
-a group are refused. `bytes` are views of what is decoded, and are copied once when encoded. Safe from any thread.
+Decoding follows proto3: unknown fields are skipped, the last of several values counts, an embedded message in several
+parts is merged, and repeated numbers may be packed or not. Unlike proto3 it refuses groups, and known fields with
+another wire type. Decoded `bytes` are views of the input. Encoding copies them once. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Values: TypeAlias = "list[Any]"
 
 
 class FieldKind(Enum):
-    """What a field holds; NUMBERS are repeated int64. The value is its name in .proto files, with its wire type."""
+    """Type of a field. NUMBERS are repeated int64. The value is the type's name in .proto files, with its wire type."""
 
     UINT32 = "uint32", VARINT
     UINT64 = "uint64", VARINT
@@ -61,7 +61,7 @@ class MessageField:
     message: Message | None = None
     is_repeated: bool = False
     limit: int = 0
-    """How many values there may be of a repeated field; 0: as many as there are."""
+    """Most values of a repeated field; 0: no limit."""
 
     @property
     def default(self) -> Any:
@@ -80,11 +80,11 @@ _DEFAULTS = {
 
 
 class Message:
-    """How one message is written and read. Fields stand in the order of `make`'s arguments and of what `take` returns.
+    """Encoding of one message. Fields are in the order of `make`'s arguments and of the values that `take` returns.
 
-    Absent scalars reach `make` as proto3's defaults, absent messages as None, repeated fields as tuples. `is_oneof`:
-    of the fields that are messages, the last one counts. Floats that come first (the many boxes and keypoints of a
-    result) are written and, where they stand as they are written, read all at once: `lead`.
+    Absent scalars reach `make` as proto3's defaults, absent messages as None, repeated fields as tuples. `is_oneof`: of
+    the message fields, the last one received counts. Leading floats (the many boxes and keypoints of a result) are
+    written all at once, and read all at once if they arrive in the same layout: `lead`.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ def encode(message: Message, noun: Any) -> bytes:
 
 
 def _write(message: Message, noun: Any, parts: list[_Part]) -> int:
-    """Append the message's bytes and return how many they are."""
+    """Append the message's bytes and return their count."""
     values = message.take(noun)
     writers = message.writers
     size = message.lead.size
@@ -166,12 +166,12 @@ def _lead(message: Message, values: Sequence[Any]) -> bytes:
         return message.lead.pack(*itertools.chain.from_iterable(zip(message.lead_tags, values, strict=False)))
     except (OverflowError, struct.error):
         for (field, _), value in zip(message.writers, values, strict=True):
-            _float(message, field, value)  # tells which one
+            _float(message, field, value)  # raises an error that names the field
         raise
 
 
 def _is_left_out(kind: FieldKind, value: Any) -> bool:
-    """Whether proto3 writes nothing: for defaults, and for messages that are not there. -0.0 is no default."""
+    """Return whether proto3 writes nothing: for defaults and absent messages. -0.0 is not a default."""
     if kind is FieldKind.MESSAGE:
         return value is None
     return not value and not (isinstance(value, float) and math.copysign(1.0, value) < 0)
@@ -254,9 +254,9 @@ def decode(message: Message, data: Buffer) -> _Values:
 
 
 def _read(message: Message, view: memoryview, position: int, end: int, values: _Values) -> None:
-    """Read the fields in `view[position:end]` into `values`, upon what is there already: messages merge.
+    """Read the fields in `view[position:end]` into `values`, merging with values already there.
 
-    Raises IndexError and ValueError on bytes that are no such message.
+    Raises IndexError and ValueError on malformed bytes.
     """
     lead = message.lead
     if 0 < lead.size <= end - position:
@@ -348,7 +348,7 @@ def _keep(message: Message, slot: int, field: MessageField, value: Any, values: 
 def _read_number(
     message: Message, slot: int, field: MessageField, wire_type: int, view: memoryview, position: int, values: _Values
 ) -> int:
-    """Read a number that is not packed, and return where it ends."""
+    """Read an unpacked number and return its end position."""
     kind = field.kind
     if kind is FieldKind.FLOAT and wire_type == FIXED32:
         (values[slot],) = struct.unpack_from("<f", view, position)
