@@ -1,6 +1,6 @@
-"""Available memory: whether one more model fits, from the kernel's figures.
+"""Available memory: check whether one more model fits, from the kernel's figures.
 
-/proc/meminfo (proc(5)): MemAvailable is what programs can still get without swapping. /proc/pressure/memory
+/proc/meminfo (proc(5)): MemAvailable is the memory that programs can still get without swapping. /proc/pressure/memory
 (Documentation/accounting/psi.rst): the share of the last ten seconds in which some task waited for memory.
 """
 
@@ -17,17 +17,17 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """`available_bytes` None: the kernel does not tell. `pressure_percent` None: it does not keep that account."""
+    """Memory figures of the kernel. None: the kernel does not report the figure."""
 
     available_bytes: int | None
     pressure_percent: float | None
 
 
 class MemoryFloor:
-    """Says whether a load may begin. Holds nothing; may be asked by several threads.
+    """Decides whether a load may begin. Stateless and thread-safe.
 
-    `floor_bytes` 0: any amount may be used. `pressure_limit_percent` 0: pressure is not looked at. `proc` is the root
-    of the proc file system.
+    `floor_bytes` 0: any amount may be used. `pressure_limit_percent` 0: pressure is not checked. `proc` is the root of
+    the proc file system.
     """
 
     def __init__(self, floor_bytes: int, pressure_limit_percent: float, proc: Path = Path("/proc")) -> None:
@@ -36,7 +36,7 @@ class MemoryFloor:
         self._proc = proc
 
     def refusal(self, file: ModelFile, instance_count: int) -> str | None:
-        """Return why the model should not be loaded now, None when it may be."""
+        """Return the reason not to load the model now, or None if it may be loaded."""
         reading = read_memory(self._proc)
         limit = self._pressure_limit_percent
         if limit and reading.pressure_percent is not None and reading.pressure_percent > limit:
@@ -56,21 +56,21 @@ class MemoryFloor:
 
 
 def read_memory(proc: Path = Path("/proc")) -> MemoryReading:
-    """Return the kernel's memory figures; None for a figure in an unexpected form."""
+    """Return the kernel's memory figures; None for a figure in an unexpected format."""
     available = _first_number(proc / "meminfo", r"^MemAvailable:\s+(\d+) kB$")
     pressure = _first_number(proc / "pressure" / "memory", r"^some avg10=(\d+(?:\.\d+)?) ")
     return MemoryReading(None if available is None else int(available) * 1024, pressure)
 
 
 def estimate_bytes(file: ModelFile, instance_count: int) -> int:
-    """Return about how much memory opening the file takes at its peak: its weights once as they are read, and once
-    more for each instance, as its runtime lays them out. Activations come on top; the floor is for them."""
+    """Return the estimated peak memory of opening the file: its weights once for reading, and once for each instance in
+    the runtime's layout. Activations are extra; the floor covers them."""
     return weight_bytes(file) * (1 + max(instance_count, 1))
 
 
 def weight_bytes(file: ModelFile) -> int:
-    """Return the size of the model's file, or of all files when it is a folder, with the weights that lie beside it:
-    `model.onnx.data` and `model.onnx_data` of model.onnx, `model.bin` of model.xml. 0 for a model without files."""
+    """Return the size of the model's file, or of all files in a folder, with the weights beside it: `model.onnx.data`
+    and `model.onnx_data` of model.onnx, `model.bin` of model.xml. 0 for a model without files."""
     path = file.path
     try:
         if path.is_dir():
@@ -80,7 +80,7 @@ def weight_bytes(file: ModelFile) -> int:
             beside.append(path.with_suffix(".bin"))
         return sum(_size(item) for item in beside)
     except OSError:
-        # What cannot be listed cannot be opened either: the runtime says why in better words.
+        # A path that cannot be listed cannot be opened either. The runtime reports it with a better message.
         return 0
 
 
@@ -92,7 +92,7 @@ def _size(path: Path) -> int:
 
 
 def _literal(name: str) -> str:
-    """Return a glob pattern that matches the name alone."""
+    """Return a glob pattern that matches only this name."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 

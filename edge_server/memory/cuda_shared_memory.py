@@ -1,16 +1,16 @@
 """CUDA shared-memory regions: device memory of client processes on this machine, registered by handle.
 
-A client allocates on the GPU, exports a handle (cudaIpcGetMemHandle, 64 bytes), registers it once, and then names the
-region in place of tensor bytes, as with system shared memory. The same pins hold a region open while a request runs.
+A client allocates on the GPU, exports a handle (cudaIpcGetMemHandle, 64 bytes), registers it once, and then sends the
+region's name in place of tensor bytes, as with system shared memory. Pins keep a region open while a request runs.
 
-Runtimes that take device memory (backends.base.Session.takes_device_memory) read an input where it lies, and have their
-output copied on the device. For all others an input is copied to the host when its elements are first needed, and an
-output straight into the region when it is answered: one copy each, by the driver, and counted.
+Runtimes that accept device memory (backends.base.Session.takes_device_memory) read inputs in place, and their outputs
+are copied on the device. For all others, an input is copied to the host when its elements are first needed, and an
+output is copied into the region when the response is made: one counted copy each, by the driver.
 
-A client must leave a region alone from its request to the answer: nothing is copied when a request arrives.
+A client must not change a region between its request and the response: nothing is copied when a request arrives.
 
-Handles do not exist on GPUs that share the machine's memory (every Jetson before CUDA 13's): there the registration is
-refused, and system shared memory is the way without a copy.
+CUDA has no handles on GPUs that share the machine's memory (every Jetson before CUDA 13's). Registration is refused
+there; system shared memory avoids the copy instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOT_ALLOWED = "shared memory of clients is not allowed on this server; start it 
 
 
 class DeviceMemory(Protocol):
-    """The GPUs of the box; see backends.cuda_device.CudaDevices. Raises OSError where the driver says no."""
+    """The machine's GPUs; see backends.cuda_device.CudaDevices. Raises OSError on driver errors."""
 
     @property
     def count(self) -> int: ...
@@ -63,7 +63,7 @@ class DeviceMemory(Protocol):
 
 @dataclass(slots=True)
 class CudaCopies:
-    """Bytes that were copied out of regions for inputs, and into them for outputs, since the start."""
+    """Bytes copied out of regions for inputs, and into them for outputs, since the start."""
 
     read_bytes: int = 0
     written_bytes: int = 0
@@ -82,7 +82,7 @@ class _Region:
 
 
 class CudaPin:
-    """A piece of a region, kept open until it is released. A core.device.DevicePiece."""
+    """Piece of a region, kept open until it is released. A core.device_tensor.DevicePiece."""
 
     __slots__ = ("_copy", "_copying", "_is_released", "_offset", "_region", "_registry", "byte_size")
 
@@ -97,7 +97,7 @@ class CudaPin:
 
     @property
     def device(self) -> CudaPin:
-        """Itself: the piece lies on a GPU."""
+        """The pin itself, because the piece is on a GPU."""
         return self
 
     @property
@@ -106,19 +106,19 @@ class CudaPin:
 
     @property
     def address(self) -> int:
-        """Where the piece begins, in the device's primary context. Valid until `release`."""
+        """Start of the piece in the device's primary context. Valid until `release`."""
         return self._region.address + self._offset
 
     @property
     def view(self) -> memoryview:
-        """A copy of the piece in the host's memory, made when it is first asked for, and kept. Raises ServingFault."""
+        """Copy of the piece in host memory, made at first use and kept. Raises ServingFault."""
         with self._copying:
             if self._copy is None:
                 self._copy = self._registry._read(self)
             return self._copy
 
     def is_at(self, other: object) -> bool:
-        """Return whether another pin begins at the same place of the same region."""
+        """Return whether another pin starts at the same offset of the same region."""
         return isinstance(other, CudaPin) and other._region is self._region and other._offset == self._offset
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -126,19 +126,20 @@ class CudaPin:
         self._registry._write(self, data)
 
     def copy_from(self, device_id: int, address: int, byte_count: int) -> None:
-        """Copy memory of a GPU of the same number to the start of the piece, and wait for it. Raises ServingFault."""
+        """Copy memory of the piece's GPU, `device_id`, to the start of the piece, and wait for it. Raises
+        ServingFault."""
         self._registry._copy(self, device_id, address, byte_count)
 
     def release(self) -> None:
-        """Give the piece back. May be called from any thread, and again: then it does nothing."""
+        """Release the piece. May be called from any thread. Further calls do nothing."""
         self._registry._release(self)
 
 
 class CudaMemoryRegistry:
-    """Names of regions -> device memory. Thread-safe; no lock is held across a call of the driver.
+    """Names of regions -> device memory. Thread-safe; no lock is held across a driver call.
 
-    `devices` makes the way to the driver when the first region is registered, so that a server of clients without
-    any makes no context. `missing` says why there is no GPU, "" where there is one.
+    `devices` opens the driver when the first region is registered, so that a server whose clients use none creates no
+    context. `missing` is the reason why there is no GPU, "" if there is one.
     """
 
     def __init__(self, is_allowed: bool, missing: str, devices: Callable[[], DeviceMemory]) -> None:
@@ -151,16 +152,16 @@ class CudaMemoryRegistry:
         self._regions: dict[str, _Region] = {}
         self._coming: set[str] = set()
         self.is_taken: Callable[[str], bool] = lambda name: False
-        """Whether a name is that of a region of another kind: all kinds share one name space."""
+        """Whether a region of another kind has the name. All kinds share one name space."""
         self.copies = CudaCopies()
 
     @property
     def is_usable(self) -> bool:
-        """Whether regions can be registered here: clients may, and a GPU is there."""
+        """Whether regions can be registered: clients are allowed to, and there is a GPU."""
         return self._is_allowed and not self._missing
 
     def check_usable(self) -> None:
-        """Raise Unsupported when no region can be registered here, whatever it is."""
+        """Raise Unsupported if no region can be registered on this server."""
         if not self._is_allowed:
             raise Unsupported(NOT_ALLOWED)
         if self._missing:
@@ -169,10 +170,10 @@ class CudaMemoryRegistry:
             )
 
     def register(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
-        """Open the allocation behind `handle` on GPU `device_id`, and know its first `byte_size` bytes as `name`.
+        """Open the allocation behind `handle` on GPU `device_id`, and register its first `byte_size` bytes as `name`.
 
         Raises Unsupported (not allowed, no GPU, an integrated one), InvalidRequest (name, handle, device, size),
-        AlreadyExists, ServingFault (the driver does not open it).
+        AlreadyExists, Throttled (too many regions), ServingFault (the driver does not open it).
         """
         self.check_usable()
         if not 0 < len(name) <= _MAX_NAME_LENGTH:
@@ -199,9 +200,9 @@ class CudaMemoryRegistry:
                 self._coming.discard(name)
 
     def unregister(self, name: str | None = None) -> None:
-        """Forget a region, or all of them for None and "". A name that is not registered is no error, as in Triton.
+        """Unregister a region, or all of them for None and "". An unknown name is no error, as in Triton.
 
-        Never refused: without regions there is nothing to forget, and clients begin by forgetting all.
+        Never refused: without regions there is nothing to unregister, and clients begin by unregistering all.
         """
         with self._lock:
             names = [name] if name else list(self._regions)
@@ -213,11 +214,11 @@ class CudaMemoryRegistry:
             self._close(region)
 
     def close(self) -> None:
-        """Forget all regions: for the end of the server."""
+        """Unregister all regions at server shutdown."""
         self.unregister()
 
     def status(self, name: str | None = None) -> list[CudaRegion]:
-        """Return one region, or all, ordered by name, for None and "". Raises NotFound."""
+        """Return one region, or for None and "" all, ordered by name. Raises NotFound."""
         with self._lock:
             if not name:
                 return [region.report for _, region in sorted(self._regions.items())]
@@ -227,7 +228,7 @@ class CudaMemoryRegistry:
         return [region.report]
 
     def has(self, name: str) -> bool:
-        """Return whether the name is a region's, or about to be."""
+        """Return whether the name is registered or being registered."""
         with self._lock:
             return name in self._regions or name in self._coming
 
@@ -314,7 +315,7 @@ class CudaMemoryRegistry:
                 raise Throttled(f"{_MOST_REGIONS} CUDA shared memory regions are registered, no more fit")
             if is_free:
                 self._coming.add(name)
-        # Asked without the lock: the other registry asks this one while it holds its own.
+        # Called without the lock: the other registry calls this one while it holds its own.
         if is_free and self.is_taken(name):
             is_free = False
             with self._lock:
@@ -326,7 +327,7 @@ class CudaMemoryRegistry:
         try:
             self._devices().close(region.report.device_id, region.address)
         except OSError as error:
-            # The client is gone, or the device is: either way nothing is mapped any more.
+            # The client or the device is gone. In both cases nothing is mapped any more.
             log.debug("CUDA shared memory region '%s' could not be closed: %s", region.report.name, error)
 
 

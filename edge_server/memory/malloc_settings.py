@@ -1,7 +1,7 @@
 """glibc malloc settings for large messages, and functions that return free memory to the system.
 
-With glibc's defaults every tensor above the mmap threshold is mapped for its message and unmapped after it, and each
-message pays for its page faults anew: a 600 KB request spends several times longer in the kernel than in copying.
+With glibc's defaults, every tensor above the mmap threshold is mapped for its message and unmapped after it. Each
+message then pays for its page faults: a 600 KB request spends several times longer in the kernel than in copying.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Blocks up to this size come from the heap, and this much free memory at its top is kept before it is given back."""
+"""Blocks up to half this size come from the heap. Up to this much free memory is kept at its top."""
 
 
 _BIG_FREE_BYTES = 128 * 1024
-"""Above the size, of glibc's malloc.c (FASTBIN_CONSOLIDATION_THRESHOLD), whose release has an arena look at its top."""
+"""Above glibc's FASTBIN_CONSOLIDATION_THRESHOLD (malloc.c). Freeing a block of this size lets an arena trim its top."""
 
 _lock = threading.Lock()
 _kept_bytes = 0
-"""What `keep_big_blocks` set; 0 before. Under the lock."""
+"""Value set by `keep_big_blocks`; 0 before. Guarded by the lock."""
 
 
 def keep_big_blocks() -> bool:
-    """Tell glibc to reuse big blocks rather than to map each anew. False where the C library has no mallopt.
+    """Make glibc reuse big blocks instead of mapping each one. Return False if the C library has no mallopt.
 
     Costs at most KEPT_BYTES of resident memory after a peak. Called once, before threads start.
     """
@@ -48,9 +48,9 @@ def keep_big_blocks() -> bool:
 
 
 def trim() -> None:
-    """Give free memory back to the system: after a model was unloaded, or loaded, which takes several copies of it.
+    """Return free memory to the system after a model was unloaded, or loaded, which takes several copies of it.
 
-    Of the arenas of other threads the free ends stay as they are: see `trim_own_end`.
+    The free ends of other threads' arenas are not returned: see `trim_own_end`.
     """
     trim_own_end()
     try:
@@ -60,18 +60,18 @@ def trim() -> None:
 
 
 def trim_own_end() -> None:
-    """Give back the free end of the arena that the calling thread allocates from: after it opened or closed a model.
+    """Return the free end of the calling thread's arena to the system, after the thread opened or closed a model.
 
-    Each thread allocates from an arena, and malloc_trim(3) gives back free pages within all of them, but of the main
-    arena alone the free end (`mtrim` in glibc's malloc.c); the others' goes when a big block is released in them while
-    their end is above the trim threshold. Without this, opening a model of 18 MB left 16 MB behind. Does nothing
-    before `keep_big_blocks`: then the threshold is glibc's own.
+    Each thread allocates from an arena. malloc_trim(3) returns free pages within all arenas, but the free end only of
+    the main arena (`mtrim` in glibc's malloc.c). The end of another arena is returned when a big block is freed in it
+    while the end is above the trim threshold. Without this, opening a model of 18 MB left 16 MB behind. Does nothing
+    before `keep_big_blocks`: the threshold is glibc's own until then.
     """
     with _lock:
         if not _kept_bytes:
             return
         library = _library()
-        # Who releases a big block on another thread just now gives its end back as well, which is no harm.
+        # Another thread that frees a big block at this moment also returns its arena's end, which is harmless.
         library.mallopt(_M_TRIM_THRESHOLD, 0)
         library.free(library.malloc(_BIG_FREE_BYTES))
         library.mallopt(_M_TRIM_THRESHOLD, _kept_bytes)
@@ -86,7 +86,7 @@ def _library() -> ctypes.CDLL:
 
 
 def read_resident_bytes() -> int:
-    """Return the resident set size of this process, from /proc/self/statm (pages); 0 where there is no /proc."""
+    """Return the resident set size of this process, from /proc/self/statm (pages of 4096 bytes); 0 without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * 4096

@@ -6,7 +6,7 @@ from edge_server.errors import InvalidRequest
 
 
 def check_inside(name: str, region_bytes: int, offset: int, byte_size: int) -> None:
-    """Raise InvalidRequest for a part that does not lie inside the region `name` of `region_bytes`."""
+    """Raise InvalidRequest for a slice that is not inside the region `name` of `region_bytes`."""
     if not 0 <= offset < region_bytes:
         raise InvalidRequest(
             f"Invalid offset for shared memory region: '{name}': {offset}, the region has {region_bytes} bytes"

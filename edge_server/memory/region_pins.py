@@ -22,7 +22,7 @@ class RegionRef:
 
 
 class RegionView(Protocol):
-    """A piece of a region kept mapped; `view` is valid until `release`. `device` is the piece where it is a GPU's."""
+    """Piece of a region, kept mapped. `view` is valid until `release`. `device` is set for a piece of GPU memory."""
 
     @property
     def view(self) -> memoryview: ...
@@ -31,19 +31,20 @@ class RegionView(Protocol):
     def device(self) -> DevicePiece | None: ...
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy `data` to the start of the piece, which was pinned for writing; device memory has no view."""
+        """Copy `data` to the start of the piece, which must be pinned for writing. Device memory has no writable
+        view."""
 
     def release(self) -> None: ...
 
 
 class Regions(Protocol):
-    """What codecs need of the registry of shared-memory regions."""
+    """Registry of shared-memory regions, as codecs use it."""
 
     def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> RegionView: ...
 
 
 class RequestRegions:
-    """The pieces that one request holds. `release` lets go of all of them, once, from any thread."""
+    """Pieces that one request holds. `release` frees all of them once, from any thread."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
@@ -54,20 +55,20 @@ class RequestRegions:
         return bool(self._held)
 
     def pin(self, region: RegionRef, *, writable: bool = False) -> memoryview:
-        """Return a view of the piece, valid until `release`. Raises what the registry raises."""
+        """Return a view of the piece, valid until `release`. Raises the registry's errors."""
         return self.place(region, writable=writable).view
 
     def place(self, region: RegionRef, *, writable: bool = True) -> RegionView:
-        """Return the piece itself, to be written to. Raises what the registry raises."""
+        """Return the piece itself for writing. Raises the registry's errors."""
         pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=writable)
         self._held.append(pin)
         return pin
 
     def tensor(self, name: str, dtype: DType, shape: Sequence[int], region: RegionRef, *, model: str) -> Tensor:
-        """Return the tensor that a piece holds; one on a GPU stays there. Raises what the registry raises, and
-        InvalidRequest where shape and byte count do not fit each other.
+        """Return the tensor in a piece; GPU memory stays on the GPU. Raises the registry's errors, and InvalidRequest
+        if shape and byte count do not match.
 
-        Strings, and booleans, whose bytes a client may set to anything, are looked through: those come to the host.
+        Strings and booleans are copied to the host for checks, because a client may set their bytes to anything.
         """
         pin = self.place(region, writable=False)
         if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
@@ -80,9 +81,9 @@ class RequestRegions:
         return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))
 
     def target(self, region: RegionRef) -> DevicePiece | None:
-        """Return the piece of GPU memory for an output; None where the region is none. Raises what the registry raises.
+        """Return the GPU memory piece for an output; None if the region is not on a GPU. Raises the registry's errors.
 
-        Held with the inputs: a backend may still write there when nobody waits for the answer any more.
+        Held with the inputs, because a backend may write there even after the request is abandoned.
         """
         pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=True)
         if pin.device is None:

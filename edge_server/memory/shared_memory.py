@@ -1,10 +1,10 @@
 """POSIX shared-memory regions that clients registered, mapped for reading and writing.
 
 A client creates a segment, registers it once under a name, and then sends (name, offset, byte size) in place of tensor
-bytes. A request pins the pieces it uses for as long as it runs; a region unregistered meanwhile takes no new pins and
-is unmapped when the last pin is released.
+bytes. A request pins its pieces while it runs. A region that is unregistered meanwhile accepts no new pins, and is
+unmapped when the last pin is released.
 
-Standard library's multiprocessing.shared_memory is no help here: its resource tracker deletes segments it does not own.
+The standard library's multiprocessing.shared_memory is unsuitable: its resource tracker deletes other owners' segments.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry, CudaPin, D
 from edge_server.memory.region_bounds import check_inside
 
 SHM_FOLDER = "/dev/shm"
-"""Where Linux keeps POSIX shared memory (shm_overview(7)); segment "/x" is the file "x" in it."""
+"""Folder of POSIX shared memory on Linux (shm_overview(7)). Segment "/x" is the file "x" in it."""
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
-"""Keys of Triton's own between server and Python stubs, which it refuses to map for clients."""
+"""Prefix of the keys between Triton's server and its Python stubs. Triton refuses to map them for clients."""
 
 _MAX_KEY_BYTES = 255  # NAME_MAX
 _MAX_NAME_LENGTH = 1024
@@ -59,18 +59,18 @@ class _Region:
         return view if writable else view.toreadonly()
 
     def close(self) -> None:
-        # BufferError: somebody still holds an array over a released pin. Unmapping under it would turn the next read
-        # into a segmentation fault; the array keeps the mapping alive and takes it along when it goes.
+        # BufferError: an array over a released pin still exists. Unmapping under it would turn the next read into a
+        # segmentation fault. The array keeps the mapping alive until the array is freed.
         with contextlib.suppress(BufferError):
             self.mapping.close()
 
 
 class RegionPin:
-    """A piece of a region, kept mapped. `view` may be read (or written, if asked for) until `release()`."""
+    """Piece of a region, kept mapped. `view` may be read (or written, if pinned for writing) until `release()`."""
 
     __slots__ = ("_end", "_region", "_registry", "view")
     device = None
-    """It does not lie on a GPU."""
+    """Not on a GPU."""
 
     def __init__(self, registry: SharedMemoryRegistry, region: _Region, offset: int, view: memoryview) -> None:
         self._registry = registry
@@ -79,7 +79,7 @@ class RegionPin:
         self.view = view
 
     def release(self) -> None:
-        """Give the piece back. May be called from any thread, and again: then it does nothing."""
+        """Release the piece. May be called from any thread. Further calls do nothing."""
         self._registry._release(self)
 
     def __enter__(self) -> RegionPin:
@@ -91,7 +91,7 @@ class RegionPin:
         self.release()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy `data` to the start of the piece, which was pinned for writing. Raises InvalidRequest when the segment
+        """Copy `data` to the start of the piece, which must be pinned for writing. Raises InvalidRequest if the segment
         shrank meanwhile."""
         self.check_present()
         self.view[: memoryview(data).nbytes] = data
@@ -99,9 +99,9 @@ class RegionPin:
     def check_present(self) -> None:
         """Raise InvalidRequest when the client has truncated its segment so that the piece is no longer inside.
 
-        Touching a page past the end of the file would end this process with SIGBUS. The check leaves a gap: a
-        truncation after it still does that. Closing the gap would take a copy of every tensor by read(2), which is what
-        shared memory is there to avoid, and is why clients have to be trusted (see SharedMemoryRegistry).
+        Touching a page past the end of the file would end this process with SIGBUS. A truncation after the check still
+        does. Closing that gap would need a read(2) copy of every tensor, which shared memory is there to avoid.
+        Therefore clients must be trusted (see SharedMemoryRegistry).
         """
         region = self._region
         if region is not None and (present := region.mapping.size()) < self._end:
@@ -115,10 +115,10 @@ class RegionPin:
 class SharedMemoryRegistry:
     """Names of regions -> mapped memory. Thread-safe; no lock is held across a system call.
 
-    With `is_allowed` False everything but `status` is refused: whoever may register names a segment of this machine and
-    can read and write it through the server, so clients must be trusted.
+    With `is_allowed` False everything but `status` is refused. A client that may register can name any segment of this
+    machine, and read and write it through the server, so clients must be trusted.
 
-    `cuda` are the regions on GPUs: names are of one space, and `pin` finds both kinds.
+    `cuda` holds the regions on GPUs. Both kinds share one name space, and `pin` finds both.
     """
 
     def __init__(self, is_allowed: bool, cuda: CudaMemoryRegistry | None = None) -> None:
@@ -152,7 +152,7 @@ class SharedMemoryRegistry:
             raise
 
     def unregister(self, name: str | None = None) -> None:
-        """Forget a region, or all of them for None and "". A name that is not registered is no error, as in Triton.
+        """Unregister a region, or all of them for None and "". An unknown name is no error, as in Triton.
 
         Raises Unsupported when not allowed.
         """
@@ -163,13 +163,13 @@ class SharedMemoryRegistry:
             self.close()
 
     def close(self) -> None:
-        """Forget all regions, allowed or not: for the end of the server."""
+        """Unregister all regions at server shutdown, whether allowed or not."""
         with self._lock:
             names = list(self._regions)
         self._retire(names)
 
     def status(self, name: str | None = None) -> list[SharedRegion]:
-        """Return one region, or all, ordered by name, for None and "". Raises NotFound."""
+        """Return one region, or for None and "" all, ordered by name. Raises NotFound."""
         with self._lock:
             if not name:
                 return [region.report for _, region in sorted(self._regions.items())]
@@ -210,7 +210,7 @@ class SharedMemoryRegistry:
                 return
             region.pins -= 1
             is_last = region.is_retired and region.pins == 0
-        with contextlib.suppress(BufferError):  # an array over the view lives on: see _Region.close
+        with contextlib.suppress(BufferError):  # an array over the view may still exist: see _Region.close
             pin.view.release()
         if is_last:
             region.close()
@@ -274,14 +274,14 @@ def _map(report: SharedRegion, path: bytes) -> _Region:
     try:
         return _map_descriptor(report, descriptor)
     finally:
-        os.close(descriptor)  # the mapping keeps a duplicate of its own
+        os.close(descriptor)  # the mapping keeps its own duplicate
 
 
 def _map_descriptor(report: SharedRegion, descriptor: int) -> _Region:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidRequest(f"Unable to open shared memory region: '{report.key}': not a shared memory segment")
-    # Before mmap, which would fail with less clear words, and before any number reaches C's integer types.
+    # Checked before mmap, whose error is less clear, and before any number reaches C's integer types.
     if report.offset + report.byte_size > status.st_size:
         raise _invalid_registration(
             report.name,

@@ -1,7 +1,7 @@
 """Compiler of the .proto files to `descriptors.binpb`: `python -m edge_server.protocol.compile_descriptors`.
 
-Needs grpcio-tools, at development time only. The result is one serialized FileDescriptorSet without source
-locations, dependencies before their users; it is committed, so that users need no compiler.
+Needs grpcio-tools, at development time only. The result is one serialized FileDescriptorSet without source locations,
+with dependencies before their users. It is committed, so that users need no compiler.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ DESCRIPTORS = FOLDER / "descriptors.binpb"
 
 
 def compile_protos() -> bytes:
-    """Return the serialized FileDescriptorSet of all .proto files here.
+    """Return the serialized FileDescriptorSet of all .proto files in this folder.
 
-    Raises ImportError without grpcio-tools, RuntimeError when protoc refuses a file (it has printed why).
+    Raises ImportError without grpcio-tools, and RuntimeError when protoc refuses a file; protoc has printed the reason.
     """
     from grpc_tools import protoc
 

@@ -1,7 +1,7 @@
 """Protobuf message classes, services and file descriptors, made from `descriptors.binpb` at first use.
 
-Every top-level message of package `inference` is also an attribute of this module: `messages.ModelInferRequest`.
-Safe from any thread; one class for one message, always the same.
+Every top-level message of package `inference` is also an attribute of this module: `messages.ModelInferRequest`. Safe
+from any thread. Each message has exactly one class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 MessageClass: TypeAlias = Any
-"""A generated class. Its attributes come from the .proto files, which type checkers do not see."""
+"""A generated class. Type checkers do not see its attributes, which come from the .proto files."""
 
 GRPC_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -35,7 +35,7 @@ class ServiceMethod:
 
 
 class _Catalog:
-    """The descriptors in a pool of their own, and the classes made from them so far."""
+    """The descriptors in a separate pool, and the classes made from them so far."""
 
     def __init__(self) -> None:
         from google.protobuf import descriptor_pb2, descriptor_pool
@@ -61,7 +61,7 @@ def _catalog() -> _Catalog:
 
 
 def message_class(full_name: str) -> MessageClass:
-    """Return the class of a message: `message_class("inference.ModelInferRequest")`. KeyError when there is none."""
+    """Return the class of a message: `message_class("inference.ModelInferRequest")`. KeyError for an unknown name."""
     catalog = _catalog()
     found = catalog.classes.get(full_name)
     if found is None:
@@ -80,12 +80,12 @@ def __getattr__(name: str) -> MessageClass:
         found = message_class(f"inference.{name}")
     except KeyError:
         raise AttributeError(f"package 'inference' has no message '{name}'") from None
-    globals()[name] = found  # the next look does not come here
+    globals()[name] = found  # the next access finds it in the module, without this function
     return found
 
 
 def service_methods(full_name: str) -> tuple[ServiceMethod, ...]:
-    """Return a service's RPCs in the order of its .proto file. KeyError when there is no such service."""
+    """Return a service's RPCs in the order of its .proto file. Raises KeyError for an unknown service."""
     service = _catalog().pool.FindServiceByName(full_name)
     return tuple(
         ServiceMethod(
@@ -101,12 +101,13 @@ def service_methods(full_name: str) -> tuple[ServiceMethod, ...]:
 
 
 def service_names() -> tuple[str, ...]:
-    """Return the full names of all services described here, offered or not."""
+    """Return the full names of all described services, including those that are not offered."""
     return tuple(f"{file.package}.{service.name}" for file in _catalog().files.values() for service in file.service)
 
 
 def file_by_name(name: str) -> list[bytes]:
-    """Return the serialized FileDescriptorProto of a file, then those it depends on. KeyError when there is none."""
+    """Return the serialized FileDescriptorProto of a file, then those of its dependencies. KeyError for an unknown
+    name."""
     files = _catalog().files
     found: dict[str, bytes] = {}
     wanted = [name]
@@ -119,16 +120,16 @@ def file_by_name(name: str) -> list[bytes]:
 
 
 def file_containing_symbol(symbol: str) -> list[bytes]:
-    """Return as `file_by_name` the file that defines a symbol, fully qualified: a message, field, enum, service or RPC.
+    """Return the file that defines a fully qualified message, field, enum, service or RPC, as `file_by_name` does.
 
-    KeyError when no file does.
+    Raises KeyError when no file defines it.
     """
     pool = _catalog().pool
     try:
         return file_by_name(pool.FindFileContainingSymbol(symbol).name)
     except KeyError:
         service_name, _, method = symbol.rpartition(".")
-        service = pool.FindServiceByName(service_name)  # not every protobuf runtime finds an RPC by its name
+        service = pool.FindServiceByName(service_name)  # some protobuf runtimes do not find an RPC by its name
         if method not in service.methods_by_name:
             raise
         return file_by_name(service.file.name)

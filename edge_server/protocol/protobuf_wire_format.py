@@ -1,6 +1,6 @@
 """Protobuf wire format: numbers, tags and lengths (protobuf.dev/programming-guides/encoding).
 
-For what is written or read by hand, because generated classes would copy large payloads or cost an import.
+For messages coded by hand, where generated classes would copy large payloads or cost an import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SHORT = tuple(bytes((number,)) for number in range(0x80))
 
 
 def read_varint(view: memoryview | bytes, position: int) -> tuple[int, int]:
-    """Return the number at `position` and where it ends. Raises IndexError beyond the end, ValueError over 64 bits."""
+    """Return the number at `position` and its end. Raises IndexError beyond the end, ValueError over 64 bits."""
     octet = view[position]
     if octet < 0x80:
         return octet, position + 1
@@ -29,10 +29,7 @@ def read_varint(view: memoryview | bytes, position: int) -> tuple[int, int]:
 
 
 def skip(view: memoryview, kind: int, position: int) -> int:
-    """Return where a value of wire type `kind` at `position` ends, perhaps beyond the end of `view`.
-
-    Not for DELIMITED. Raises as `read_varint`, and ValueError for groups and unknown wire types.
-    """
+    """Return the end position of a value of wire type `kind` at `position`; it may be beyond the end of `view`."""
     if kind == VARINT:
         return read_varint(view, position)[1]
     if kind == FIXED64:
@@ -43,7 +40,7 @@ def skip(view: memoryview, kind: int, position: int) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Return `number`, 0 to 2**64 - 1, as protobuf writes it."""
+    """Return `number`, 0 to 2**64 - 1, as a protobuf varint."""
     if number < 0x80:
         return _SHORT[number]
     octets = bytearray()
@@ -65,10 +62,10 @@ def delimited_head(field: int, size: int) -> bytes:
 
 
 def number_field(field: int, number: int) -> bytes:
-    """Return a whole varint field. Negative numbers travel as their 64-bit two's complement (int32, int64)."""
+    """Return a whole varint field. Negative numbers are encoded as 64-bit two's complement (int32, int64)."""
     return varint(field << 3 | VARINT) + varint(number & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def text(value: str) -> bytes:
-    """Return `value` as UTF-8; lone surrogates, which UTF-8 cannot say, become question marks."""
+    """Return `value` as UTF-8. Lone surrogates, which UTF-8 cannot encode, become question marks."""
     return value.encode("utf-8", "replace")

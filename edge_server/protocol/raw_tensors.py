@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_RANK = 32
-"""Most dimensions of a tensor: numpy's limit before version 2, and far above what any runtime takes."""
+"""Most dimensions of a tensor: numpy's limit before version 2, and far more than any runtime accepts."""
 
-# numpy counts bytes in 63 bits, and its largest elements here (and pointers to BYTES) have eight.
+# numpy counts bytes in 63 bits. The largest elements here, and pointers to BYTES, have eight bytes.
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _PREFIX_BYTES = 4
 
 
 def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
-    """Return how many elements a tensor of a client's `shape` has. Raises InvalidRequest on an impossible shape."""
+    """Return the number of elements of a client's `shape`. Raises InvalidRequest on an impossible shape."""
     if len(shape) > MAX_RANK:
         raise InvalidRequest(
             f"input '{name}' for model '{model}' has {len(shape)} dimensions, at most {MAX_RANK} allowed"
@@ -39,7 +39,7 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
             raise InvalidRequest(
                 f"shape of input '{name}' for model '{model}' must not be negative, got {_text(shape)}"
             )
-        # A zero elsewhere makes the tensor empty, yet numpy could not address the other dimensions: refuse those too.
+        # A zero makes the tensor empty, but numpy cannot address the other dimensions if they are too large.
         count *= dim or 1
         if count > _MAX_ELEMENTS:
             raise InvalidRequest(
@@ -49,10 +49,10 @@ def element_count(name: str, shape: Sequence[int], *, model: str) -> int:
 
 
 def tensor_from_raw(name: str, dtype: DType, shape: Sequence[int], data: Buffer, *, model: str) -> Tensor:
-    """Return a tensor over `data`: a read-only view where the bytes allow it, else a copy.
+    """Return a tensor over `data`: a read-only view if possible, else a copy.
 
-    Copied are BYTES elements and numbers at an address that is not a multiple of their size. Raises InvalidRequest
-    when shape and byte count do not fit each other, before anything of the tensor's size is allocated.
+    BYTES elements are copied, and so are numbers at an address that is not a multiple of their size. Raises
+    InvalidRequest when shape and byte count do not match, before memory of the tensor's size is allocated.
     """
     count = element_count(name, shape, model=model)
     if dtype is DType.BYTES:
@@ -74,7 +74,7 @@ def _view_numbers(dtype: DType, count: int, data: Buffer) -> npt.NDArray[np.gene
         return np.empty(0, dtype.numpy)
     if dtype is DType.BOOL:
         octets = np.frombuffer(data, np.uint8)
-        # C clients send any non-zero byte for true; numpy's bool has no defined meaning for bytes above 1.
+        # C clients send any non-zero byte for true. numpy's bool has no defined meaning for bytes above 1.
         return octets.view(np.bool_) if octets.max() <= 1 else octets != 0
     array = np.frombuffer(data, dtype.numpy)
     array.flags.writeable = False
@@ -86,7 +86,7 @@ def _parse_strings(name: str, count: int, data: Buffer, model: str) -> npt.NDArr
     if count * _PREFIX_BYTES > size:
         raise _wrong_string_count(name, model, count, f"at most {size // _PREFIX_BYTES}")
     array = np.empty(count, dtype=object)
-    # One copy of the whole makes each slice below a single step; a lone element (an image) is copied only once.
+    # One copy of the whole makes each slice below a single step. A single element (an image) is copied only once.
     whole = memoryview(data) if count == 1 else bytes(data)
     array[:] = _split_strings(name, count, whole, size, model)
     return array
@@ -124,12 +124,12 @@ def _wrong_string_count(name: str, model: str, expected: int, given: str) -> Inv
 
 
 def _text(shape: Sequence[int]) -> str:
-    """Return the shape as Triton prints it; sizes of absurd length are cut, not printed digit by digit."""
+    """Return the shape in Triton's format. Dimensions of 2**64 and more, which may have any length, become "..."."""
     return "[" + ",".join(str(dim) if -(2**64) < dim < 2**64 else "..." for dim in shape) + "]"
 
 
 def raw_from_tensor(tensor: Tensor) -> bytes | memoryview:
-    """Return the wire bytes; for contiguous numbers a view that is valid as long as the tensor's array is."""
+    """Return the wire bytes. For contiguous numbers it is a view, valid as long as the tensor's array."""
     if tensor.dtype is DType.BYTES:
         parts: list[bytes] = []
         for element in tensor.array.reshape(-1).tolist():
@@ -142,7 +142,7 @@ def raw_from_tensor(tensor: Tensor) -> bytes | memoryview:
 
 
 def raw_size(tensor: Tensor) -> int:
-    """Return the count of bytes that `raw_from_tensor` yields, without making them."""
+    """Return the number of bytes that `raw_from_tensor` returns, without making them."""
     if tensor.dtype is not DType.BYTES:
         return math.prod(tensor.shape) * tensor.dtype.itemsize
     return sum(_PREFIX_BYTES + len(element) for element in tensor.array.reshape(-1).tolist())

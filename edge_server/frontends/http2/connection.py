@@ -1,8 +1,8 @@
-"""One HTTP/2 connection: the reading thread parses frames; any thread may send.
+"""One HTTP/2 connection. The reading thread parses frames; any thread may send.
 
-RFC 9113; sections stand beside the rules. One lock guards windows, queues and output. It is never held while the
-owner's receivers are called. Everything received is parsed in a buffer that the server's connections share, since one
-thread reads them all in turn; only an incomplete frame is kept by the connection itself.
+RFC 9113; section numbers are given at each rule. One lock guards windows, queues and output. It is never held while
+stream receivers are called. Frames are parsed in a buffer that the server's connections share, because one thread reads
+them all in turn. A connection keeps only its own incomplete frame.
 """
 
 from __future__ import annotations
@@ -38,44 +38,45 @@ _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 
 _JOIN_BELOW_BYTES = 256 << 10
-"""Output up to this is joined and sent at once; copying more costs more than a call that gathers it."""
+"""Output up to this size is joined and sent in one call. Above it, copying costs more than a gathering call."""
 
 _MOST_PIECES = 512
-"""Pieces handed to one sendmsg; Linux takes at most 1024."""
+"""Pieces per sendmsg call. Linux accepts at most 1024."""
 
 _READ_BYTES = 64 << 10
-"""Most bytes received at once into the server's buffer. More of a large message is received where it belongs."""
+"""Largest read into the server's buffer. The rest of a large message is received directly into the receiver's
+memory."""
 
 _TARGET_FROM_BYTES = 4096
-"""The least rest of a frame for which the receiver is asked for memory of its own."""
+"""Smallest remainder of a frame for which the receiver is asked to provide memory."""
 
 _SMALL_GRANT_BYTES = 16
-"""A WINDOW_UPDATE of less is counted as a frame that brings nothing when output waits for it."""
+"""A smaller WINDOW_UPDATE counts as a useless frame while output is waiting for window space."""
 
 _TABLE_BYTES = 4096
-"""Size of a header table before anybody states another one, section 6.5.2."""
+"""Size of a header table until SETTINGS changes it, section 6.5.2."""
 
 _EMPTY_TABLE = b"\x20"
-"""The table's size becomes 0, RFC 7541 section 6.3."""
+"""Sets the table's size to 0, RFC 7541 section 6.3."""
 
 _RECORDS_IN_A_ROW = 16
-"""Records of TLS read before other connections have their turn."""
+"""TLS records read from one connection before the others are served."""
 
 _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
 _LONG_TURN_S = 0.001
-"""How long answers made on the reading thread wait for others, to be sent with them."""
+"""Longest time that output made on the reading thread waits to be sent together with other output."""
 
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
-"""Last stream of the first GOAWAY: more streams are still taken, section 6.8."""
+"""Last stream number of the first GOAWAY. New streams are still accepted, section 6.8."""
 
 
 class ConnectionFault(Exception):
-    """What ends a connection: a violation of the protocol, or of a limit. Section 5.4.1."""
+    """Reason to end a connection: a protocol violation or an exceeded limit. Section 5.4.1."""
 
     def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -84,7 +85,8 @@ class ConnectionFault(Exception):
 
 
 class Stream:
-    """Made by its connection. The methods may be called from any thread; once the stream is closed they do nothing."""
+    """HTTP/2 stream, created by its connection. Methods may be called from any thread. They do nothing after the stream
+    is closed."""
 
     __slots__ = (
         "connection", "content_left", "ends_after_queue", "granted", "headers", "id", "is_closed", "is_remote_open",
@@ -100,19 +102,19 @@ class Stream:
         self.id = stream_id
         self.headers = headers
         self.is_remote_open = True
-        """Whether the client may send more on it."""
+        """Whether the client may send more on the stream."""
         self.is_closed = False
         self.content_left = headers.content_length
-        """Bytes that content-length promises and that did not come yet; -1 without it."""
+        """Bytes of content-length that have not arrived yet; -1 without content-length."""
         self.granted = receive_window
-        """Bytes that the client may send, from the first on; raised under the connection's lock."""
+        """Total bytes that the client may send on the stream. Raised under the connection's lock."""
         self.received = 0
-        """Bytes that came; counted by the reading thread alone."""
+        """Bytes received. Only the reading thread counts them."""
         self.send_window = send_window
         self.queue: deque[tuple[bytes | memoryview, bool]] | None = None
-        """What waits for windows or for the socket: pieces of payload (True), and whole frames (False)."""
+        """Output that waits for windows or for the socket: pieces of payload (True) and whole frames (False)."""
         self.stalled_since_s = 0.0
-        """When it was first seen that the queue waits for the client; 0 when payload was sent since."""
+        """When the queue was first seen to wait for the client; 0 after payload was sent."""
         self.ends_after_queue = False
         self.wants_sent = False
 
@@ -122,29 +124,29 @@ class Stream:
         return self.connection.peer
 
     def respond(self, head: bytes, body: Pieces, trailers: bytes) -> None:
-        """Send a whole response: encoded headers, payload, encoded trailers. Ends the stream."""
+        """Send a whole response (encoded headers, payload, encoded trailers) and end the stream."""
         self.connection.send_response(self, head, body, trailers)
 
     def send(self, head: bytes | None, body: Pieces) -> bool:
-        """Send headers if given, then payload. Return whether all of it went to the connection's output; if not,
-        `StreamReceiver.on_sent` says when it has."""
+        """Send headers if given, then payload. Return whether all of it went to the connection's output. If not,
+        `StreamReceiver.on_sent` is called when it has."""
         return self.connection.send_data(self, head, body)
 
     def finish(self, block: bytes) -> None:
-        """Send trailers, or headers where none were sent, after what was sent before. Ends the stream."""
+        """Send trailers after earlier output and end the stream. If no headers were sent, `block` is the headers."""
         self.connection.send_end(self, block)
 
     def reset(self, code: Http2ErrorCode) -> None:
-        """End the stream by RST_STREAM at once; what was not sent yet is dropped."""
+        """End the stream at once by RST_STREAM. Unsent output is dropped."""
         self.connection.reset_stream(self, code)
 
     def consume(self, count: int) -> None:
-        """Let the client send `count` bytes more."""
+        """Let the client send `count` more bytes."""
         self.connection.grant(self, count)
 
 
 class ReadingThread(Protocol):
-    """What a connection uses of the server whose thread reads it."""
+    """The server and its reading thread, as a connection uses them."""
 
     limits: Http2Limits
     is_draining: bool
@@ -157,10 +159,10 @@ class ReadingThread(Protocol):
     on_stream: Callable[[Stream], StreamReceiver]
 
     def run_soon(self, call: Callable[[], None]) -> None:
-        """Call a function on the reading thread, after its present work."""
+        """Call a function on the reading thread after its current work."""
 
     def guarded(self, call: Callable[[], None]) -> None:
-        """Call a function; log what it raises."""
+        """Call a function and log its exceptions."""
 
     def watch(self, connection: Http2Connection, events: int) -> None:
         """Wait for these epoll events of a connection."""
@@ -170,7 +172,7 @@ class ReadingThread(Protocol):
 
 
 class Http2Connection:
-    """Made by the server for each accepted socket, and read by its thread alone."""
+    """HTTP/2 connection. The server creates it for each accepted socket, and only the server's thread reads it."""
 
     __slots__ = (
         "_age_end_s",
@@ -236,17 +238,17 @@ class Http2Connection:
         self.fd = sock.fileno()
         self.peer = peer
         self.is_tls = is_tls
-        """Whether it speaks TLS. The library allows no reading beside sending: both happen under the lock then."""
+        """Whether the connection uses TLS. The library forbids reading while sending, so both hold the lock."""
         self._lock = threading.Lock()
         self.is_closed = False
         self.last_stream_id = 0
         self.is_unsent = False
-        """Whether it is in the server's list of connections with output made on the reading thread."""
+        """Whether the connection is in the server's list of connections with unsent output."""
         self._streams: dict[int, Stream] = {}
         self._reset_ids: dict[int, None] = {}
-        """Streams that were closed while the client could send on them: what was under way is no error, section 5.1."""
+        """Streams closed while the client could still send. Frames already under way are no error, section 5.1."""
 
-        # What is being received.
+        # Receiving.
         self._rest = b""
         self._has_preface = self._has_settings = False
         self._headers = HeaderReader(settings.max_header_list_bytes)
@@ -258,7 +260,7 @@ class Http2Connection:
         self._connection_grant = 0
         """Bytes received since the connection's window was last raised."""
 
-        # What is being sent; guarded by the lock.
+        # Sending; guarded by the lock.
         self._output: list[bytes | memoryview] = [
             frames.settings(
                 {
@@ -272,34 +274,34 @@ class Http2Connection:
         ]
         self._output_bytes = len(self._output[0])
         self._unread_answers = 0
-        """Answers to PING and SETTINGS since the output was empty."""
+        """PING and SETTINGS acknowledgements queued since the output was last empty."""
         self._watches_output = False
         self._send_window = self._initial_send_window = frames.DEFAULT_WINDOW_BYTES
         self._max_send_frame = frames.DEFAULT_FRAME_BYTES
         self._table_update = b""
-        """What the next header block must begin with, as the client wants a small table: RFC 7541 section 4.2."""
+        """Prefix of the next header block, because the client wants a small table: RFC 7541 section 4.2."""
         self._blocked: dict[int, Stream] = {}
-        """Streams with something in their queue; the one that is served next comes first."""
+        """Streams with a nonempty queue, in the order in which they are served."""
         self._queued_bytes = 0
-        """Payload in the queues of all streams."""
+        """Payload bytes in the queues of all streams."""
         self._sent: list[Stream] = []
-        """Streams whose receivers are to be told that their queues are empty."""
+        """Streams whose receivers must be notified that their queues are empty."""
         self._is_going_away = self._is_ending = False
 
-        # Time and conduct.
+        # Timeouts and abuse limits.
         self._handshake_end_s = now_s + settings.handshake_s
         self.last_received_s = now_s
         self._ping_sent_s = 0.0
         self._last_ping_s = 0.0
         self._ping_strikes = 0
         self._has_sent = False
-        """Whether HEADERS or DATA were sent since the last PING came."""
+        """Whether HEADERS or DATA were sent since the last PING arrived."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
         self._age_end_s = now_s + settings.max_age_s if settings.max_age_s else 0.0
         self._stalled_since_s = 0.0
-        """When the socket last took something of the output that waits; 0 when none does."""
+        """When the socket last accepted part of the waiting output; 0 when no output waits."""
 
     @property
     def stream_count(self) -> int:
@@ -307,13 +309,13 @@ class Http2Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a stream is open, or something waits to be sent."""
+        """Whether a stream is open or output waits."""
         return bool(self._streams or self._output)
 
     # -- receiving: the reading thread ------------------------------------------------------------------------------
 
     def on_readable(self) -> bool:
-        """Receive once, and handle what came. Return whether more may be there that the kernel does not tell of.
+        """Receive once and handle the data. Return whether more data may be ready that epoll does not report.
 
         Raises OSError when the connection is lost, and ConnectionFault.
         """
@@ -333,7 +335,7 @@ class Http2Connection:
             elif target is None:
                 count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
-                # The rest of a message, straight into its own memory, and what follows it.
+                # Receive the rest of a message directly into its own memory, and the bytes after it into the buffer.
                 count = self._socket.recvmsg_into((target, view))[0]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._rest = rest
@@ -412,7 +414,7 @@ class Http2Connection:
                     and size <= stream.granted - stream.received
                     and not self._block_stream
                 ):
-                    # A whole frame of an open stream: the usual case.
+                    # Usual case: a whole frame of an open stream.
                     stream.received += size
                     self._connection_grant += size
                     position = stop
@@ -439,12 +441,12 @@ class Http2Connection:
             self._rest = bytes(view[position:end])
 
     def _check_frame(self, kind: int, size: int, stream_id: int) -> None:
-        """Raise ConnectionFault for a frame that may not come now, or not of that size. Sections 4.2, 3.4 and 6.10."""
+        """Raise ConnectionFault if the frame is not allowed now or is too large. Sections 4.2, 3.4 and 6.10."""
         if not self._has_settings and kind != frames.SETTINGS:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         if self._block_stream and (kind != _CONTINUATION or stream_id != self._block_stream):
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted by another frame")
-        # Nothing but DATA is handled in pieces. Every other frame must fit into the buffer.
+        # Only DATA is handled in pieces. Every other frame must fit into the buffer.
         if size > limits.MAX_HEADER_BLOCK_BYTES:
             raise ConnectionFault(
                 Http2ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {size} bytes is too large"
@@ -453,7 +455,7 @@ class Http2Connection:
     # -- DATA, section 6.1
 
     def _begin_data(self, stream: Stream | None, stream_id: int, size: int, flags: int, body: int) -> int:
-        """Begin a DATA frame whose payload may be incomplete; return the position of the payload."""
+        """Begin a DATA frame whose payload may be incomplete. Return the position of the payload."""
         if not self._has_settings or self._block_stream:
             self._check_frame(_DATA, 0, stream_id)
         if size > limits.MAX_FRAME_BYTES:
@@ -461,7 +463,7 @@ class Http2Connection:
         if stream is None:
             if self._is_idle(stream_id):
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
-            # Of a stream that was closed while this was on its way: counted and dropped.
+            # The stream was closed while this frame was under way. Its bytes are counted and dropped.
             if stream_id not in self._reset_ids:
                 self._charge_control()
             elif flags & _END_STREAM:
@@ -482,7 +484,7 @@ class Http2Connection:
             size -= 1
             self._count_data(1, stream)
             if stream is not None:
-                # Padding is nothing that the receiver could consume.
+                # The receiver never consumes padding, so the window is restored here.
                 self.grant(stream, 1 + padding)
             if padding > size:
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
@@ -502,7 +504,7 @@ class Http2Connection:
         return body
 
     def _take_data_part(self, position: int, end: int) -> int:
-        """Hand on what is there of the DATA frame at hand; return the position after it."""
+        """Pass on the received part of the current DATA frame. Return the position after it."""
         count = min(self._data_left, end - position)
         if not count:
             return position
@@ -594,9 +596,9 @@ class Http2Connection:
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
         if self._is_ending and stream_id > self.last_stream_id:
-            return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
+            return  # above the last GOAWAY's stream number: the client retries on another server, section 6.8
         if stream_id <= self.last_stream_id:
-            # Section 5.1: it may have been on its way when the stream was closed.
+            # Section 5.1: the frame may have been under way when the stream was closed.
             self._charge_control()
             if stream_id not in self._reset_ids:
                 raise ConnectionFault(Http2ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
@@ -616,7 +618,7 @@ class Http2Connection:
         self._streams[stream_id] = stream
         stream.receiver = self._server.on_stream(stream)
         if self._server.is_draining and not self._is_going_away:
-            # A new connection: told after its first stream, or its client would never use it.
+            # GOAWAY follows the first stream of a new connection; otherwise its client would never use it.
             self.begin_going_away()
         if ends and not stream.is_closed:
             stream.is_remote_open = False
@@ -630,17 +632,17 @@ class Http2Connection:
             self._flush_if_elsewhere()
 
     def _remember_reset(self, stream_id: int) -> None:
-        """Under the lock."""
+        """Requires the lock."""
         reset_ids = self._reset_ids
         reset_ids[stream_id] = None
         if len(reset_ids) > limits.MAX_RESET_IDS:
             del reset_ids[next(iter(reset_ids))]
 
     def _is_idle(self, stream_id: int) -> bool:
-        """Return whether a frame on a stream that is not open is an error: the stream never was. Section 5.1."""
+        """Return whether the stream was never opened, so that a frame on it is an error. Section 5.1."""
         if not stream_id % 2:
             return True
-        # Streams above the number in the last GOAWAY are ignored with all their frames, section 6.8.
+        # Streams above the last GOAWAY's stream number are ignored with all their frames, section 6.8.
         return stream_id > self.last_stream_id and not self._is_ending
 
     # -- the other frames, sections 6.3 to 6.9
@@ -665,7 +667,7 @@ class Http2Connection:
                 code = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "GOAWAY with a stream, or too short")
             self._charge_control()
-            # The client opens no more streams; it closes the connection when the open ones have ended.
+            # The client opens no more streams. It closes the connection when the open ones have ended.
         elif kind == frames.PRIORITY:
             self._charge_control()
             if not stream_id:
@@ -696,7 +698,7 @@ class Http2Connection:
             self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
         if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
-            self._charge_control()  # each would be answered by a frame of its own
+            self._charge_control()  # each one would cause a separate frame
         with self._lock:
             if stream is None:
                 self._send_window += count
@@ -719,7 +721,7 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
         if self._is_idle(stream_id):
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
-        # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
+        # Endless opening and cancelling of streams costs the server more than the client (CVE-2023-44487).
         self._refill_credit()
         self._reset_credit -= 1
         if self._reset_credit < 0:
@@ -766,7 +768,7 @@ class Http2Connection:
                 elif name == frames.ENABLE_PUSH and value > 1:
                     raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
                 elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
-                    # `encode_headers` uses no table at all.
+                    # `encode_headers` uses no table.
                     self._table_update = _EMPTY_TABLE
             self._put(frames.SETTINGS_ACK)
             self._count_answer()
@@ -775,14 +777,14 @@ class Http2Connection:
             self._flush_if_elsewhere()
 
     def _on_ping(self, payload: bytes) -> None:
-        """Answer, and count pings that come too often: gRPC's rule for servers (gRFC A8)."""
+        """Answer a PING and count PINGs that arrive too often: gRPC's rule for servers (gRFC A8)."""
         self._charge_control()
         now_s = self._server.now_s
         settings = self._limits
         has_leave = self._streams or settings.permits_keepalive_without_streams
         interval_s = settings.min_ping_interval_s if has_leave else max(settings.min_ping_interval_s, 7200.0)
         if self._has_sent:
-            # As in gRPC's core: what was sent meanwhile permits the next ping.
+            # As in gRPC's core: output sent since the last PING permits the next one.
             self._has_sent = False
             self._ping_strikes = 0
         elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
@@ -801,7 +803,7 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
 
     def _charge_control(self) -> None:
-        """Count a frame that brings nothing. Raises ConnectionFault for too many of them."""
+        """Charge one useless frame. Raises ConnectionFault for too many of them."""
         self._control_credit -= 1
         if self._control_credit < 0:
             self._refill_credit()
@@ -897,7 +899,7 @@ class Http2Connection:
             self._flush_if_elsewhere()
 
     def _fail_stream(self, stream: Stream, code: Http2ErrorCode) -> None:
-        """End a stream for an error of its client's, section 5.4.2."""
+        """End a stream because of its client's error, section 5.4.2."""
         self._charge_control()
         with self._lock:
             was_open = self._forget(stream)
@@ -910,7 +912,7 @@ class Http2Connection:
     # -- under the lock
 
     def _queue_headers(self, stream: Stream, block: bytes, flags: int) -> None:
-        """Send a header block behind the payload that waits, in frames that every client takes."""
+        """Send a header block after the waiting payload, in frames of a size that every client accepts."""
         if self._table_update and not stream.queue:
             block, self._table_update = self._table_update + block, b""
         most = frames.DEFAULT_FRAME_BYTES
@@ -945,9 +947,9 @@ class Http2Connection:
             self._close_stream(stream)
 
     def _pump(self) -> None:
-        """Move what the windows allow from the streams' queues to the output, a frame of each stream in turn.
+        """Move queued payload to the output as far as the windows allow, one frame per stream in turn.
 
-        A stream whose own window is used up is left out until that is raised, so each turn sends something.
+        A stream with an exhausted window is left out until its window is raised, so each turn sends something.
         """
         blocked = self._blocked
         while blocked and self._send_window > 0 and self._output_bytes < limits.OUTPUT_BYTES:
@@ -986,7 +988,7 @@ class Http2Connection:
                 self._sent.append(stream)
 
     def _close_stream(self, stream: Stream) -> None:
-        """Our side has ended: the stream is closed, see the table of states."""
+        """Close a stream after the server's last frame. See the state table in `stream_interface`."""
         stream.is_closed = True
         stream.receiver = _NO_RECEIVER
         self._streams.pop(stream.id, None)
@@ -995,7 +997,7 @@ class Http2Connection:
             self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(Http2ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
-        """Drop a stream and what it has to send; False when it was closed before."""
+        """Drop a stream and its queue. Return False if it was already closed."""
         if stream.is_closed:
             return False
         stream.is_closed = True
@@ -1013,8 +1015,8 @@ class Http2Connection:
         self._output_bytes += len(data)
 
     def _flush_if_elsewhere(self) -> None:
-        """Send now, unless this is the reading thread, which sends once after all that it has read: but what was made
-        by models that take their time does not wait for those after it."""
+        """Send now, except on the reading thread. That thread sends once after all it has read, or earlier if its turn
+        takes long, so that output does not wait for slow models."""
         server = self._server
         if threading.get_ident() != server.thread_id:
             self._flush()
@@ -1026,7 +1028,7 @@ class Http2Connection:
             self._flush()
 
     def _flush(self) -> None:
-        """Send output as far as the socket takes it; the reading thread goes on when the socket takes more."""
+        """Send output as far as the socket accepts it. The reading thread continues when the socket accepts more."""
         output = self._output
         if not output or self.is_closed:
             return
@@ -1056,7 +1058,7 @@ class Http2Connection:
         except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError:
-            # The reading thread meets the same error, and lets go of the connection.
+            # The reading thread gets the same error and closes the connection.
             output.clear()
             self._output_bytes = 0
         if bool(output) is not self._watches_output:
@@ -1070,7 +1072,7 @@ class Http2Connection:
     # -- events from the server's thread ----------------------------------------------------------------------------
 
     def on_event(self, kinds: int) -> None:
-        """Handle what epoll tells of the connection; 0 to send what was put into the output. Never raises."""
+        """Handle epoll events of the connection; 0 sends the pending output. Never raises."""
         try:
             if kinds & _READS:
                 for _ in range(_RECORDS_IN_A_ROW):
@@ -1085,12 +1087,12 @@ class Http2Connection:
         except OSError:
             self._server.drop(self)
         except Exception:  # noqa: BLE001 - the thread's boundary
-            # The thread serves all connections: an error in one of them must not be the end of the others.
+            # The thread serves all connections. An error in one must not end the others.
             _LOG.exception("unexpected error on the connection of %s", self.peer)
             self._server.drop(self, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
 
     def flush(self) -> None:
-        """Send what the socket takes, and tell the receivers whose queues became empty."""
+        """Send as much as the socket accepts, and notify the receivers whose queues became empty."""
         while True:
             with self._lock:
                 self.is_unsent = False
@@ -1105,7 +1107,7 @@ class Http2Connection:
                 return
 
     def begin_going_away(self) -> None:
-        """Ask the client to open its next streams elsewhere; those that come are served. Section 6.8."""
+        """Ask the client to open its next streams elsewhere. Streams opened here are still served. Section 6.8."""
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
@@ -1113,7 +1115,7 @@ class Http2Connection:
                 self._flush_if_elsewhere()
 
     def end_going_away(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, text: str = "") -> None:
-        """Take no further streams; those that are open go on."""
+        """Accept no more streams. Open ones continue."""
         with self._lock:
             if not self._is_ending:
                 self._is_going_away = self._is_ending = True
@@ -1121,14 +1123,14 @@ class Http2Connection:
                 self._flush_if_elsewhere()
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Tell the client why, as far as it reads; the server closes the connection next."""
+        """Send the reason to the client as far as it reads. The server then closes the connection."""
         with self._lock:
             if self._has_preface:
                 self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
                 self._flush()
 
     def close(self) -> None:
-        """Close the socket and tell the receivers. On the reading thread."""
+        """Close the socket and notify the receivers. On the reading thread."""
         with self._lock:
             self.is_closed = True
             streams = list(self._streams.values())
@@ -1146,7 +1148,7 @@ class Http2Connection:
             self._server.guarded(partial(stream.receiver.on_reset, Http2ErrorCode.CANCEL))
 
     def tick(self, now_s: float) -> None:
-        """Look after what time does to a connection. Raises ConnectionFault when it must end."""
+        """Check timeouts. Raises ConnectionFault when the connection must end."""
         settings = self._limits
         if self._handshake_end_s and now_s >= self._handshake_end_s:
             raise ConnectionFault(Http2ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
@@ -1160,10 +1162,10 @@ class Http2Connection:
                 if not stream.stalled_since_s:
                     stream.stalled_since_s = now_s
                 elif now_s - stream.stalled_since_s >= settings.stall_s:
-                    # The client leaves its window closed: what waits would be held for ever.
+                    # The client keeps its window closed; the queue would be held forever.
                     self._fail_stream(stream, Http2ErrorCode.CANCEL)
         if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
-            # It was told at an earlier tick, and has opened nothing since.
+            # GOAWAY was sent at an earlier tick, and the client has opened no stream since.
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is too old")
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
@@ -1176,7 +1178,7 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "")
 
     def _keep_alive(self, now_s: float) -> None:
-        """Ping a client that is silent, and give it up when it does not answer."""
+        """Ping a silent client, and end the connection if it does not answer."""
         settings = self._limits
         if self._ping_sent_s:
             if now_s - self._ping_sent_s >= settings.keepalive_timeout_s:

@@ -6,12 +6,12 @@ import enum
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first, section 3.4."""
+"""Connection preface, the first bytes from a client, section 3.4."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
 END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-"""Flags. Those that a frame type does not define are ignored."""
+"""Flags. Flags that a frame type does not define are ignored."""
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
     range(1, 7)
@@ -24,14 +24,14 @@ DEFAULT_FRAME_BYTES = 16_384
 MAX_WINDOW_BYTES = MAX_STREAM_ID = 2**31 - 1
 
 HEADER = struct.Struct(">HBBBI")
-"""Frame header: the length's upper two octets and its lower one, type, flags, stream."""
+"""Frame header: upper two octets and lower octet of the length, type, flags, stream."""
 
 UINT32 = struct.Struct(">I")
 SETTING = struct.Struct(">HI")
 
 
 class Http2ErrorCode(enum.IntEnum):
-    """Section 7."""
+    """HTTP/2 error codes, section 7."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1

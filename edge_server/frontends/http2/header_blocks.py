@@ -1,7 +1,7 @@
-"""HTTP/2 header blocks: decoded, checked and cached by their bytes; encoded without state. RFC 7541, RFC 9113 section
-8.
+"""HTTP/2 header blocks: stateless encoding, and decoding with checks and a cache keyed by the block's bytes.
 
-A client whose HPACK table has settled sends the same bytes with each request of a kind. Such a block is decoded once.
+RFC 7541, RFC 9113 section 8. A client whose HPACK table is stable sends the same bytes for every request of a kind.
+Such a block is decoded once.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCK_BYTES, MAX_R
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
-"""Fields that mean something for an HTTP/1.1 connection only, RFC 9113 section 8.2.2."""
+"""Fields that have a meaning only for HTTP/1.1 connections, RFC 9113 section 8.2.2."""
 
 _ENTRY_OVERHEAD_BYTES = 32
-"""What a field counts beside its octets, RFC 7541 section 4.1."""
+"""Size added per field beside its octets, RFC 7541 section 4.1."""
 
 _HARD_FACTOR = 4
-"""A list this many times larger than announced is not decoded any more."""
+"""A list larger than the announced size by more than this factor is not decoded."""
 
 _IS_NAME = re.compile(rb"[!-9;-@\[-~]+").fullmatch
 """Visible ASCII without upper case and colon, RFC 9113 section 8.2.1."""
 
 _IS_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])").fullmatch
-"""No NUL, CR and LF, and no blanks at either end, RFC 9113 section 8.2.1."""
+"""No NUL, CR or LF, and no blanks at either end, RFC 9113 section 8.2.1."""
 
 
 class HeaderBlock:
-    """Header fields of a request, or its trailers. Shared by requests: not to be changed.
+    """Header fields or trailers of a request. Requests share the object, so it must not be changed.
 
-    `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
-    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does; `is_request` is whether they are
-    headers of a well-formed request. `memo` is for the layer above, to keep what it made of the block: None at first.
+    `pairs` holds the regular fields in order, including repeated ones, with lower-case names. `problem` says why the
+    request is malformed (RFC 9113 section 8.1.1), "" if it is not. `is_request` is whether these are headers of a
+    well-formed request. `memo` lets the layer above cache its result for the block; initially None.
     """
 
     __slots__ = (
@@ -87,19 +87,19 @@ class HeaderBlock:
         return bool(self.method or self.path or self.scheme or self.authority)
 
     def request_problem(self) -> str:
-        """Return why these are no headers of a request, "" if they are. RFC 9113 section 8.3.1."""
+        """Return why these are not headers of a request, "" if they are. RFC 9113 section 8.3.1."""
         if not self.problem and not (self.method and self.path and self.scheme):
             return ":method, :scheme or :path is missing"
         return self.problem
 
     def trailers_problem(self) -> str:
-        """Return why these are no trailers, "" if they are. RFC 9113 section 8.1."""
+        """Return why these are not trailers, "" if they are. RFC 9113 section 8.1."""
         return "trailers have no pseudo-header fields" if self.has_pseudo else self.problem
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection, in their order. Raises HPACKError for what cannot be decoded: the
-    connection is of no use then."""
+    """Decodes the header blocks of one connection, in order. Raises HPACKError for an undecodable block; the connection
+    is unusable afterwards."""
 
     __slots__ = ("_decoder", "_limit", "remembered")
 
@@ -107,11 +107,11 @@ class HeaderReader:
         self._decoder = Decoder(max_list_bytes * _HARD_FACTOR)
         self._limit = max_list_bytes
         self.remembered: dict[bytes, HeaderBlock] = {}
-        """Blocks by their bytes, as long as they mean the same."""
+        """Decoded blocks by their bytes, valid while the table is unchanged."""
 
     def read(self, block: bytes) -> HeaderBlock:
-        """Return the decoded block. While the table stays as it is, `remembered` has the same object for the same
-        bytes: ask there first."""
+        """Decode a block. Look in `remembered` first: it holds the result for the same bytes while the table is
+        unchanged."""
         fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         size = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
         found = HeaderBlock(fields, is_too_large=size > self._limit)
@@ -125,15 +125,15 @@ class HeaderReader:
 
 
 def _changes_table(block: bytes) -> bool:
-    """Return whether a block, which was decoded before, adds to the dynamic table or resizes it. RFC 7541 section 6."""
+    """Return whether a valid block adds to the dynamic table or resizes it. RFC 7541 section 6."""
     position = 0
     while position < len(block):
         first = block[position]
         if first & 0x80:  # an indexed field
             position = _after_integer(block, position, 7)[1]
-        elif first & 0x60:  # a literal that is added to the table, or another size of the table
+        elif first & 0x60:  # a literal added to the table, or a table size update
             return True
-        else:  # a literal that is not
+        else:  # a literal not added to the table
             index, position = _after_integer(block, position, 4)
             for _ in range(1 if index else 2):
                 size, position = _after_integer(block, position, 7)
@@ -159,7 +159,7 @@ def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, 
 
 
 def encode_headers(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a header block of literals that are not added to a table: it means the same on every connection.
+    """Return a header block of literals that are not added to a table. It is valid on every connection.
 
     RFC 7541 sections 6.1 and 6.2.2; `:status` 200 is an entry of the static table.
     """

@@ -5,46 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STREAM_WINDOW_BYTES = 4 << 20
-"""How much a client may send on a stream before more is granted: a camera frame comes without a pause."""
+"""Bytes that a client may send on a stream before more is granted. A camera frame fits without a pause."""
 
 CONNECTION_WINDOW_BYTES = 256 << 20
-"""The same for all streams of a connection together. What is held is bounded by the memory budget, not by this."""
+"""The same for all streams of a connection together. The memory budget, not this window, bounds the memory in use."""
 
 MAX_FRAME_BYTES = (1 << 24) - 1
-"""Largest frame that clients may send, RFC 9113 section 4.2. A message in one frame is received in few system calls."""
+"""Largest frame that clients may send, RFC 9113 section 4.2. A one-frame message is received in few system calls."""
 
 MAX_HEADER_BLOCK_BYTES = 64 << 10
 """Largest compressed header block, over all its frames. More ends the connection: its compression state is lost."""
 
 MAX_CONTINUATION_FRAMES = 16
-"""Frames that one header block may be continued in. Empty ones without end cost processor time (CVE-2024-27316)."""
+"""CONTINUATION frames per header block. Endless empty ones cost processor time (CVE-2024-27316)."""
 
 MAX_REMEMBERED_BLOCKS = 64
 MAX_REMEMBERED_BLOCK_BYTES = 2048
-"""How many header blocks of a connection are remembered by their bytes, and up to which size."""
+"""Header blocks that a connection remembers by their bytes, and the largest size of each."""
 
 MAX_UNREAD_ANSWERS = 4096
-"""Answers to PING and SETTINGS that may wait for a client that does not read."""
+"""PING and SETTINGS acknowledgements that may wait for a client that does not read."""
 
 MAX_RESET_IDS = 4096
-"""How many streams that were reset a connection remembers: frames that were on their way to them are no error."""
+"""Reset streams that a connection remembers. Frames that were already under way to them are no error."""
 
 QUEUED_BYTES = 64 << 20
-"""Answers that may wait for a connection's windows or its socket; beyond, new streams are refused."""
+"""Response bytes that may wait for a connection's windows or its socket. Above it, new streams are refused."""
 
 OUTPUT_BYTES = 1 << 20
-"""Bytes handed to a connection's output at which streams keep what else they have to send."""
+"""Bytes in a connection's output above which streams keep the rest in their queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Http2Limits:
-    """Limits that the owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
+    """Limits that the server's owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
 
-    `max_header_list_bytes` is announced; a larger list (up to four times as large) is marked `HeaderBlock.is_too_large`
-    for the owner to refuse, and beyond that the connection ends. `keepalive_*`, `max_ping_strikes` and
-    `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` is how many frames a second that
-    bring nothing (SETTINGS, PING, empty DATA, PRIORITY), and how many cancelled streams, a client may send for long.
-    `stall_s` is how long a client may take nothing of what is sent to it, or stop within a header block.
+    `max_header_list_bytes` is announced to clients. A larger list, up to four times as large, is marked
+    `HeaderBlock.is_too_large` for the owner to refuse; a still larger one ends the connection. `keepalive_*`,
+    `max_ping_strikes` and `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` bounds the
+    useless frames (SETTINGS, PING, empty DATA, PRIORITY) per second that a client may send over time, and likewise its
+    cancelled streams. `stall_s` is how long a client may read nothing, or stop within a header block.
     """
 
     max_connections: int = 4096

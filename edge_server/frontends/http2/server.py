@@ -26,27 +26,27 @@ from edge_server.frontends.http2.stream_interface import StreamReceiver
 _LOG = logging.getLogger(__name__)
 
 OnStream: TypeAlias = Callable[[Stream], StreamReceiver]
-"""Called on the reading thread when the headers of a request have come. Must not block, and must not raise."""
+"""Called on the reading thread when the headers of a request have arrived. Must not block or raise."""
 
 _BUFFER_BYTES = 256 << 10
 assert _BUFFER_BYTES > 2 * (MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
 
 _BACKLOG = 1024
 _ACCEPTS_IN_A_ROW = 64
-"""Connections accepted before those that are open are read again."""
+"""Connections accepted before open ones are read again."""
 
 _CLEAN_TIMERS_AT = 4096
-"""Timers at which cancelled ones are dropped; from then on, at twice as many as were left."""
+"""Number of timers at which cancelled ones are removed. Afterwards, twice the number that remained."""
 
 _REST_S = 0.5
-"""How long nothing is accepted when there is no file for it."""
+"""Pause in accepting connections when file descriptors or memory are exhausted."""
 
 _LOG_EVERY_S = 60.0
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Http2Timer:
-    """A call that is due at a time, until `cancel`. Made by `Http2Server.call_at`."""
+    """Call scheduled for a time. Created by `Http2Server.call_at`."""
 
     __slots__ = ("call",)
 
@@ -54,14 +54,14 @@ class Http2Timer:
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Forget the call, from any thread. Does nothing when it was made already."""
+        """Drop the call, from any thread. Does nothing after the call was made."""
         self.call = None
 
 
 class Http2Server:
-    """Serves one address. `start` once, then `stop` once.
+    """HTTP/2 server for one address. Call `start` once, then `stop` once.
 
-    `on_stream` is called for each new stream, see `receiver.Receiver` for what follows. `tls` must offer "h2" by ALPN.
+    `on_stream` is called for each new stream, see `stream_interface.StreamReceiver`. `tls` must offer "h2" by ALPN.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Http2Server:
         self.limits = limits or Http2Limits()
         self.on_stream = on_stream
         self.is_draining = False
-        """Whether connections are asked to go elsewhere."""
+        """Whether clients are asked to open streams elsewhere."""
         self._tls = tls
         self._listeners: dict[int, socket.socket] = {}
         self._connections: dict[int, Http2Connection] = {}
@@ -84,7 +84,7 @@ class Http2Server:
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
         self.more: dict[int, Http2Connection] = {}
-        """Connections with bytes that TLS has decrypted already: epoll does not tell of them."""
+        """Connections with bytes that TLS has already decrypted, which epoll does not report."""
         self._accepts_from_s = 0.0
         self._logged_s = -_LOG_EVERY_S
         self._is_over = False
@@ -93,17 +93,17 @@ class Http2Server:
 
         # For connections.
         self.buffer = bytearray(_BUFFER_BYTES)
-        """Where all of them receive, in turn."""
+        """Receive buffer that all connections share in turn."""
         self.view = memoryview(self.buffer)
         self.now_s = time.monotonic()
         self.thread_id = 0
         self.unsent: list[Http2Connection] = []
-        """Those with output made on the reading thread, which is sent in a moment."""
+        """Connections with output made on the reading thread, to be sent at the end of its turn."""
 
     def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
-        """Listen on an address ("unix:PATH" for a Unix socket), begin to serve, and return the first socket's port.
+        """Listen on an address ("unix:PATH" for a Unix socket), start serving, and return the first socket's port.
 
-        Raises OSError when the address cannot be had; nothing is left open then.
+        Raises OSError when the address is not available; nothing is left open then.
         """
         try:
             bound = self._bind(address, port, reuses_port)
@@ -136,14 +136,14 @@ class Http2Server:
             item.bind((where[0], port, *where[2:]) if port else where)
             item.listen(_BACKLOG)
             item.setblocking(False)
-            # Of further addresses of the same name, on the port that the first was given.
+            # Further addresses of the same name use the port that the first one got.
             port = port or item.getsockname()[1]
         return port
 
     # -- from any thread --------------------------------------------------------------------------------------------
 
     def run_soon(self, call: Callable[[], None]) -> None:
-        """Have the reading thread make a call, after what it is doing. It must not block."""
+        """Call a function on the reading thread after its current work. `call` must not block."""
         self._calls.append(call)
         with self._wake_lock:
             if not self._is_woken:
@@ -151,7 +151,7 @@ class Http2Server:
                 os.eventfd_write(self._wake_fd, 1)
 
     def call_at(self, when_s: float, call: Callable[[], None]) -> Http2Timer:
-        """Have the reading thread make a call at a time of time.monotonic. From the reading thread only."""
+        """Call a function on the reading thread at `when_s` in time.monotonic time. From the reading thread only."""
         timer = Http2Timer(call)
         heapq.heappush(self._timers, (when_s, next(self._timer_numbers), timer))
         if len(self._timers) >= self._clean_timers_at:
@@ -161,22 +161,22 @@ class Http2Server:
         return timer
 
     def use_tls(self, context: ssl.SSLContext) -> None:
-        """Use another context for connections that come from now on. Does nothing without TLS."""
+        """Use another context for new connections. Does nothing without TLS."""
         if self._tls is not None:
             self._tls = context
 
     def watch(self, connection: Http2Connection, events: int) -> None:
-        """Have epoll tell of these events of a connection. For connections, which hold their lock."""
+        """Set the epoll events of a connection. Called by connections, which hold their lock."""
         with contextlib.suppress(OSError):
             self._epoll.modify(connection.fd, events)
 
     def begin_drain(self) -> None:
-        """Ask every client, and those that connect from now on, to open its next streams elsewhere; streams that are
-        open or come nevertheless are served."""
+        """Ask every client, including later ones, to open its next streams elsewhere. Open streams, and new ones that
+        come anyway, are served."""
         self.run_soon(self._begin_drain)
 
     def stop_accepting(self) -> None:
-        """Accept nothing further and take no new streams; those that are open go on. *Blocking* for a moment."""
+        """Stop accepting connections and streams. Open streams continue. *Blocking* for a moment."""
         if self._thread.is_alive():
             is_done = threading.Event()
             self.run_soon(self._stop_accepting)
@@ -184,7 +184,7 @@ class Http2Server:
             is_done.wait()
 
     def stop(self, grace_s: float) -> None:
-        """Accept nothing further and take no new streams; wait up to `grace_s` for those that are open, then cut them.
+        """Stop accepting connections and streams, wait up to `grace_s` for open streams, then close them.
         *Blocking.*"""
         if not self._thread.is_alive():
             self._close_files()
@@ -215,7 +215,7 @@ class Http2Server:
                     connection.on_event(kinds)
                 elif fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
-                    self._is_woken = False  # before the calls are looked at
+                    self._is_woken = False  # before the calls are read
                 elif fd in self._listeners:
                     self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
@@ -242,7 +242,7 @@ class Http2Server:
         try:
             call()
         except Exception:  # noqa: BLE001 - the thread's boundary
-            # The thread serves all connections: see Connection.on_event.
+            # The thread serves all connections: see Http2Connection.on_event.
             _LOG.exception("unexpected error in a call on the thread that reads HTTP/2")
 
     def _make_calls(self) -> None:
@@ -256,7 +256,7 @@ class Http2Server:
                 connection.on_event(0)
 
     def drop(self, connection: Http2Connection, fault: ConnectionFault | None = None) -> None:
-        """Close a connection, and tell the client why if there is a reason."""
+        """Close a connection. Send the reason to the client if there is one."""
         if connection.is_closed:
             return
         if fault is not None and fault.text:
@@ -269,14 +269,14 @@ class Http2Server:
         connection.close()
 
     def _tick(self) -> None:
-        """Look after what time does to connections."""
+        """Check the timeouts of connections."""
         for connection in list(self._connections.values()):
             try:
                 connection.tick(self.now_s)
             except ConnectionFault as fault:
                 self.drop(connection, fault)
             except Exception:  # noqa: BLE001 - the thread's boundary
-                # As in Connection.on_event.
+                # As in Http2Connection.on_event.
                 _LOG.exception("unexpected error on the connection of %s", connection.peer)
                 self.drop(connection, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
         for fd, (_, _, until_s) in list(self._handshakes.items()):
@@ -297,7 +297,7 @@ class Http2Server:
                 return
             except OSError as error:
                 if error.errno in _NO_RESOURCE:
-                    # It would be tried, and fail, thousands of times a second.
+                    # Without a pause, accepting would be retried and fail thousands of times a second.
                     self._accepts_from_s = self.now_s + _REST_S
                     for fd in self._listeners:
                         self._epoll.modify(fd, 0)
@@ -330,7 +330,8 @@ class Http2Server:
         connection.flush()
 
     def _drop_idle(self) -> bool:
-        """Close the connection that has been without a stream for longest; a client that comes counts for more."""
+        """Close the connection that has been idle for longest, because a new client is more important. Return False if
+        none is idle."""
         idle = [connection for connection in self._connections.values() if not connection.stream_count]
         if not idle:
             return False
@@ -389,7 +390,8 @@ class Http2Server:
             connection.end_going_away()
 
     def _look_whether_over(self) -> None:
-        """Be over when no stream is open and all is sent, or the grace has passed; else look again."""
+        """End the thread when no stream is open and all output is sent, or the grace time has passed. Otherwise check
+        again."""
         self._is_over = self.now_s >= self._stop_at_s or not any(
             connection.is_busy for connection in self._connections.values()
         )
@@ -409,7 +411,7 @@ class Http2Server:
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         self._close_listeners()
-        self._make_calls()  # somebody may wait for one
+        self._make_calls()  # a thread may wait for one of them
         self._close_files()
 
     def _close_files(self) -> None:
@@ -419,5 +421,5 @@ class Http2Server:
         if not self._epoll.closed:
             self._epoll.close()
             with self._wake_lock:
-                self._is_woken = True  # its number may be another file's from now on
+                self._is_woken = True  # the file descriptor's number may be reused from now on
                 os.close(self._wake_fd)

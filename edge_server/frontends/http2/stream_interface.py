@@ -1,14 +1,14 @@
-"""HTTP/2 stream as the layer above sees it: a request and its response. RFC 9113 section 5.1.
+"""HTTP/2 stream interface for the layer above: a request and its response. RFC 9113 section 5.1.
 
-States of a stream that a client opened, and the event that leaves each:
+States of a client-opened stream, and the event that leaves each:
 
     state                 | client ends its side  | we end ours (`respond`, `finish`) | RST_STREAM, either way
     open                  | half-closed (remote)  | closed, RST_STREAM(NO_ERROR) sent | closed
     half-closed (remote)  | error STREAM_CLOSED   | closed                            | closed
     closed                | DATA is counted for the connection's window and dropped; other frames are ignored, or errors
 
-Ending our side first closes the stream: the rest of the request would be read for nothing (section 8.1). A stream that
-is idle (never opened) takes nothing but HEADERS. There is no push, so no reserved state.
+Ending our side first closes the stream, because reading the rest of the request is useless (section 8.1). An idle
+stream (never opened) accepts only HEADERS. There is no push, so no reserved state.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
-"""Bytes to be sent, in pieces. Views are of one byte an item, and must not change until they were sent."""
+"""Bytes to send, in pieces. Views have one-byte items and must not change until they are sent."""
 
 
 class StreamReceiver(Protocol):
-    """Takes what comes on a stream, on the reading thread. Must not block, and must not raise."""
+    """Receives the client's data of a stream, on the reading thread. Must not block or raise."""
 
     def on_data(self, data: memoryview, is_end: bool) -> None:
-        """Take payload, which is valid during the call only. `is_end`: nothing more comes.
+        """Receive payload, which is valid during the call only. `is_end`: no more follows.
 
-        The client may send as much again once `Stream.consume` was called with the count of bytes.
+        The client may send as many bytes again after `Stream.consume` is called with their count.
         """
 
     def target(self, size: int) -> memoryview | None:
-        """Return memory into which up to `size` bytes of payload that follow are received directly, at most that long;
-        None to have them by `on_data`."""
+        """Return memory of at most `size` bytes to receive the next payload directly, or None to receive it by
+        `on_data`."""
 
     def on_filled(self, count: int, is_end: bool) -> None:
-        """Take note that `count` bytes were received into the last target. Else as `on_data`."""
+        """Handle `count` bytes that were received into the last target. Otherwise as `on_data`."""
 
     def on_sent(self) -> None:
-        """What was sent has left the stream's queue, after a `Stream.send` that returned False."""
+        """Handle that the stream's queue is empty, after a `Stream.send` that returned False."""
 
     def on_reset(self, code: int) -> None:
-        """The client cancelled the stream, or the connection is lost: the answer is not wanted any more. Comes at most
-        once, and not after the stream's end."""
+        """Handle that the client cancelled the stream or the connection is lost: the response is no longer wanted.
+        Called at most once, and not after the stream's end."""
 
     def on_tick(self, now_s: float) -> None:
-        """Time passed, about a second since the last call. `now_s` is of time.monotonic."""
+        """Handle the passing of time, about once a second. `now_s` is in time.monotonic time."""
 
 
 class NoReceiver:
-    """Takes the place of a stream's receiver when the stream is closed: the two, which refer to each other, are freed
-    at once then, and with them a message of any size."""
+    """Replaces the receiver of a closed stream. This breaks the reference cycle between stream and receiver, so both,
+    and a message of any size, are freed at once."""
 
     def on_data(self, data: memoryview, is_end: bool) -> None:
         pass
