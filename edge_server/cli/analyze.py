@@ -149,7 +149,7 @@ def _plan(
         model,
         backend,
         concurrencies,
-        words.input_wish(options, options.request_batch_size),
+        words.input_choice(options, options.request_batch_size),
         words.patience_of(options),
         interrupts,
         options.latency_limit_ms,

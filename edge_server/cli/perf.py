@@ -101,7 +101,7 @@ def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
         session.shares_memory = options.shared_memory
         session.output_bytes = options.output_shared_memory_size
         if options.frames is None:
-            session.steps = make_inputs(model, words.input_wish(options, options.batch_size))
+            session.steps = make_inputs(model, words.input_choice(options, options.batch_size))
     except BaseException:
         control.close()
         raise

@@ -35,7 +35,7 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of everything that is random")
 
 
-def input_wish(options: argparse.Namespace, batch: int) -> InputChoice:
+def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
     kinds = [word for word in options.input_data if word in ("random", "zero")]
     files = []
     for word in options.input_data:

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     source = open_source(options.source, fps=options.fps or 0.0, size=options.size)
     try:
         fps = _rate(options.fps, source)
-        wish = _wish(options, keeps_all=fps == 0 and not source.is_live)
+        stream_options = _stream_options(options, keeps_all=fps == 0 and not source.is_live)
         writers = _open_writers(options, fps or source.fps or DEFAULT_FPS)
     except EdgeServerError:
         source.close()
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     cameras = []
     for place, writer in enumerate(writers):
         name = base if options.streams == 1 else f"{base}-{place}"
-        cameras.append(StreamSender(name, name + unique, wish, writer, lines))
+        cameras.append(StreamSender(name, name + unique, stream_options, writer, lines))
     feeding = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
     setting = RunSettings(options.model, options.address, source, feeding)
     return _run(setting, cameras, lines)
@@ -83,7 +83,7 @@ def _open_writers(options: argparse.Namespace, fps: float) -> list[WritingThread
     return [WritingThread(writer) for writer in writers]
 
 
-def _wish(options: argparse.Namespace, *, keeps_all: bool) -> StreamOptions:
+def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOptions:
     wanted, tensors = options.returns or (), tuple(options.tensor)
     if "tensors" in wanted and not tensors:
         tensors = ("*",)
@@ -145,7 +145,9 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         help="pictures a second; default: the rate of the video or the camera, else 30. 0: as fast as the server takes "
         "them, none dropped for want of room",
     )
-    group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480), wish to a camera")
+    group.add_argument(
+        "--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera"
+    )
     group.add_argument("--loop", action="store_true", help="begin again at the end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
     group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")

@@ -15,8 +15,8 @@ from edge_server.cli.sources.video import VideoCamera, VideoFile
 def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = None) -> Source:
     """Open "demo", "pattern", a folder of pictures, a camera such as /dev/video0, or a video file.
 
-    `fps` and `size` are wishes to a camera; `size` is also that of the pattern, `(width, height)`. Raises SourceError
-    for what is none of these, Unsupported where OpenCV is needed and missing.
+    `fps` and `size` are requested from a camera; `size` is also that of the pattern, `(width, height)`. Raises
+    SourceError for anything else, Unsupported if OpenCV is needed and missing.
     """
     if text == "pattern":
         return Pattern(size or DEFAULT_SIZE)

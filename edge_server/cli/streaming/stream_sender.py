@@ -35,7 +35,7 @@ class StreamSender:
     """
 
     def __init__(
-        self, name: str, stream_id: str, wish: StreamOptions, writer: WritingThread | None, lines: JsonLines | None
+        self, name: str, stream_id: str, options: StreamOptions, writer: WritingThread | None, lines: JsonLines | None
     ) -> None:
         self.name = name
         self.opened: StreamOpened | None = None
@@ -49,15 +49,15 @@ class StreamSender:
         self._tally = FrameCounts(name)
         self._takes_no_more = False
         self._stream = FrameStream(
-            wish.address,
-            wish.model,
-            version=wish.version,
+            options.address,
+            options.model,
+            version=options.version,
             stream_id=stream_id,
-            returns=wish.returns,
-            delivery=replace(wish.delivery, notifies_drops=True),
-            keeps_all=wish.keeps_all,
-            tls=wish.tls,
-            metadata=wish.metadata,
+            returns=options.returns,
+            delivery=replace(options.delivery, notifies_drops=True),
+            keeps_all=options.keeps_all,
+            tls=options.tls,
+            metadata=options.metadata,
             client="edge-server stream",
             on_opened=self._take_opening,
             on_dropped=self._take_notice,

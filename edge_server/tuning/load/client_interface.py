@@ -125,7 +125,7 @@ class MeasuredRequest:
 
 
 def dtype_named(model: str, tensor: str, name: str) -> DType:
-    """Return the data type of a tensor by its KServe name. Raises Refusal for one that is not known here."""
+    """Return the data type of a tensor by its KServe name. Raises RequestRefused for one that is not known here."""
     found = BY_NAME.get(name)
     if found is None:
         raise RequestRefused(f"model '{model}': tensor '{tensor}' has the unknown data type '{name}'")

@@ -160,7 +160,7 @@ def _placed(place: SharedMemoryPlace) -> dict[str, Any]:
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of an http:// address. Raises Refusal for anything else."""
+    """Return host, port and path of an http:// address. Raises RequestRefused for anything else."""
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or 80

@@ -42,23 +42,23 @@ class InputChoice:
     seed: int = 0
 
 
-def make_inputs(model: ModelFacts, wish: InputChoice) -> list[tuple[Tensor, ...]]:
+def make_inputs(model: ModelFacts, choice: InputChoice) -> list[tuple[Tensor, ...]]:
     """Return the tensors of each of the different requests, at least one. Raises InvalidRequest."""
-    _check_batch(model, wish.batch)
+    _check_batch(model, choice.batch)
     names = [tensor.name for tensor in model.inputs]
-    for name in (*wish.shapes, *(name for name, _ in wish.files if name)):
+    for name in (*choice.shapes, *(name for name, _ in choice.files if name)):
         if name not in names:
             raise InvalidRequest(f"model '{model.name}' has no input '{name}'; it has {', '.join(names)}")
-    steps = _read_files(model, wish.files)
-    generator = np.random.default_rng(wish.seed)
+    steps = _read_files(model, choice.files)
+    generator = np.random.default_rng(choice.seed)
     made = {
-        tensor.name: _made_up(model, tensor, wish, generator)
+        tensor.name: _made_up(model, tensor, choice, generator)
         for tensor in model.inputs
-        if not any(tensor.name in step for step in steps) and (not tensor.is_optional or tensor.name in wish.shapes)
+        if not any(tensor.name in step for step in steps) and (not tensor.is_optional or tensor.name in choice.shapes)
     }
     return [
         tuple(
-            _from_file(model, tensor, step[tensor.name], wish) if tensor.name in step else made[tensor.name]
+            _from_file(model, tensor, step[tensor.name], choice) if tensor.name in step else made[tensor.name]
             for tensor in model.inputs
             if tensor.name in step or tensor.name in made
         )
@@ -76,10 +76,10 @@ def _check_batch(model: ModelFacts, batch: int) -> None:
         )
 
 
-def _shape(model: ModelFacts, tensor: TensorFacts, wish: InputChoice) -> tuple[int, ...]:
+def _shape(model: ModelFacts, tensor: TensorFacts, choice: InputChoice) -> tuple[int, ...]:
     """Return the shape to send, batch dimension included."""
     declared = tensor.shape[1:] if model.max_batch_size else tensor.shape
-    given = wish.shapes.get(tensor.name)
+    given = choice.shapes.get(tensor.name)
     if given is None:
         if -1 in declared:
             raise InvalidRequest(
@@ -88,7 +88,7 @@ def _shape(model: ModelFacts, tensor: TensorFacts, wish: InputChoice) -> tuple[i
             )
         given = declared
     _check_fit(model, tensor, declared, given)
-    return (wish.batch, *given) if model.max_batch_size else given
+    return (choice.batch, *given) if model.max_batch_size else given
 
 
 def _check_fit(model: ModelFacts, tensor: TensorFacts, declared: Sequence[int], given: Sequence[int]) -> None:
@@ -101,14 +101,14 @@ def _check_fit(model: ModelFacts, tensor: TensorFacts, declared: Sequence[int], 
         )
 
 
-def _made_up(model: ModelFacts, tensor: TensorFacts, wish: InputChoice, generator: np.random.Generator) -> Tensor:
-    shape = _shape(model, tensor, wish)
+def _made_up(model: ModelFacts, tensor: TensorFacts, choice: InputChoice, generator: np.random.Generator) -> Tensor:
+    shape = _shape(model, tensor, choice)
     if math.prod(shape) * (tensor.dtype.itemsize or STRING_BYTES) > MOST_BYTES:
         raise InvalidRequest(
             f"input '{tensor.name}' of model '{model.name}' would have {math.prod(shape)} elements in the shape"
             f" {list(shape)}; at most {MOST_BYTES >> 20} MiB are sent"
         )
-    return Tensor(tensor.name, tensor.dtype, _values(tensor.dtype, shape, wish.kind, generator))
+    return Tensor(tensor.name, tensor.dtype, _values(tensor.dtype, shape, choice.kind, generator))
 
 
 def _values(dtype: DType, shape: tuple[int, ...], kind: str, generator: np.random.Generator) -> Array:
@@ -181,7 +181,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     return data
 
 
-def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, wish: InputChoice) -> Tensor:
+def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, choice: InputChoice) -> Tensor:
     """Return the tensor for one request: a whole batch where the file holds one, else the row repeated."""
     declared = tensor.shape[1:] if model.max_batch_size else tensor.shape
     try:
@@ -189,16 +189,16 @@ def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, wish: InputCh
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidRequest(f"input '{tensor.name}' of model '{model.name}': {error}") from None
     if model.max_batch_size and array.ndim == len(declared) + 1 and shape is None:
-        if array.shape[0] != wish.batch:
+        if array.shape[0] != choice.batch:
             raise InvalidRequest(
                 f"input '{tensor.name}' of model '{model.name}': the file holds {array.shape[0]} rows, the batch size"
-                f" is {wish.batch}"
+                f" is {choice.batch}"
             )
         _check_fit(model, tensor, declared, array.shape[1:])
         return Tensor(tensor.name, tensor.dtype, array)
-    row = shape or wish.shapes.get(tensor.name) or (array.shape if array.ndim == len(declared) else declared)
+    row = shape or choice.shapes.get(tensor.name) or (array.shape if array.ndim == len(declared) else declared)
     if -1 in row:
-        _shape(model, tensor, wish)
+        _shape(model, tensor, choice)
     _check_fit(model, tensor, declared, row)
     if array.size != math.prod(row):
         raise InvalidRequest(
@@ -207,7 +207,7 @@ def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, wish: InputCh
         )
     array = array.reshape(row)
     if model.max_batch_size:
-        array = np.ascontiguousarray(np.broadcast_to(array, (wish.batch, *row)))
+        array = np.ascontiguousarray(np.broadcast_to(array, (choice.batch, *row)))
     return Tensor(tensor.name, tensor.dtype, array)
 
 

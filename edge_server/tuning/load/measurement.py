@@ -78,7 +78,7 @@ class Measurement:
         """Of each window, as often as it was read."""
 
     def run(self, mode: str, level: float, batch: int, late_s: float = 0.1) -> MeasuredPoint:
-        """Return the figures of the last three windows. Raises Refusal when nothing was answered well, or at all."""
+        """Return the figures of the last three windows. Raises RequestRefused if no request succeeded."""
         windows: list[MeasurementWindow] = []
         self._warm_up()
         edge = self._edge()

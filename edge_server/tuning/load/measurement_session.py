@@ -99,7 +99,7 @@ class LoadSession:
         self.control.close()
 
     def at_concurrency(self, concurrency: int) -> MeasuredPoint:
-        """Keep so many requests under way. Raises Refusal when none is answered well, Unreachable."""
+        """Keep so many requests under way. Raises RequestRefused when none is answered well, Unreachable."""
         with (
             self._requests(concurrency) as requests,
             self._senders(concurrency) as senders,

@@ -212,7 +212,7 @@ class Trials:
     model: ModelFolder
     backend: str
     concurrencies: Sequence[int]
-    wish: InputChoice
+    choice: InputChoice
     patience: MeasurementTimes
     interrupts: Interrupts
     limit_ms: float | None = None
@@ -248,8 +248,8 @@ class Trials:
         session = LoadSession(target, control.model(self.model.name, ""), control, self._patience(round_number))
         try:
             session.pid = server.process.pid
-            session.batch = self.wish.batch
-            session.steps = make_inputs(session.model, self.wish)
+            session.batch = self.choice.batch
+            session.steps = make_inputs(session.model, self.choice)
             session.power_w = lambda: http.ask("/edge/v1/governor").get("power_w")
             if http.ask("/edge/v1/governor").get("power_w") is None:
                 session.power_w = None
