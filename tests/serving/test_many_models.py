@@ -107,11 +107,13 @@ def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: An
 def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(house: Any, new_mailbox: Any) -> None:
     specs = [house.spec(f"m{number}", backend="identity") for number in range(1000)]
     wishes = [DesiredModel(spec.name, {1: house.desired_version(spec)}) for spec in specs]
+    # Runtimes that other tests loaded into this process may keep threads of their own: they are not counted.
+    before = len(os.listdir("/proc/self/task"))
     most, is_over = [0], threading.Event()
 
     def count_threads() -> None:
         while not is_over.wait(0.005):
-            most[0] = max(most[0], len(os.listdir("/proc/self/task")))
+            most[0] = max(most[0], len(os.listdir("/proc/self/task")) - before)
 
     counter = threading.Thread(target=count_threads)
     counter.start()
@@ -131,4 +133,5 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
     finally:
         is_over.set()
         counter.join()
-    assert most[0] <= 64
+    # Two more threads are there in a process of its own: the main thread, and one of numpy's.
+    assert most[0] <= 62
