@@ -287,6 +287,14 @@ class Backend(abc.ABC):
         """
         return None
 
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        """Return the memory of one instance in bytes, by what takes it ("weights", "KV cache").
+
+        A load that does not fit is refused with the sum. Empty: it is estimated from the size of the files. Raises
+        LoadError.
+        """
+        return {}
+
     @abc.abstractmethod
     def open(self, job: OpenJob) -> Session | RequestSession:
         """Open one instance of a model. Raises LoadError."""

@@ -159,6 +159,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(box_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:
         lines.append(engine_lines(report["engines"]))
+    lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
     lines += [reason_line(model["name"], model["version"], model["reason"]) for model in models if model["reason"]]
     return lines
 

@@ -222,11 +222,13 @@ class ModelSpec:
 @dataclass(frozen=True, slots=True)
 class ModelFile:
     """Files of one version on disk. `path` is the model file, or the model's directory if the format is a directory.
-    `model_dir` is the model's folder in the repository."""
+    `model_dir` is the model's folder in the repository. `memory_bytes` is what one instance takes, computed by the
+    backend; 0 if it does not compute it."""
 
     path: Path
     model_dir: Path
     version: int
+    memory_bytes: int = 0
 
     @property
     def version_dir(self) -> Path:

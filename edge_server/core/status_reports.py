@@ -111,8 +111,8 @@ class CudaRegion:
 class InstanceReport:
     """Runtime, device and resources of one loaded version, for `status`, `check`, the start-up line and metrics.
 
-    `load_rss_bytes` is the growth of the process's resident memory during the load. It is approximate if models load
-    in parallel.
+    `load_rss_bytes` is the growth of the process's resident memory during the load, or what the backend has computed
+    if that is more. It is approximate if models load in parallel.
     """
 
     name: str

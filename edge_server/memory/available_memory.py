@@ -26,8 +26,8 @@ class MemoryReading:
 class MemoryFloor:
     """Decides whether a load may begin. Stateless and thread-safe.
 
-    `floor_bytes` 0: any amount may be used. `pressure_limit_percent` 0: pressure is not checked. `proc` is the root of
-    the proc file system.
+    `floor_bytes` 0: any amount may be used; a model whose backend computes its memory must still fit.
+    `pressure_limit_percent` 0: pressure is not checked. `proc` is the root of the proc file system.
     """
 
     def __init__(self, floor_bytes: int, pressure_limit_percent: float, proc: Path = Path("/proc")) -> None:
@@ -44,14 +44,15 @@ class MemoryFloor:
                 f"memory is under pressure: tasks waited for it {reading.pressure_percent:g} % of the last 10 s, "
                 f"--memory-pressure-limit is {limit:g} %"
             )
-        if not self._floor_bytes or reading.available_bytes is None:
+        if reading.available_bytes is None or not (self._floor_bytes or file.memory_bytes):
             return None
         need_bytes = estimate_bytes(file, instance_count)
         if reading.available_bytes - need_bytes >= self._floor_bytes:
             return None
+        keeps = f", and --memory-floor-mb keeps {_mib(self._floor_bytes)} free" if self._floor_bytes else ""
         return (
             f"memory is short: {_mib(reading.available_bytes)} are available, the model needs about "
-            f"{_mib(need_bytes)}, and --memory-floor-mb keeps {_mib(self._floor_bytes)} free"
+            f"{_mib(need_bytes)}{keeps}"
         )
 
 
@@ -63,8 +64,10 @@ def read_memory(proc: Path = Path("/proc")) -> MemoryReading:
 
 
 def estimate_bytes(file: ModelFile, instance_count: int) -> int:
-    """Return the estimated peak memory of opening the file: its weights once for reading, and once for each instance in
-    the runtime's layout. Activations are extra; the floor covers them."""
+    """Return the estimated peak memory of opening the file: what the backend has computed, else its weights once for
+    reading, and once for each instance in the runtime's layout. Activations are extra; the floor covers them."""
+    if file.memory_bytes:
+        return file.memory_bytes * max(instance_count, 1)
     return weight_bytes(file) * (1 + max(instance_count, 1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,7 +34,8 @@ _BY_NUMBER = {dtype.number: dtype for dtype in DType}
 class InspectedFile:
     """A version's file, the runtime that will open it, and the inputs and outputs that the runtime read.
 
-    `signature` is None if the runtime cannot read it. `notes` name the runtimes that failed, with the reason.
+    `signature` is None if the runtime cannot read it. `notes` name the memory that it needs, if the backend computes
+    it, and the runtimes that failed, with the reason.
     `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
     """
 
@@ -64,25 +65,34 @@ def inspect_model(
         try:
             if candidate.backend in passed_over:
                 raise LoadError(passed_over[candidate.backend])
-            backend, file, signature = _inspect_with(candidate, config, model, model_dir, version)
+            inspected = _inspect_with(candidate, config, model, model_dir, version)
         except LoadError as error:
             failures.append((candidate.backend, error))
             continue
-        notes = tuple(f"backend '{name}' was passed over for '{backend.name}': {e.message}" for name, e in failures)
-        return InspectedFile(backend, file, signature, notes, has_alternatives=candidate is not choice[-1])
+        name = inspected.backend.name
+        notes = (f"backend '{other}' was passed over for '{name}': {e.message}" for other, e in failures)
+        return replace(inspected, notes=(*inspected.notes, *notes), has_alternatives=candidate is not choice[-1])
     raise _all_failed(model, failures)
 
 
 def _inspect_with(
     candidate: BackendCandidate, config: ConfigMessage, model: str, model_dir: Path, version: int
-) -> tuple[Backend, ModelFile, ModelSignature | None]:
+) -> InspectedFile:
     backend = load_backend(candidate.backend)
     of_gpu = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
     if of_gpu:
         check_relative(of_gpu, f"model '{model}': cc_model_filenames")
     file = _find_file(of_gpu or candidate.file_name or backend.default_filename, model, model_dir, version)
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    return backend, file, backend.inspect(file, parameters)
+    signature = backend.inspect(file, parameters)
+    memory = backend.memory_parts(file, model, parameters)
+    notes = (_memory_note(memory),) if memory else ()
+    return InspectedFile(backend, replace(file, memory_bytes=sum(memory.values())), signature, notes)
+
+
+def _memory_note(parts: Mapping[str, int]) -> str:
+    each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in parts.items())
+    return f"needs about {sum(parts.values()) / 2**20:.0f} MiB of memory: {each}"
 
 
 def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> ModelFile:

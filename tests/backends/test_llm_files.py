@@ -14,15 +14,25 @@ from hypothesis import strategies as st
 
 from edge_server.backends.llm.backend import make
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.backends.llm.model_size import (
+    EXPORT_LOAD_FACTOR,
+    GGUF_LOAD_FACTOR,
+    KV_BYTES_PER_VALUE,
+    BadModelFile,
+    LlmSize,
+    read_export,
+    read_gguf,
+)
+from edge_server.backends.llm.settings import memory_parts, read_settings
 from edge_server.errors import BackendMissing
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
 
 def test_the_header_of_a_gguf_file_says_what_it_will_cost() -> None:
-    # 2 (K and V) x 2 layers x 2 heads x 16 values x 4 bytes
-    assert read_gguf(TINY) == LlmSize(TINY.stat().st_size, 512, 512)
+    values = 2 * 2 * 2 * 16  # K and V, layers, heads, numbers of a head
+    weight_bytes = int(TINY.stat().st_size * GGUF_LOAD_FACTOR)
+    assert read_gguf(TINY) == LlmSize(weight_bytes, 512, int(values * KV_BYTES_PER_VALUE), 64)
 
 
 @pytest.mark.parametrize("size", [0, 3, 24, 100, 2000, 9000, 200_000, -1])
@@ -77,12 +87,22 @@ def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytes
 
 def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.bin").write_bytes(bytes(1000))
-    assert read_export(tmp_path) == LlmSize(1000, 0, 0)
+    assert read_export(tmp_path) == LlmSize(int(1000 * EXPORT_LOAD_FACTOR), 0, 0)
     config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30,
               "max_position_embeddings": 8192}  # fmt: skip
     text = json.dumps(config)
     (tmp_path / "config.json").write_text(text)
-    assert read_export(tmp_path) == LlmSize(1000 + len(text), 8192, 2 * 30 * 3 * 64 * 4)
+    weight_bytes = int((1000 + len(text)) * EXPORT_LOAD_FACTOR)
+    values = 2 * 30 * 3 * 64
+    assert read_export(tmp_path) == LlmSize(weight_bytes, 8192, int(values * KV_BYTES_PER_VALUE), 576)
+
+
+def test_what_a_model_takes_is_its_weights_and_all_blocks_of_its_cache() -> None:
+    size = LlmSize(weight_bytes=300 << 20, context=8192, bytes_per_token=14_400, width=576)
+    settings = read_settings("m", {"num_kv_blocks": "10", "max_num_batched_tokens": "64"}, size, 32)
+    parts = memory_parts(settings, size, 32)
+    assert (parts["weights"], parts["KV cache"]) == (300 << 20, 10 * 32 * 14_400)
+    assert 0 < parts["activations"] < parts["process"]
 
 
 @given(

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import threading
@@ -25,7 +26,24 @@ COUNT = (
     "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"
 )
-ANSWERS = {"hello": "Hello! How can I help you?", "count": COUNT}
+CALL = '{"name": "weather", "arguments": {"city": "Bern", "days": [1, 2]}}'
+ANSWERS = {
+    "hello": "Hello! How can I help you?",
+    "count": COUNT,
+    "weather": f"I look.\n<tool_call>\n{CALL}\n</tool_call>",
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 9}},
+            "required": ["city"],
+        },
+    },
+}
 
 real_engine = [
     pytest.mark.full,
@@ -41,7 +59,7 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     models = tmp_path_factory.mktemp("models")
     (models / "talker/1").mkdir(parents=True)
     (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
-    (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS}))
+    (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS, "chat_template": "<tool_call>"}))
     (models / "plain/1").mkdir(parents=True)
     (models / "plain/config.pbtxt").write_text(
         'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } '
@@ -152,7 +170,11 @@ def test_prompts_and_choices_are_answered_together_and_each_prompt_counts_once(s
         ({"model": "plain"}, 400, "model", None),
         ({"model": 3}, 400, "model", None),
         ({"logit_bias": {"1": 2}}, 400, "logit_bias", None),
-        ({"tools": [{"type": "function"}]}, 400, "tools", None),
+        ({"tools": [{"type": "function"}]}, 400, None, None),
+        ({"tools": 3}, 400, None, None),
+        ({"tool_choice": "required"}, 400, "tool_choice", None),
+        ({"tools": [TOOL], "tool_choice": "always"}, 400, None, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nosuch"}}}, 400, None, None),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
         ({"n": 0}, 400, "n", None),
         ({"n": 1000}, 400, "n", None),
@@ -179,6 +201,39 @@ def test_a_bad_call_gets_openais_error_and_costs_nobody_else(
         assert error["type"] == "invalid_request_error"
     _, answer = server.ask("/v1/chat/completions", chat("hello"))
     assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
+
+
+def test_a_tool_call_is_parsed_and_its_arguments_are_streamed(server: Any) -> None:
+    body = chat("weather", tools=[TOOL])
+    _, answer = server.ask("/v1/chat/completions", body)
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bern", "days": [1, 2]}
+    found = events(server, "/v1/chat/completions", {**body, "stream": True})[:-1]
+    deltas = [event["choices"][0]["delta"] for event in found]
+    parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert "".join(delta.get("content", "") for delta in deltas) == "I look."
+    assert [part["function"].get("name") for part in parts] == ["weather"] + [None] * (len(parts) - 1)
+    assert len(parts) > 10
+    assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+    assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    messages = [
+        {"role": "user", "content": "weather"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "hello"},
+    ]
+    _, answer = server.ask("/v1/chat/completions", {"model": "talker", "messages": messages, "tools": [TOOL]})
+    assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    call["function"]["arguments"] = "{"
+    status, answer = server.ask("/v1/chat/completions", {"model": "talker", "messages": messages})
+    assert (status, "arguments as JSON" in answer["error"]["message"]) == (400, True)
 
 
 def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
@@ -296,6 +351,16 @@ class TestRealEngine:
                 assert len(value["name"]) <= 8
                 assert 0 <= value["size"] <= 99
 
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+    def test_a_tool_that_must_be_called_is_called(self, client: Any, choice: Any) -> None:
+        # Short: the context of the tiny model is 512 tokens.
+        tool = {"type": "function", "function": {"name": "go"}}
+        for seed in range(5):
+            answer = ask(client, "hello", tools=[tool], tool_choice=choice, temperature=0.8, seed=seed)
+            (call,) = answer.choices[0].message.tool_calls
+            assert call.function.name == "go"
+            assert "".join(call.function.arguments.split()) in ("{}", "{")
+
     def test_the_same_seed_gives_the_same_text(self, client: Any) -> None:
         texts = {
             ask(client, "say hello", temperature=1.5, seed=7, max_tokens=20).choices[0].message.content
@@ -343,7 +408,7 @@ class TestRealEngine:
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
 
 
-class TestDamagedFiles:
+class TestFilesThatCannotBeServed:
     pytestmark = real_engine
 
     @pytest.mark.parametrize(
@@ -366,3 +431,19 @@ class TestDamagedFiles:
             index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}
             assert said in index["broken"]["reason"]
             assert index["good"]["state"] == "READY"
+
+    def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_numbers(
+        self, serve: Any, tmp_path: Path
+    ) -> None:
+        for name, blocks in (("huge", 10_000_000_000), ("small", 64)):
+            (tmp_path / name / "1").mkdir(parents=True)
+            shutil.copy(TINY, tmp_path / name / "1/model.gguf")
+            (tmp_path / name / "config.pbtxt").write_text(
+                f'parameters {{ key: "num_kv_blocks" value {{ string_value: "{blocks}" }} }}'
+            )
+        with serve(tmp_path) as running:
+            index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}
+            assert re.search(r"memory is short: \d+ MiB are available, .* about \d+ MiB", index["huge"]["reason"])
+            (report,) = running.ask("/edge/v1/models")[1]["models"]
+            assert any(re.match(r"needs about \d+ MiB of memory: process", note) for note in report["notes"])
+            assert report["load_rss_bytes"] > 75 << 20

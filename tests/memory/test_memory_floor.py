@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_a_load_that_would_pass_the_floor_is_refused_with_all_three_numbers(proc
         "and --memory-floor-mb keeps 401 MiB free"
     )
     assert "the model needs about 600 MiB" in str(MemoryFloor(400 * MIB, 0, proc).refusal(file, 2))
+
+
+def test_a_model_whose_memory_is_known_must_fit_without_a_floor_too(proc: Path, tmp_path: Path) -> None:
+    file = replace(model(tmp_path, {"model.gguf": MIB}), memory_bytes=300 * MIB)
+    assert estimate_bytes(file, 2) == 600 * MIB
+    assert MemoryFloor(0, 0, proc).refusal(file, 2) is None
+    assert MemoryFloor(0, 0, proc).refusal(file, 3) == (
+        "memory is short: 800 MiB are available, the model needs about 900 MiB"
+    )
 
 
 def test_pressure_above_the_limit_refuses_whatever_is_available(proc: Path, tmp_path: Path) -> None:

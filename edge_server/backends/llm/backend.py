@@ -17,7 +17,7 @@ from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJo
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
-from edge_server.backends.llm.settings import LlmSettings, read_settings
+from edge_server.backends.llm.settings import LlmSettings, memory_parts, read_settings
 from edge_server.backends.llm.token_engine import TokenEngine
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.isolated_session import IsolatedSession
@@ -36,6 +36,7 @@ _INPUTS = (
 _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
     ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1), ("cumulative_logprob", "FP32", -1),
+    ("tool_calls", "STRING", -1),
 )  # fmt: skip
 
 
@@ -78,8 +79,11 @@ class OpenVinoLlmBackend(_LlmBackend):
         _read_size(file)
         return None
 
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        size = _read_size(file)
+        return memory_parts(read_settings(model, parameters, size, _BLOCK_TOKENS), size, _BLOCK_TOKENS)
+
     def open(self, job: OpenJob) -> RequestSession:
-        _settings(job)
         return IsolatedSession(job, open_openvino)
 
 

@@ -43,13 +43,13 @@ class IncrementalDetokenizer:
             self.is_stopped = True
             certain, self._held = self._held[:end], ""
             return certain
-        keep = 0 if is_last else max((_overlap(self._held, stop) for stop in self._stop), default=0)
+        keep = 0 if is_last else max((overlap(self._held, stop) for stop in self._stop), default=0)
         certain = self._held[: len(self._held) - keep]
         self._held = self._held[len(certain) :]
         return certain
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that is a beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

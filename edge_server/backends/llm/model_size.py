@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,8 +35,13 @@ are the types that OpenVINO GenAI reads."""
 _ALIGNMENT = 32
 """Of the tensors' data, if the file says nothing."""
 
-_BYTES_PER_VALUE = 4
-"""Of the KV cache, at most: a CPU keeps f32, f16 or u8."""
+KV_BYTES_PER_VALUE = 1.25 if platform.machine() in ("x86_64", "AMD64") else 2
+"""Of OpenVINO's KV cache: u8 with its scales on x86, f16 elsewhere."""
+
+GGUF_LOAD_FACTOR = 3.25
+"""Memory while a GGUF file is opened, in sizes of the file. Measured with SmolLM2-135M as Q4_1."""
+EXPORT_LOAD_FACTOR = 2.0
+"""The same for an export: its file is mapped, and the runtime keeps the weights in a layout of its own."""
 
 
 class BadModelFile(Exception):
@@ -44,12 +50,13 @@ class BadModelFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LlmSize:
-    """`context`: most tokens, 0 if the files do not say. `bytes_per_token`: the KV cache of one token, at most; 0 if
-    unknown. `weight_bytes`: size of the files."""
+    """`weight_bytes`: memory while the weights are opened. `context`: most tokens, 0 if the files do not say.
+    `bytes_per_token`: the KV cache of one token, 0 if unknown. `width`: numbers between two layers for one token."""
 
     weight_bytes: int
     context: int
     bytes_per_token: int
+    width: int = 0
 
 
 def read_gguf(path: Path) -> LlmSize:
@@ -83,19 +90,26 @@ def read_gguf(path: Path) -> LlmSize:
     heads = number("attention.head_count")
     head_size = number("attention.key_length", number("embedding_length") // heads)
     values = 2 * number("block_count") * number("attention.head_count_kv", heads) * head_size
-    return LlmSize(file_bytes, number("context_length"), values * _BYTES_PER_VALUE)
+    return LlmSize(
+        int(file_bytes * GGUF_LOAD_FACTOR),
+        number("context_length"),
+        int(values * KV_BYTES_PER_VALUE),
+        number("embedding_length"),
+    )
 
 
 def read_export(folder: Path) -> LlmSize:
     """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
-    weight_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    file_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    weight_bytes = int(file_bytes * EXPORT_LOAD_FACTOR)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         values: Mapping[str, Any] = config if isinstance(config, dict) else {}
         heads = int(values["num_attention_heads"])
         head_size = int(values.get("head_dim") or int(values["hidden_size"]) // heads)
         numbers = 2 * int(values["num_hidden_layers"]) * int(values.get("num_key_value_heads", heads)) * head_size
-        return LlmSize(weight_bytes, int(values.get("max_position_embeddings", 0)), numbers * _BYTES_PER_VALUE)
+        context, width = int(values.get("max_position_embeddings", 0)), int(values["hidden_size"])
+        return LlmSize(weight_bytes, context, int(numbers * KV_BYTES_PER_VALUE), width)
     except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
         return LlmSize(weight_bytes, 0, 0)
 

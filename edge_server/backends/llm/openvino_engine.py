@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class OpenVinoEngine:
         self._pipeline = library.ContinuousBatchingPipeline(str(path), scheduler, "CPU", options)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._end_token = self._tokenizer.get_eos_token_id()
+        self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, Any] = {}
         """Handle of each sequence in the pipeline. Dropping one would cancel it."""
         self._structured: set[int] = set()
@@ -73,9 +74,10 @@ class OpenVinoEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+        chat = [dict(message) for message in messages]
         try:
-            return str(self._tokenizer.apply_chat_template([dict(message) for message in messages], True))
+            return str(self._tokenizer.apply_chat_template(chat, True, tools=[dict(tool) for tool in tools] or None))
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")

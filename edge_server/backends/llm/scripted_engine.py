@@ -1,7 +1,7 @@
 """Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
 engine.
 
-The file is JSON: `{"answers": {"question": "answer", ...}, "num_kv_blocks": 64, "block_tokens": 32}`. A token is one
+The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": ""}`. A token is one
 byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file, and
 repeats the prompt if there is none. Blocks are counted as a real engine counts them.
 """
@@ -9,8 +9,9 @@ repeats the prompt if there is none. Blocks are counted as a real engine counts 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
@@ -26,6 +27,7 @@ class ScriptedEngine:
         self.block_tokens = int(script.get("block_tokens", 32))
         self.total_blocks = settings.num_kv_blocks
         self.max_context = settings.max_context
+        self.chat_template = str(script.get("chat_template", ""))
         self.steps = 0
         self.added: list[int] = []
         self._answers: dict[str, str] = dict(script["answers"])
@@ -42,9 +44,9 @@ class ScriptedEngine:
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 
-    def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         for message in messages:
-            if message["role"] not in ("system", "user", "assistant"):
+            if message["role"] not in ("system", "user", "assistant", "tool"):
                 raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
         return "\n".join(str(message["content"]) for message in messages)
 

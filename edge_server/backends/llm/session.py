@@ -23,6 +23,7 @@ from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
+from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class _Generation:
         """Text that is not sent yet: all of it if the request is no stream."""
         self.unsent_tokens = 0
         self.unsent_logprobs: list[dict[str, object]] = []
+        self.unsent_tool_calls: list[ToolCallDelta] = []
+        self.tool_calls: ToolCallParser | None = None
 
     def expected_tokens(self, answer_tokens: int) -> int:
         return len(self.prompt) + min(self.sampling.max_tokens, answer_tokens)
@@ -64,6 +67,7 @@ class LlmSession(RequestSession):
         self._engine = engine
         self._settings = settings
         self._metrics = LlmMetrics(labels)
+        self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
         self._is_closed = False
@@ -95,7 +99,15 @@ class LlmSession(RequestSession):
     def _accept(self, execution: Execution) -> None:
         request = read_request(execution.request)
         engine = self._engine
-        prompt = request.prompt if request.prompt is not None else engine.chat_prompt(request.messages)
+        tools = request.tools
+        if tools is not None and tools.choice == "auto" and self._tool_format is None:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
+                "the parameter tool_call_parser"
+            )
+        prompt = request.prompt
+        if prompt is None:
+            prompt = engine.chat_prompt(request.messages, tools.items if tools is not None else ())
         tokens = engine.encode(prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
@@ -107,6 +119,8 @@ class LlmSession(RequestSession):
                 f"got {len(tokens)}"
             )
         generation = _Generation(execution, request, tokens, engine)
+        if tools is not None:
+            generation.tool_calls = ToolCallParser(tools, self._tool_format)
         wanted = request.sampling.max_tokens or most
         generation.sampling = dataclasses.replace(request.sampling, max_tokens=min(wanted, most - len(tokens)))
         with self._changed:
@@ -221,13 +235,17 @@ class LlmSession(RequestSession):
             ]
         self._metrics.count_tokens(len(event.tokens))
         finish = event.finish
-        generation.unsent += generation.text.add(event.tokens, is_last=finish is not None)
+        text = generation.text.add(event.tokens, is_last=finish is not None)
         if generation.text.is_stopped:
             if finish is None:
                 self._engine.cancel(generation.number)
             finish = "stop"
+        if generation.tool_calls is not None:
+            text, calls = generation.tool_calls.add(text, is_last=finish is not None)
+            generation.unsent_tool_calls += calls
+        generation.unsent += text
         if finish is None:
-            if generation.request.is_stream and generation.unsent:
+            if generation.request.is_stream and (generation.unsent or generation.unsent_tool_calls):
                 self._send(generation, None)
             return
         self._end(generation)
@@ -244,7 +262,8 @@ class LlmSession(RequestSession):
         request = generation.request
         outputs: dict[str, Array] = {"text_output": _texts(generation.unsent)}
         if request.has_finish_reason:
-            outputs["finish_reason"] = _texts(finish or "")
+            has_called = generation.tool_calls is not None and generation.tool_calls.call_count
+            outputs["finish_reason"] = _texts("tool_calls" if finish == "stop" and has_called else finish or "")
         if request.has_input_count:
             outputs["num_input_tokens"] = np.array([len(generation.prompt)], np.uint32)
         if request.has_output_count:
@@ -253,7 +272,10 @@ class LlmSession(RequestSession):
             outputs["logprobs"] = _texts(json.dumps(generation.unsent_logprobs))
         if request.has_cumulative_logprob:
             outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
-        generation.unsent, generation.unsent_tokens, generation.unsent_logprobs = "", 0, []
+        if request.tools is not None:
+            outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
+        generation.unsent, generation.unsent_tokens = "", 0
+        generation.unsent_logprobs, generation.unsent_tool_calls = [], []
         generation.execution.send(outputs, is_final=finish is not None)
 
     def _end(self, generation: _Generation) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
 
 from edge_server.backends.backend_helpers import whole_number, yes_or_no
 from edge_server.backends.llm.model_size import LlmSize
+from edge_server.backends.llm.tool_calls import ToolFormat
 from edge_server.errors import LoadError
 
 _TOKENS_PER_SEQUENCE = 1024
@@ -26,6 +28,8 @@ class LlmSettings:
     - `threads` (0: the engine's choice).
     - `deterministic` (false): compute in f32, so that a text never depends on what shares its batch.
     - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
+    - `tool_call_parser`: `hermes` or `llama3_json`, see `tool_calls`. By default what the chat template shows; "" if it
+      shows nothing.
     """
 
     max_num_seqs: int
@@ -36,6 +40,23 @@ class LlmSettings:
     threads: int
     is_deterministic: bool
     max_queue_size: int
+    tool_call_parser: ToolFormat | None
+
+
+_PROCESS_BYTES = 75 << 20
+"""Of the child process with its libraries, before it opens a model."""
+_ACTIVATION_BYTES_PER_NUMBER = 40
+"""Of one token in a step, for each number between two layers: the widest layer has several times as many, in f32."""
+
+
+def memory_parts(settings: LlmSettings, size: LlmSize, block_tokens: int) -> dict[str, int]:
+    """Return the memory of an opened model in bytes, by what takes it."""
+    return {
+        "process": _PROCESS_BYTES,
+        "weights": size.weight_bytes,
+        "KV cache": settings.num_kv_blocks * block_tokens * size.bytes_per_token,
+        "activations": settings.max_num_batched_tokens * size.width * _ACTIVATION_BYTES_PER_NUMBER,
+    }
 
 
 def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, block_tokens: int) -> LlmSettings:
@@ -63,6 +84,12 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
             f"model '{model}': parameter kv_cache_mb: expected at least {size.bytes_per_token * block_tokens / 1e6:.1f}"
             f", one block, got {parameters['kv_cache_mb']}"
         )
+    parser = parameters.get("tool_call_parser")
+    if parser is not None and parser not in get_args(ToolFormat):
+        raise LoadError(
+            f"model '{model}': parameter tool_call_parser: expected {' or '.join(get_args(ToolFormat))}, got "
+            f"'{parser[:80]}'"
+        )
     return LlmSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=number("max_num_batched_tokens", 256),
@@ -72,4 +99,5 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
         threads=number("threads", 0, 0),
         is_deterministic=yes_or_no(model, parameters, "deterministic", False),
         max_queue_size=number("max_queue_size", 64, 0),
+        tool_call_parser=cast("ToolFormat | None", parser),
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server.backends.llm.token_engine import ChatMessage, Sampling
+from edge_server.backends.llm.tool_calls import Tools, read_tools
 from edge_server.core.request_response import Request
 from edge_server.errors import InvalidRequest
 
@@ -23,10 +24,12 @@ _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """`prompt` is None if the chat template makes it from `messages`. `sampling.max_tokens` 0: as many as fit."""
+    """`prompt` is None if the chat template makes it from `messages` and `tools`. `sampling.max_tokens` 0: as many as
+    fit."""
 
     prompt: str | None
     messages: Sequence[ChatMessage]
+    tools: Tools | None
     sampling: Sampling
     is_stream: bool
     has_prompt_in_output: bool
@@ -51,11 +54,17 @@ def read_request(request: Request) -> TextRequest:
     excludes = _flag(request, "exclude_input_in_output", is_stream or prompt is None)
     if is_stream and not excludes:
         raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
-    messages = _messages(messages_text, title) if messages_text is not None else ()
+    messages, tools = _chat(messages_text, title) if messages_text is not None else ((), None)
+    sampling = read_sampling(values, title, is_strict=stated is not None)
+    if tools is not None and (schema := tools.json_schema()):
+        if sampling.json_schema:
+            raise InvalidRequest(f"{title}: expected a tool choice or json_schema, got both")
+        sampling = replace(sampling, json_schema=schema)
     return TextRequest(
         prompt,
         messages,
-        read_sampling(values, title, is_strict=stated is not None),
+        tools,
+        sampling,
         is_stream,
         not excludes,
         *(
@@ -137,11 +146,17 @@ def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> 
     )
 
 
-def _messages(text: str, title: str) -> Sequence[ChatMessage]:
+def _chat(text: str, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
+    """Return messages and tools of the input `messages`: a list of messages, or an object with `messages`, `tools` and
+    `tool_choice`."""
     try:
         messages = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{title}: input 'messages': expected JSON, got an error: {error}") from None
+    tools = None
+    if isinstance(messages, dict):
+        tools = read_tools(messages.get("tools"), messages.get("tool_choice"), title)
+        messages = messages.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest(f"{title}: input 'messages': expected a list of at least one message")
     for place, message in enumerate(messages):
@@ -150,7 +165,20 @@ def _messages(text: str, title: str) -> Sequence[ChatMessage]:
         if not isinstance(message.get("content"), str):
             raise InvalidRequest(f"{title}: input 'messages': message {place} ('{message['role'][:40]}'): expected a "
                                  "text as content")  # fmt: skip
-    return messages
+        if message.get("tool_calls"):
+            _parse_arguments(message, f"{title}: input 'messages': message {place}")
+    return messages, tools
+
+
+def _parse_arguments(message: dict[str, Any], title: str) -> None:
+    """Replace the arguments of earlier tool calls, JSON text in OpenAI's form, by their values, as templates expect."""
+    try:
+        for call in message["tool_calls"]:
+            function = call["function"]
+            if isinstance(function["arguments"], str):
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise InvalidRequest(f"{title}: expected tool_calls with a function and its arguments as JSON") from None
 
 
 def _json(text: str, title: str) -> dict[str, Any]:

@@ -76,7 +76,10 @@ class TokenEngine(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens. An incomplete character at the end becomes U+FFFD. Special tokens give nothing."""
 
-    def chat_prompt(self, messages: Sequence[ChatMessage]) -> str:
+    chat_template: str
+    """Of the model, in Jinja; "" if it has none."""
+
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt that the model's chat template makes. Raises InvalidRequest with the template's message."""
 
     def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:

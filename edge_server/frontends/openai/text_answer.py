@@ -23,12 +23,15 @@ _TYPES = {
 
 @dataclass(slots=True)
 class TextChoice:
-    """One answer as its responses arrive. `delta` and `delta_logprobs` are those of the last response."""
+    """One answer as its responses arrive. `delta`, `delta_logprobs` and `delta_tool_calls` are those of the last
+    response."""
 
     index: int
     delta: str = ""
     delta_logprobs: list[dict[str, Any]] = field(default_factory=list)
+    delta_tool_calls: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     input_tokens: int = 0
@@ -47,6 +50,15 @@ class TextChoice:
         for item in outputs.get("logprobs", ()):
             self.delta_logprobs += json.loads(item)
         self.logprobs += self.delta_logprobs
+        self.delta_tool_calls = []
+        for item in outputs.get("tool_calls", ()):
+            self.delta_tool_calls += json.loads(item)
+        for part in self.delta_tool_calls:
+            if part["index"] == len(self.tool_calls):
+                call = {"id": part["id"], "type": "function", "function": {"name": part["function"]["name"]}}
+                self.tool_calls.append(call)
+            function = self.tool_calls[part["index"]]["function"]
+            function["arguments"] = function.get("arguments", "") + part["function"].get("arguments", "")
         reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
         # A model without this output ends for a reason of its own.
         self.finish_reason = reason or ("stop" if response.is_final else None)
@@ -74,6 +86,9 @@ def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
         if choice.delta:
             delta: dict[str, Any] = {"content": choice.delta}
             found.append({"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        for part in choice.delta_tool_calls:
+            delta = {"tool_calls": [part]}
+            found.append({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None})
         if choice.finish_reason:
             found.append({"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason})
     elif choice.delta or choice.finish_reason:
@@ -124,7 +139,9 @@ def _chunk(call: TextCall, choices: list[dict[str, Any]]) -> dict[str, Any]:
 def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
     end = {"logprobs": _logprobs(call, choice.logprobs), "finish_reason": choice.finish_reason}
     if call.is_chat:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            message.update(content=choice.text or None, tool_calls=choice.tool_calls)
         return {"index": choice.index, "message": message, **end}
     return {"index": choice.index, "text": choice.text, **end}
 

@@ -28,7 +28,6 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "logit_bias": (None, {}),
-    "tools": (None, []),
     "functions": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
@@ -55,7 +54,8 @@ class BadMember(InvalidRequest):
 class TextCall:
     """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices.
 
-    `prompts` are texts, or for a chat one JSON text of its messages.
+    `prompts` are texts, or for a chat one JSON text: its messages, or an object with `messages`, `tools` and
+    `tool_choice`.
     """
 
     model: str
@@ -66,6 +66,7 @@ class TextCall:
     is_stream: bool
     includes_usage: bool
     has_logprobs: bool
+    has_tools: bool
     echoes: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -80,6 +81,8 @@ class TextCall:
                 f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}' "
                 "and an output 'text_output'",
             )
+        if self.has_tools and spec.output("tool_calls") is None:
+            raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
         return [
             self._request(spec, inputs, source, prompt, choice)
             for prompt in self.prompts
@@ -127,18 +130,20 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
         choices = 1
     if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
         raise BadMember("n", f"'n': expected 1 to {_MOST_CHOICES}, got {str(choices)[:40]}")
+    has_tools = is_chat and bool(members.get("tools"))
     echoes = not is_chat and _boolean(members, "echo")
     if echoes and is_stream:
         raise BadMember("echo", "'echo' is not supported for a stream")
     return TextCall(
         model=model,
         is_chat=is_chat,
-        prompts=(_messages(members),) if is_chat else _prompts(members),
+        prompts=(_chat(members, has_tools=has_tools),) if is_chat else _prompts(members),
         choices=choices,
         sampling=_sampling(members, is_chat=is_chat),
         is_stream=is_stream,
         includes_usage=bool(options.get("include_usage", False)),
         has_logprobs=_asks_logprobs(members, is_chat=is_chat),
+        has_tools=has_tools,
         echoes=echoes,
     )
 
@@ -188,8 +193,8 @@ def _asks_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> bool:
     return _boolean(members, "logprobs") if is_chat else top == 1 or members.get("logprobs") == 0
 
 
-def _messages(members: Mapping[str, Any]) -> str:
-    """Return the messages as JSON, each with its content as one text."""
+def _chat(members: Mapping[str, Any], *, has_tools: bool) -> str:
+    """Return the messages as JSON, each with its content as one text, and the tools. The model checks the tools."""
     messages = members.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadMember("messages", f"'messages': expected a list of at least one, got {json_type(messages)}")
@@ -198,7 +203,12 @@ def _messages(members: Mapping[str, Any]) -> str:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadMember("messages", f"'messages[{place}].role': expected a text")
         plain.append({**message, "content": _content(message.get("content"), place)})
-    return json.dumps(plain)
+    choice = members.get("tool_choice")
+    if not has_tools:
+        if choice not in (None, "none", "auto"):
+            raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
+        return json.dumps(plain)
+    return json.dumps({"messages": plain, "tools": members["tools"], "tool_choice": choice})
 
 
 def _content(content: object, place: int) -> str:

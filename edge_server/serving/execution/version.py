@@ -168,7 +168,8 @@ class ModelVersion:
         if not self._instances[0].sees_requests:
             self._claims_lock = threading.Lock()
         self._load_s = time.monotonic() - started
-        self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
+        # A model in a child process takes its memory there.
+        self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, self._file.memory_bytes)
         self._counters.record_load(self._load_s)
         self._counters.last_used_ns = time.monotonic_ns()
         self._scheduler.open(self._instances)
