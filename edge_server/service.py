@@ -381,6 +381,10 @@ class InferenceService:
                 request.release()
             raise
 
+    def set_keep_alive(self, model: str, seconds: float) -> None:
+        """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever."""
+        self._manager.set_keep_alive(model, seconds)
+
     def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:
         """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
         with contextlib.suppress(UnknownModel, NotReady):

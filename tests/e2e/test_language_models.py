@@ -172,6 +172,8 @@ def test_prompts_and_choices_are_answered_together_and_each_prompt_counts_once(s
         ({"logit_bias": {"1": 2}}, 400, "logit_bias", None),
         ({"tools": [{"type": "function"}]}, 400, None, None),
         ({"tools": 3}, 400, None, None),
+        ({"keep_alive": "soon"}, 400, "keep_alive", None),
+        ({"keep_alive": True}, 400, "keep_alive", None),
         ({"tool_choice": "required"}, 400, "tool_choice", None),
         ({"tools": [TOOL], "tool_choice": "always"}, 400, None, None),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nosuch"}}}, 400, None, None),
@@ -299,6 +301,11 @@ def ask(client: Any, question: str, **more: Any) -> Any:
     return client.chat.completions.create(**{"model": "exact", "messages": messages, "temperature": 0, **more})
 
 
+def children_of(server: Any) -> list[int]:
+    files = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
 class TestRealEngine:
     pytestmark = real_engine
 
@@ -390,12 +397,10 @@ class TestRealEngine:
         import openai
 
         streams = [ask(client, "count from zero", stream=True) for _ in range(4)]
-        pid = tiny_server.process.pid
-        files = Path(f"/proc/{pid}/task").glob("*/children")
-        children = [child for file in files for child in file.read_text().split()]
+        children = children_of(tiny_server)
         assert len(children) == 2
         for child in children:
-            os.kill(int(child), signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
         ended = 0
         for stream in streams:
             try:
@@ -406,6 +411,28 @@ class TestRealEngine:
         assert tiny_server.get("/v2/health/live")[0] == 200
         retrying = client.with_options(max_retries=5)
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
+
+
+class TestIdleModels:
+    pytestmark = real_engine
+
+    def test_an_idle_model_gives_its_memory_back_and_the_next_request_loads_it(
+        self, serve: Any, tmp_path: Path, eventually: Callable[..., bool]
+    ) -> None:
+        import openai
+
+        (tmp_path / "exact/1").mkdir(parents=True)
+        shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
+        (tmp_path / "exact/config.pbtxt").write_text('parameters { key: "idle_unload_s" value { string_value: "1" } }')
+        with serve(tmp_path) as running:
+            client = openai.OpenAI(base_url=running.url("/v1"), api_key="none", max_retries=0)
+            assert eventually(lambda: not children_of(running))
+            assert [model.id for model in client.models.list().data] == ["exact"]
+            answer = ask(client, "say hello", extra_body={"keep_alive": "1h"})
+            assert answer.choices[0].message.content == ANSWERS["hello"]
+            assert children_of(running)
+            ask(client, "say hello", extra_body={"keep_alive": 0})
+            assert eventually(lambda: not children_of(running))
 
 
 class TestFilesThatCannotBeServed:

@@ -68,6 +68,29 @@ def test_a_request_brings_its_model_back_in_place_of_the_one_least_recently_used
     assert resident(house) == {"b", "c"}
 
 
+def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(new_house: Any, eventually: Any) -> None:
+    house = new_house()
+    house.set_desired(house.spec("mine", parameters={"idle_unload_s": "0.01"}))
+    set_desired(house, "stays")
+    eventually(lambda: index(house)["mine"] == ("UNAVAILABLE", IDLE))
+    assert resident(house) == {"stays"}
+    house.service.set_keep_alive("mine", 3600.0)
+    assert ask(house, "mine").error is None
+    house.service.set_keep_alive("stays", 0.0)
+    eventually(lambda: resident(house) == {"mine"})
+    house.service.set_keep_alive("mine", 0.0)
+    eventually(lambda: resident(house) == set())
+    assert ask(house, "stays").error is None
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan"])
+def test_an_idle_time_that_is_no_number_of_seconds_is_refused(new_house: Any, text: str) -> None:
+    house = new_house()
+    house.set_desired(house.spec("m", parameters={"idle_unload_s": text}))
+    assert house.manager.wait_settled(["m"], 20)
+    assert "parameter idle_unload_s: expected a number of seconds" in index(house)["m"][1]
+
+
 def test_the_old_is_closed_before_the_new_is_opened(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
     set_desired(house, "a", "b")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from edge_server.core.request_response import Response
-from edge_server.errors import EdgeServerError, ServingFault, UnknownModel
+from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
 from edge_server.frontends.http.inference_route import LoopDispatch
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
@@ -61,8 +61,14 @@ class OpenAiEndpoints:
         return json_response(_model(name))
 
     def _text_models(self) -> list[str]:
-        names = sorted({entry.name for entry in self._service.repository_index(only_ready=True)})
-        return [name for name in names if self._service.model_spec(name, None).output("text_output") is not None]
+        names = sorted({entry.name for entry in self._service.repository_index()})
+        return [name for name in names if self._gives_text(name)]
+
+    def _gives_text(self, name: str) -> bool:
+        try:
+            return self._service.model_spec(name, None).output("text_output") is not None
+        except (UnknownModel, NotReady):
+            return False
 
     async def _answer(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
         """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
@@ -103,6 +109,8 @@ class _Answering:
     async def run(self) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
         tickets = []
+        if self._call.keep_alive_s is not None:
+            self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
                 deliver = partial(self._dispatch.deliver, partial(self._receive, choice))

@@ -8,6 +8,8 @@ tokenizer: messages go to it as JSON.
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -68,6 +70,8 @@ class TextCall:
     has_logprobs: bool
     has_tools: bool
     echoes: bool
+    keep_alive_s: float | None
+    """How long the model stays loaded after this call; math.inf: for ever, None: as before. As in ollama's API."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -145,7 +149,20 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
         has_logprobs=_asks_logprobs(members, is_chat=is_chat),
         has_tools=has_tools,
         echoes=echoes,
+        keep_alive_s=_keep_alive_s(members.get("keep_alive")),
     )
+
+
+def _keep_alive_s(value: object) -> float | None:
+    """Return the seconds of a number, or of a text such as "90s", "5m" or "1h"; a negative number is for ever."""
+    if value is None:
+        return None
+    seconds: object = value
+    if isinstance(value, str) and (found := re.fullmatch(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h|)", value)):
+        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) < 1e12:
+        raise BadMember("keep_alive", f"'keep_alive': expected seconds or a text such as 5m, got {str(value)[:40]!r}")
+    return float(seconds) if seconds >= 0 else math.inf
 
 
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:

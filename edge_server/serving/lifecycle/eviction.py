@@ -3,7 +3,7 @@ first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 
@@ -28,6 +28,12 @@ def to_evict(staying: Sequence[Item], limit: int) -> list[Item]:
     return free[: max(excess, 0)]
 
 
-def idle(residents: Iterable[Item], now_ns: int, idle_s: float) -> list[Item]:
-    """Return those that nobody has used for `idle_s`."""
-    return [item for item in residents if item.can_be_evicted() and now_ns - item.last_used_ns() >= idle_s * 1e9]
+def idle(residents: Iterable[Item], now_ns: int, idle_s_of: Callable[[Item], float | None]) -> list[Item]:
+    """Return those that have not been used for `idle_s_of` seconds; None: they stay."""
+    return [
+        item
+        for item in residents
+        if (idle_s := idle_s_of(item)) is not None
+        and now_ns - item.last_used_ns() >= idle_s * 1e9
+        and item.can_be_evicted()
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from edge_server.core.model_spec import ModelSpec
@@ -24,10 +25,22 @@ class ManagerLimits:
     on_demand_timeout_s: float = 60.0
     hang_timeout_s: float = 0.0
 
-    @property
-    def may_evict(self) -> bool:
-        """Whether desired models may be evicted and loaded again on request."""
-        return self.max_resident_models > 0 or self.idle_unload_s > 0
+    def idle_unload_s_of(self, spec: ModelSpec) -> float:
+        """Return the model's own time, its parameter `idle_unload_s`, or the server's; 0: never. Raises
+        BadModelConfig."""
+        text = spec.parameters.get("idle_unload_s")
+        if text is None:
+            return self.idle_unload_s
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < math.inf:
+            raise BadModelConfig(
+                f"model '{spec.name}': parameter idle_unload_s: expected a number of seconds, 0 for never, got "
+                f"'{text[:80]}'"
+            )
+        return seconds
 
     def reload_policy_of(self, spec: ModelSpec) -> ReloadPolicy:
         """Return the model's own policy, its parameter `reload_policy`, or the server's. Raises BadModelConfig."""

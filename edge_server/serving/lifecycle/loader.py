@@ -76,6 +76,7 @@ class Loader:
             raise as_passing(error) from error
         spec = resolved.spec
         self._limits.reload_policy_of(spec)
+        self._limits.idle_unload_s_of(spec)
         canary_terms(spec)
         warmup_rules(spec)
         waiting_limits(spec)

@@ -114,8 +114,7 @@ class Manager:
         # A front end's own thread must not hang in a runtime.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
         self._repeat(LONG_LOAD_S, self._log_long_loads)
-        if self._limits.idle_unload_s > 0:
-            self._repeat(self._limits.idle_unload_s / _CHECKS, self._unload_idle)
+        self._repeat(min(self._limits.idle_unload_s / _CHECKS or 1.0, 1.0), self._unload_idle)
         if self._limits.hang_timeout_s > 0:
             self._repeat(self._limits.hang_timeout_s / _CHECKS, self._check_for_hangs)
 
@@ -364,8 +363,18 @@ class Manager:
 
     def _unload_idle(self) -> None:
         with self._changed:
-            for model in idle(self._models.values(), time.monotonic_ns(), self._limits.idle_unload_s):
+            for model in idle(
+                self._models.values(), time.monotonic_ns(), lambda model: model.idle_unload_s(self._limits)
+            ):
                 self._reconciler.evict(model, UNLOADED_IDLE)
+
+    def set_keep_alive(self, name: str, seconds: float) -> None:
+        """Set how long a model stays loaded without requests; math.inf: for ever. Holds until it is unloaded. Does
+        nothing for an unknown model."""
+        with self._changed:
+            model = self._models.get(name)
+            if model is not None:
+                model.keep_alive_s = seconds
 
     def _check_for_hangs(self) -> None:
         versions = [item for item in self.loaded_versions() if item.state is VersionState.READY]

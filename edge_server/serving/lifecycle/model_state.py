@@ -12,6 +12,7 @@ from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadA
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.load_errors import HEALS
 from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.routing.pending_requests import PendingRequest
 from edge_server.serving.routing.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
@@ -120,6 +121,8 @@ class ModelState:
     """The desired state as it was set; for an ensemble `desired` also reflects its members."""
     awaits: str = ""
     """Member that the next load of an ensemble waits for."""
+    keep_alive_s: float | None = None
+    """Time without requests after which it is unloaded, as the last request that said so wants it; math.inf: never."""
     renewals: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Versions to load again although their files have not changed: their fingerprint, and a mark."""
 
@@ -207,6 +210,14 @@ class ModelState:
         wished = {number: desired.fingerprint for number, desired in self.desired.versions.items()}
         is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.loaded)
         return bool(as_wished) and as_wished == wished and not self.desired.reason and is_quiet
+
+    def idle_unload_s(self, limits: ManagerLimits) -> float | None:
+        """Return after how many seconds without requests it is unloaded; None: never, or it is not loaded."""
+        if not self.loaded:
+            return None
+        if self.keep_alive_s is not None:
+            return self.keep_alive_s
+        return limits.idle_unload_s_of(self.loaded[0].spec) or None
 
     def last_used_ns(self) -> int:
         return max((item.last_used_ns for item in self.loaded), default=0)

@@ -183,6 +183,7 @@ class Reconciler:
         """Unload a model that stays desired; the next request loads it again."""
         # An earlier demand is fulfilled; it may have come when nothing was evicted.
         model.is_demanded = False
+        model.keep_alive_s = None
         for item in model.loaded:
             if item.state is VersionState.READY:
                 model.evicted[item.version] = EvictedVersion(

@@ -233,12 +233,10 @@ class Router:
         `submit` is called with the request, on a loading thread, once it can be. None when waiting would not help.
         Raises QueueFull when too many wait already.
         """
-        if not self._limits.may_evict:
-            return None
         pending = PendingRequest(request, sink, submit, self._forget)
         with self._changed:
             model = self._models.get(request.model)
-            if model is None or self._is_closed:
+            if model is None or self._is_closed or not self._may_load(model):
                 return None
             routes = self._table.get(request.model)
             is_there = routes is not None and (request.version is None or request.version in routes.ready)
@@ -256,6 +254,11 @@ class Router:
             pending.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
         return pending
 
+    def _may_load(self, model: ModelState) -> bool:
+        """Return whether requests load the model, because it was or may be evicted. Under the lock."""
+        limits = self._limits
+        return bool(limits.max_resident_models or limits.idle_unload_s or model.is_demanded or model.resting())
+
     def _forget(self, pending: PendingRequest) -> None:
         with self._changed:
             model = self._models.get(pending.request.model)
@@ -264,8 +267,6 @@ class Router:
 
     def _out_of_memory(self, name: str) -> dict[int, ModelSpec]:
         """Return the evicted versions of a model that a request would load."""
-        if not self._limits.may_evict:
-            return {}
         with self._changed:
             model = self._models.get(name)
             return {} if model is None else {number: cold.spec for number, cold in model.resting().items()}
