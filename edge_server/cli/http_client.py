@@ -92,6 +92,8 @@ def _error_of(error: urllib.error.HTTPError, url: str) -> str:
     except NO_ANSWER:
         answer = None
     told = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(told, dict):  # OpenAI's form
+        told = told.get("message")
     if error.code == http.HTTPStatus.NOT_FOUND and told in (None, error.reason):
         return f"{url} has no {urllib.parse.urlsplit(error.url).path}: is it the HTTP of an edge-server?"
     return str(told) if told else f"HTTP {error.code} {error.reason}"

@@ -28,6 +28,7 @@ COMMANDS = {
     "rollback": "pin a model of a running server to an earlier version, or undo that",
     "stream": "send a video, pictures, a camera or a test pattern through a model, and watch the figures",
     "governor": "try the law that keeps a box within its heat: on a simulated box, or on recorded temperatures",
+    "chat": "talk to a language model of a running server",
     "perf": "measure a model of a running server under load: latency, throughput, and where the time goes",
     "analyze": "search the configuration that serves a model best on this box, within limits of latency and memory",
     "ros": "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",

@@ -17,7 +17,7 @@ from edge_server.cli.main import main
 COMMAND = Path(sys.executable).parent / "edge-server"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[..., str]]:
     """Return a function that starts the installed server in an environment and returns its HTTP address."""
     running: list[subprocess.Popen[str]] = []

@@ -1,14 +1,16 @@
 """Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
 engine.
 
-The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": ""}`. A token is one
-byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file, and
-repeats the prompt if there is none. Blocks are counted as a real engine counts them.
+The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0}`;
+the last is how long a step takes. A token is one byte of UTF-8; the token 256 ends a text. It answers the last line of the
+prompt that is a question in the file, and repeats the prompt if there is none. Blocks are counted as a real engine
+counts them.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ class ScriptedEngine:
         self.total_blocks = settings.num_kv_blocks
         self.max_context = settings.max_context
         self.chat_template = str(script.get("chat_template", ""))
+        self._step_s = float(script.get("step_s", 0.0))
         self.steps = 0
         self.added: list[int] = []
         self._answers: dict[str, str] = dict(script["answers"])
@@ -66,6 +69,8 @@ class ScriptedEngine:
 
     def step(self) -> list[TokenEvent]:
         self.steps += 1
+        if self._step_s:
+            time.sleep(self._step_s)
         events = []
         for number in list(self._left)[: self._most]:
             left = self._left[number]

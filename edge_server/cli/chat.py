@@ -1,0 +1,138 @@
+"""`edge-server chat`: talk to a language model of a running server in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from edge_server.cli import http_client
+from edge_server.cli.options import number, whole
+
+_PROMPT = "> "
+_DIM, _PLAIN = "\033[2m", "\033[0m"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Chat until the input ends, or answer one question; 0 when that worked, 1 when not."""
+    parser = argparse.ArgumentParser(
+        prog="edge-server chat",
+        description="Chat with a language model of a running server. Ctrl-C stops an answer; Ctrl-D ends the chat. "
+        "Without a terminal the standard input is one question.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
+    parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
+    parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer; default: what fits")
+    parser.add_argument("--temperature", type=number(0, 100), metavar="T", help="0: always the most likely token")
+    parser.add_argument("--seed", type=whole(0), metavar="N", help="the same seed gives the same answers")
+    http_client.add_options(parser)
+    options = parser.parse_args(arguments)
+    chat = Chat(options)
+    try:
+        if options.prompt is not None or not sys.stdin.isatty():
+            chat.ask(sys.stdin.read() if options.prompt is None else options.prompt)
+            return 0
+        return _talk(chat)
+    except (http_client.Refused, BadAnswer) as error:
+        print(f"edge-server chat: {error}", file=sys.stderr)
+    except http_client.NO_ANSWER as error:
+        print(f"edge-server chat: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
+    return 1
+
+
+def _talk(chat: Chat) -> int:
+    with contextlib.suppress(ImportError):  # a Python may be built without it
+        importlib.import_module("readline")  # lets `input` edit lines
+    while True:
+        try:
+            question = input(_PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        if not question.strip():
+            continue
+        try:
+            chat.ask(question)
+        except KeyboardInterrupt:
+            print()
+        except (http_client.Refused, BadAnswer) as error:
+            print(f"error: {error}")
+
+
+class BadAnswer(Exception):
+    """The server ended the stream of an answer with an error."""
+
+
+class Chat:
+    """One conversation. `ask` prints the answer while it comes, and keeps question and answer for the next ones."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._messages: list[dict[str, str]] = []
+        if options.system is not None:
+            self._messages.append({"role": "system", "content": options.system})
+
+    def ask(self, question: str) -> None:
+        """Raises Refused, BadAnswer, NO_ANSWER's errors, and KeyboardInterrupt after Ctrl-C: the server then stops.
+
+        What was printed by then stays in the conversation.
+        """
+        messages = [*self._messages, {"role": "user", "content": question}]
+        answer = ""
+        try:
+            with contextlib.closing(self._stream(messages)) as pieces:
+                for text in pieces:
+                    print(text, end="", flush=True)
+                    answer += text
+        finally:
+            if answer:
+                self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _stream(self, messages: Sequence[dict[str, str]]) -> Generator[str]:
+        """Yield the pieces of an answer, then a line end and the figures."""
+        options = self._options
+        body: dict[str, Any] = {
+            "model": options.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for name in ("max_tokens", "temperature", "seed"):
+            if getattr(options, name) is not None:
+                body[name] = getattr(options, name)
+        begin_s, first_s, usage = time.monotonic(), 0.0, None
+        # The server stops the model when the connection closes.
+        with http_client.open_answer(options, "/v1/chat/completions", body) as response:
+            for line in response:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise BadAnswer(event["error"]["message"])
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    text = choice["delta"].get("content")
+                    if text:
+                        first_s = first_s or time.monotonic()
+                        yield text
+        print(flush=True)
+        if usage is not None:
+            _print_figures(usage, begin_s, first_s or time.monotonic(), time.monotonic())
+
+
+def _print_figures(usage: dict[str, int], begin_s: float, first_s: float, end_s: float) -> None:
+    made = usage["completion_tokens"]
+    speed = f", {(made - 1) / (end_s - first_s):.1f} tokens a second" if made > 1 and end_s > first_s else ""
+    words = (
+        f"{usage['prompt_tokens']} tokens of prompt, {made} of answer, the first after "
+        f"{(first_s - begin_s) * 1000:.0f} ms{speed}"
+    )
+    # Not part of the answer, which may be written to a file.
+    print(f"{_DIM}{words}{_PLAIN}" if sys.stderr.isatty() else words, file=sys.stderr)

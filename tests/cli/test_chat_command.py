@@ -1,0 +1,147 @@
+"""`edge-server chat`: one question, a conversation in a terminal, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HELLO = "Hello! How can I help you?"
+LONG = "word " * 2000
+COMMAND = Path(sys.executable).with_name("edge-server")
+
+
+@pytest.fixture(scope="module")
+def url(serve: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    models = tmp_path_factory.mktemp("models")
+    for name, script in (
+        ("talker", {"answers": {"hello": HELLO, "again": "Yes."}}),
+        ("slow", {"answers": {"talk": LONG}, "step_s": 0.005}),
+    ):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text('backend: "scripted_llm"')
+        (models / name / "1/script.json").write_text(json.dumps(script))
+    return serve(models, environment=dict(os.environ))
+
+
+def test_one_question_is_answered_and_the_figures_go_beside_it(url: str, edge_here: Any) -> None:
+    done = edge_here("chat", "talker", f"--url={url}", "--prompt=hello", "--seed=3", "--temperature=0")
+    assert (done.returncode, done.stdout) == (0, f"{HELLO}\n")
+    assert re.fullmatch(
+        r"5 tokens of prompt, 26 of answer, the first after \d+ ms, [\d.]+ tokens a second\n", done.stderr
+    )
+
+
+def test_max_tokens_cuts_the_answer(url: str, edge_here: Any) -> None:
+    done = edge_here("chat", "talker", f"--url={url}", "--prompt=hello", "--max-tokens=5")
+    assert done.stdout == "Hello\n"
+
+
+def test_without_a_terminal_the_input_is_the_question(url: str) -> None:
+    done = subprocess.run(
+        [COMMAND, "chat", "talker", f"--url={url}"], input="hello", capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"{HELLO}\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "said"),
+    [
+        ("nosuch", (), "Request for unknown model: 'nosuch'"),
+        ("talker", ("--system=" + "x" * 9000,), "expected a prompt of less than"),
+        ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
+    ],
+)
+def test_an_error_is_one_line(url: str, edge_here: Any, model: str, more: tuple[str, ...], said: str) -> None:
+    done = edge_here("chat", model, f"--url={url}", "--prompt=hello", *more)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("edge-server chat: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+class Terminal:
+    """A chat in a pseudo terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._controller, terminal = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [COMMAND, "chat", *arguments],
+            stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True,
+            preexec_fn=_own_terminal,
+        )  # fmt: skip
+        os.close(terminal)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._controller, text.encode())
+
+    def wait_for(self, pattern: str) -> None:
+        """Wait for text after that of the last wait."""
+        end_s = time.monotonic() + 30
+        while (found := re.search(pattern, self.text)) is None:
+            assert time.monotonic() < end_s, self.text
+            if select.select([self._controller], [], [], 0.5)[0]:
+                self.text += os.read(self._controller, 4096).decode()
+        self.text = self.text[found.end() :]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._controller)
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str) -> Terminal:
+            started = Terminal(*arguments)
+            stack.callback(started.close)
+            return started
+
+        yield start
+
+
+def test_a_conversation_in_a_terminal_keeps_what_was_said_until_it_is_ended(url: str, terminal: Any) -> None:
+    chat = terminal("talker", f"--url={url}", "--system=be brief")
+    chat.wait_for("> ")
+    chat.type("hello\n")
+    chat.wait_for(re.escape(HELLO) + r"\r\n.*14 tokens of prompt, 26 of answer")
+    chat.wait_for("> ")
+    chat.type("again\n")
+    # "be brief", "hello" and "again", the first answer, and a line end between two of them.
+    chat.wait_for(r"Yes\.\r\n.*47 tokens of prompt, 4 of answer")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.process.wait(30) == 0
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(url: str, terminal: Any) -> None:
+    chat = terminal("slow", f"--url={url}")
+    chat.wait_for("> ")
+    chat.type("talk\n")
+    chat.wait_for("word word word")
+    chat.type("\x03")
+    chat.wait_for(r"\n> ")
+    chat.type("\x03")
+    assert chat.process.wait(30) == 0
