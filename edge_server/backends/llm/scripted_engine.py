@@ -2,8 +2,8 @@
 engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0}`;
-the last is how long a step takes. A token is one byte of UTF-8; the token 256 ends a text. It answers the last line of the
-prompt that is a question in the file, and repeats the prompt if there is none. Blocks are counted as a real engine
+the last is how long a step takes. A token is one byte of UTF-8; the token 256 ends a text. It answers the last line of
+the prompt that is a question in the file, and repeats the prompt if there is none. Blocks are counted as a real engine
 counts them.
 """
 
