@@ -21,6 +21,7 @@ from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.tuning.load.chat_client import made_up_prompts
 from edge_server.tuning.load.input_data import make_inputs
 from edge_server.tuning.load.measurement_session import (
     MOST_WORKERS,
@@ -32,7 +33,7 @@ from edge_server.tuning.load.measurement_session import (
     usable_cores,
 )
 from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
-from edge_server.tuning.load.report import HEADS, MODES, cells, draw, notes, to_json
+from edge_server.tuning.load.report import HEADS, MODES, TEXT_HEADS, cells, draw, notes, to_json
 
 WINDOW_MS = 2000
 
@@ -100,7 +101,10 @@ def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
         session.batch = options.batch_size
         session.shares_memory = options.shared_memory
         session.output_bytes = options.output_shared_memory_size
-        if options.frames is None:
+        if options.protocol == "chat":
+            session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
+            session.max_tokens = options.max_tokens
+        elif options.frames is None:
             session.steps = make_inputs(model, words.input_choice(options, options.batch_size))
     except BaseException:
         control.close()
@@ -186,7 +190,8 @@ def _mode(options: argparse.Namespace) -> str:
 
 
 def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
-    return render((MODES[mode], *HEADS), [cells(point) for point in points], output)
+    heads = TEXT_HEADS if any(point.text is not None for point in points) else HEADS
+    return render((MODES[mode], *heads), [cells(point) for point in points], output)
 
 
 def _tell(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
@@ -244,6 +249,23 @@ def _parser() -> argparse.ArgumentParser:
     inputs = parser.add_argument_group("requests")
     inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
     words.add_input_options(inputs)
+    inputs.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="with --protocol=chat: a question. Repeatable."
+    )
+    inputs.add_argument(
+        "--prompt-words",
+        type=kinds.whole(1, 1_000_000),
+        default=100,
+        metavar="N",
+        help="with --protocol=chat: length of made-up questions; default: 100",
+    )
+    inputs.add_argument(
+        "--max-tokens",
+        type=kinds.whole(1, 1_000_000),
+        default=64,
+        metavar="N",
+        help="with --protocol=chat: longest answer; default: 64",
+    )
     inputs.add_argument("--shared-memory", action="store_true", help="tensors lie in system shared memory")
     inputs.add_argument(
         "--output-shared-memory-size",
@@ -306,7 +328,13 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_connection(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("-i", "--protocol", choices=PROTOCOLS, default="grpc", help="default: grpc")
+    group.add_argument(
+        "-i",
+        "--protocol",
+        choices=PROTOCOLS,
+        default="grpc",
+        help="chat: streamed chats of OpenAI's API with a language model; default: grpc",
+    )
     group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
     group.add_argument(
         "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP"

@@ -98,6 +98,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for datatype in ("BYTES", "BF16", "BOOL", "INT64"):
         repository.add(f"same_{datatype}", servers.identity_config(datatype, "5"))
     repository.add("repeat", servers.REPEAT)
+    repository.add("talker", 'backend: "scripted_llm"')
+    script = {"answers": {"hello": "abcde" * 4}, "step_s": 0.005}
+    (repository.path / "talker/1/script.json").write_text(json.dumps(script))
     with servers.running(repository.path, "--allow-client-shm") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()

@@ -43,6 +43,32 @@ def test_throughput_is_concurrency_over_latency(measure: Any) -> None:
     assert point["throughput"] == pytest.approx(point["requests"] / point["seconds"], rel=1e-4)
 
 
+def test_streamed_chats_show_the_first_token_and_the_time_between_two(measure: Any) -> None:
+    done = measure("talker", "-i", "chat", "--prompt=hello", "--max-tokens=10", "--concurrency=1,4")
+    assert done.code == 0, done.errors
+    alone, four = done.report["points"]
+    for point in (alone, four):
+        text = point["text"]
+        assert text["tokens"] == 10 * point["requests"]
+        assert text["tokens_per_second"] == pytest.approx(10 * point["throughput"], rel=1e-3)
+        # A step takes 5 ms, and gives each sequence a token.
+        assert text["time_to_first_token_ms"]["p50"] >= 5
+        assert text["inter_token_latency_ms"]["p50"] >= 5
+    assert four["text"]["tokens_per_second"] > alone["text"]["tokens_per_second"]
+    assert "TOKENS/S" in done.output
+    assert "FIRST MS P50" in done.output
+
+
+def test_made_up_prompts_have_the_wanted_length_and_a_refusal_is_told(measure: Any) -> None:
+    assert measure("talker", "-i", "chat", "--prompt-words=5", "--max-tokens=3", "--request-rate=20").code == 0
+    done = measure("talker", "-i", "chat", "--prompt-words=5000")
+    assert done.code != 0
+    assert "HTTP 400" in done.errors
+    assert "expected a prompt of less than" in done.errors
+    done = measure("nosuch", "-i", "chat")
+    assert "HTTP 404: Request for unknown model: 'nosuch'" in done.errors
+
+
 def test_a_batch_counts_as_so_many_inferences(measure: Any) -> None:
     point = measure("slow", "-b", "4").report["points"][0]
     assert point["throughput"] == pytest.approx(4 * point["requests"] / point["seconds"], rel=1e-4)

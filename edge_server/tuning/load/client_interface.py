@@ -88,10 +88,20 @@ class ServerQueries(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TextTimes:
+    """When the first and the last text of a streamed answer came (time.perf_counter), and its number of tokens."""
+
+    first_s: float
+    last_s: float
+    tokens: int
+
+
 class Sender(Protocol):
     """Sends requests that were written before; for one thread. `send` raises SendFailed."""
 
-    def send(self, request: bytes) -> None: ...
+    def send(self, request: bytes) -> TextTimes | None:
+        """Send a request and wait for the answer. Return its times if it is text."""
 
     def close(self) -> None:
         """End what is under way, from any thread."""

@@ -92,14 +92,14 @@ class ConcurrencyLoad(WorkerThreads):
     def _send(self, sender: Sender, request: bytes, lag_s: float) -> None:
         start_s = time.perf_counter()
         try:
-            sender.send(request)
+            text = sender.send(request)
         except SendFailed as error:
             end_s = time.perf_counter()
             if not self._is_over.is_set():
                 self._answers.append(Answer(start_s, end_s, error.reason, error.message, lag_s))
                 self._is_over.wait(_PAUSE_S)
             return
-        self._answers.append(Answer(start_s, time.perf_counter(), lag_s=lag_s))
+        self._answers.append(Answer(start_s, time.perf_counter(), lag_s=lag_s, text=text))
 
 
 class ScheduledLoad(ConcurrencyLoad):

@@ -15,6 +15,7 @@ from edge_server.client import FrameStream, Tls
 from edge_server.client.endpoint import ServerEndpoint
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.tuning.load.chat_client import ChatControl, chat_senders, write_chats
 from edge_server.tuning.load.client_interface import MeasuredRequest, ModelFacts, ServerQueries
 from edge_server.tuning.load.frame_load import FrameLoad, made_up_pictures
 from edge_server.tuning.load.grpc_client import GrpcControl, GrpcSenders, write_grpc
@@ -25,7 +26,8 @@ from edge_server.tuning.load.measurement_windows import MeasuredPoint, Measureme
 from edge_server.tuning.load.process_usage import Usage, is_local, listener_of, usage_of
 from edge_server.tuning.load.shared_memory import in_bodies, in_shared_memory
 
-PROTOCOLS = ("grpc", "stream", "http")
+PROTOCOLS = ("grpc", "stream", "http", "chat")
+"""The last is OpenAI's API, for language models."""
 MOST_WORKERS = 1024
 
 OnWindow = Callable[[list[MeasurementWindow]], None]
@@ -33,7 +35,7 @@ OnWindow = Callable[[list[MeasurementWindow]], None]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
-    """`address` is gRPC's "host:port", `url` HTTP's; only the one of the protocol is used."""
+    """`address` is gRPC's "host:port", `url` that of HTTP and chats; only the one of the protocol is used."""
 
     protocol: str = "grpc"
     address: str = "127.0.0.1:8001"
@@ -47,13 +49,14 @@ class MeasuredServer:
         return ServerEndpoint(self.address, self.tls, metadata=[(key.lower(), value) for key, value in self.headers])
 
     def control(self) -> ServerQueries:
-        if self.protocol == "http":
+        if self.protocol in ("http", "chat"):
             split_url(self.url)
-            return HttpControl(self.url, self.headers, self.timeout_s)
+            kind = HttpControl if self.protocol == "http" else ChatControl
+            return kind(self.url, self.headers, self.timeout_s)
         return GrpcControl(self.endpoint(), self.timeout_s)
 
     def host_and_port(self) -> tuple[str, int]:
-        if self.protocol == "http":
+        if self.protocol in ("http", "chat"):
             return split_url(self.url)[:2]
         host, _, port = self.address.rpartition(":")
         return host, int(port) if port.isdecimal() else 0
@@ -91,6 +94,8 @@ class LoadSession:
     power_w: Callable[[], float | None] | None = None
     on_window: OnWindow | None = None
     steps: list[tuple[Tensor, ...]] = field(default_factory=list)
+    prompts: Sequence[str] = ()
+    max_tokens: int = 0
     batch: int = 1
     shares_memory: bool = False
     output_bytes: int = 1 << 20
@@ -143,7 +148,10 @@ class LoadSession:
             return self._measurement(load).run("frames", rate, 1, late_s=max(0.1, 1 / rate))
 
     @contextlib.contextmanager
-    def _requests(self, workers: int) -> Iterator[list[Sequence[bytes]]]:
+    def _requests(self, workers: int) -> Iterator[Sequence[Sequence[bytes]]]:
+        if self.target.protocol == "chat":
+            yield write_chats(self.model.name, self.prompts, self.max_tokens, workers)
+            return
         write: Callable[[MeasuredRequest], bytes] = write_grpc
         if self.target.protocol == "http":
             write = HttpWriter(self.target.url, self.target.headers)
@@ -154,6 +162,8 @@ class LoadSession:
             yield requests
 
     def _senders(self, count: int) -> contextlib.AbstractContextManager[Sequence[Any]]:
+        if self.target.protocol == "chat":
+            return chat_senders(self.target.url, self.target.headers, self.target.timeout_s, count)
         if self.target.protocol == "http":
             if self.model.is_decoupled:
                 raise InvalidRequest(f"model '{self.model.name}' is decoupled: measure it with --protocol=stream")

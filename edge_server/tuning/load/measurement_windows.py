@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_server.tuning.load.client_interface import ServerCounts
+from edge_server.tuning.load.client_interface import ServerCounts, TextTimes
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -17,13 +17,15 @@ STEADY_WINDOWS = 3
 
 
 class Answer(NamedTuple):
-    """One request that was sent. `reason` is "" when it was answered well. `lag_s`: sent that much later than due."""
+    """One request that was sent. `reason` is "" when it was answered well. `lag_s`: sent that much later than due.
+    `text`: times of the answer, if it is text."""
 
     start_s: float
     end_s: float
     reason: str = ""
     message: str = ""
     lag_s: float = 0.0
+    text: TextTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,37 @@ class ServerTimeSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFigures:
+    """Figures of streamed text. Times in milliseconds, by percentile.
+
+    `first_ms`: from the request to its first text. `between_ms`: mean time between two tokens of an answer.
+    """
+
+    tokens: int
+    tokens_per_s: float
+    first_ms: Mapping[int, float]
+    between_ms: Mapping[int, float]
+
+    @classmethod
+    def of(cls, window: MeasurementWindow) -> TextFigures | None:
+        """Return None for a window without text."""
+        found = [(answer, answer.text) for answer in window.good if answer.text is not None and answer.text.tokens]
+        if not found:
+            return None
+        first = sorted((text.first_s - answer.start_s) * 1000 for answer, text in found)
+        between = sorted(
+            (text.last_s - text.first_s) / (text.tokens - 1) * 1000 for _, text in found if text.tokens > 1
+        )
+        tokens = sum(text.tokens for _, text in found)
+        return cls(
+            tokens,
+            tokens / window.seconds,
+            {percent: percentile(first, percent) for percent in PERCENTILES},
+            {percent: percentile(between, percent) for percent in PERCENTILES},
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredPoint:
     """One measurement at one concurrency, rate or pace of frames, which is `level` in words of `mode`."""
 
@@ -144,6 +177,7 @@ class MeasuredPoint:
     lag_p99_ms: float = 0.0
     dropped: Mapping[str, int] = field(default_factory=dict)
     power_w: float | None = None
+    text: TextFigures | None = None
 
     @classmethod
     def of(
@@ -183,6 +217,7 @@ class MeasuredPoint:
             lag_p99_ms=percentile(lags, 99) * 1000 if lags else 0.0,
             dropped=window.dropped,
             power_w=power_w,
+            text=TextFigures.of(window),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edge_server.tuning.load.measurement_windows import PERCENTILES, MeasuredPoint, ServerTimeSplit, doubts
+from edge_server.tuning.load.measurement_windows import PERCENTILES, MeasuredPoint, ServerTimeSplit, TextFigures, doubts
 from edge_server.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 HEADS = (
@@ -14,22 +14,31 @@ HEADS = (
 )  # fmt: skip
 """The first column is named by the mode."""
 
+TEXT_HEADS = (
+    "RATE/S", "TOKENS/S", "FIRST MS P50", "P90", "P99", "NEXT MS P50", "P90", "P99", "SERVER CPU", "MB", "CLIENT CPU",
+    "FAILED",
+)  # fmt: skip
+"""The same for streamed text: time to the first token, and between two tokens."""
+
 MODES = {"concurrency": "CONCURRENCY", "request_rate": "REQUEST RATE", "frames": "FPS", "intervals": "TRACE"}
 
 Json = dict[str, object]
 
 
 def cells(point: MeasuredPoint) -> tuple[str, ...]:
-    """Return a row of the table, below the mode and HEADS."""
-    split = point.split
+    """Return a row of the table, below the mode and HEADS, or TEXT_HEADS for streamed text."""
+    split, text = point.split, point.text
     parts = ["-"] * 4
     if split is not None:
         parts = [f"{part:.0f}" for part in (split.queue_us, split.input_us, split.infer_us, split.output_us)]
+    times = [*(_ms(point.percentiles_ms[percent]) for percent in PERCENTILES), *parts]
+    if text is not None:
+        times = [f"{text.tokens_per_s:.1f}"]
+        times += [_ms(part[percent]) for part in (text.first_ms, text.between_ms) for percent in (50, 90, 99)]
     return (
         f"{point.level:g}" + ("" if point.is_steady else " ~"),
         f"{point.throughput:.1f}",
-        *(_ms(point.percentiles_ms[percent]) for percent in PERCENTILES),
-        *parts,
+        *times,
         "-" if point.server_cpu is None else f"{point.server_cpu:.2f}",
         "-" if point.server_bytes is None else f"{point.server_bytes / 1e6:.0f}",
         f"{point.client_cpu:.2f}",
@@ -79,7 +88,17 @@ def to_json(point: MeasuredPoint, cores: int) -> Json:
         "server_resident_bytes": None if point.server_bytes is None else int(point.server_bytes),
         "client_cpu_cores": _round(point.client_cpu),
         "power_w": None if point.power_w is None else _round(point.power_w),
+        "text": None if point.text is None else _text_json(point.text),
         "doubts": doubts(point, cores),
+    }
+
+
+def _text_json(text: TextFigures) -> Json:
+    return {
+        "tokens": text.tokens,
+        "tokens_per_second": _round(text.tokens_per_s),
+        "time_to_first_token_ms": {f"p{percent}": _round(value) for percent, value in text.first_ms.items()},
+        "inter_token_latency_ms": {f"p{percent}": _round(value) for percent, value in text.between_ms.items()},
     }
 
 
