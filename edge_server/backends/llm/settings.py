@@ -43,8 +43,8 @@ class LlmSettings:
     tool_call_parser: ToolFormat | None
 
 
-_PROCESS_BYTES = 75 << 20
-"""Of the child process with its libraries, before it opens a model."""
+_PROCESS_BYTES = 120 << 20
+"""Of the child process with its libraries and a model without weights."""
 _ACTIVATION_BYTES_PER_NUMBER = 40
 """Of one token in a step, for each number between two layers: the widest layer has several times as many, in f32."""
 
