@@ -1,7 +1,8 @@
 """Size of a language model, read from its files before it is opened: weights, context, and KV cache per token.
 
-Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
-Face beside an OpenVINO export.
+Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), `config.json` of Hugging Face
+beside an OpenVINO export, and `genai_config.json` of ONNX Runtime GenAI
+(https://onnxruntime.ai/docs/genai/reference/config.html).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def read_gguf(path: Path) -> LlmSize:
 
 def read_export(folder: Path) -> LlmSize:
     """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
-    weight_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    weight_bytes = _folder_bytes(folder)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         values: Mapping[str, Any] = config if isinstance(config, dict) else {}
@@ -98,6 +99,31 @@ def read_export(folder: Path) -> LlmSize:
         return LlmSize(weight_bytes, int(values.get("max_position_embeddings", 0)), numbers * _BYTES_PER_VALUE)
     except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
         return LlmSize(weight_bytes, 0, 0)
+
+
+def read_genai_config(path: Path) -> LlmSize:
+    """Return the size from `genai_config.json`. Raises BadModelFile for a file without a decoder and its context."""
+    try:
+        config = json.loads(path.read_bytes())
+        model = config["model"]
+        decoder = model["decoder"]
+        context = int(model["context_length"])
+        # The engine accepts no sequence that is longer.
+        context = min(context, int(config.get("search", {}).get("max_length") or context))
+        numbers = (
+            2 * int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
+        )
+    except ValueError as error:
+        raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI with a decoder; it lacks {error}") from None
+    if context < 2 or numbers < 1:
+        raise BadModelFile(f"expected a context of at least 2 tokens and layers, got {context} and {numbers}")
+    return LlmSize(_folder_bytes(path.parent), context, numbers * _BYTES_PER_VALUE)
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:

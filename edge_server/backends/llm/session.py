@@ -95,6 +95,11 @@ class LlmSession(RequestSession):
     def _accept(self, execution: Execution) -> None:
         request = read_request(execution.request)
         engine = self._engine
+        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': expected none of return_logprobs and "
+                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
+            )
         prompt = request.prompt if request.prompt is not None else engine.chat_prompt(request.messages)
         tokens = engine.encode(prompt)
         if not tokens:
