@@ -56,6 +56,7 @@ class OnnxEngine:
 
     def __init__(self, folder: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
         library = import_runtime("onnxruntime_genai", "TurnOptions", "llm-onnx")
+        library.disable_telemetry_events()
         self._library = library
         self.name = f"onnxruntime_genai {library.__version__}"
         config = library.Config(str(folder))

@@ -4,13 +4,14 @@
     python tests/data/tiny_llm/make.py [FOLDER]
 
 It takes less than a minute of one core. FOLDER (this one by default) gets tiny.gguf and, as `onnx/`, the same model as
-an export for ONNX Runtime GenAI; another FOLDER also gets `hf/`, in the format of Hugging Face. The chats are made here;
-nothing is from another source.
+an export for ONNX Runtime GenAI. A FOLDER that is given also gets `hf/`, in the format of Hugging Face. The chats are
+made here; nothing is from another source.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +19,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from onnxruntime_genai.models.builder import create_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -195,7 +195,8 @@ def main() -> None:
         source = folder / "hf" if len(sys.argv) > 1 else Path(temporary, "hf")
         model.save_pretrained(source)
         fast.save_pretrained(source)
-        create_model(None, str(source), str(folder / "onnx"), "fp32", "cpu", str(Path(temporary, "cache")))
+        export = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
+        subprocess.run([*export, "-i", source, "-o", folder / "onnx", "-c", Path(temporary, "cache")], check=True)
 
 
 if __name__ == "__main__":
