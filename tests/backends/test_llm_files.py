@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.backends.llm.backend import make
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.errors import BackendMissing
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
@@ -69,10 +69,13 @@ def test_a_damaged_header_never_does_more_than_fail(
         read_gguf(path)
 
 
-def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("onnxruntime_genai", "llm-onnx")])
+def test_without_the_library_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackendMissing, match=r"pip install 'edge-server\[llm\]'"):
-        make("openvino_genai")
+    with pytest.raises(BackendMissing, match=rf"pip install 'edge-server\[{extra}\]'"):
+        make(backend)
 
 
 def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
@@ -83,6 +86,42 @@ def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
     text = json.dumps(config)
     (tmp_path / "config.json").write_text(text)
     assert read_export(tmp_path) == LlmSize(1000 + len(text), 8192, 2 * 30 * 3 * 64 * 4)
+
+
+GENAI = {
+    "model": {
+        "context_length": 8192,
+        "decoder": {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64},
+    },
+    "search": {"max_length": 4096},
+}
+
+
+def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "genai_config.json"
+    (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
+    path.write_text(json.dumps(GENAI))
+    size = read_genai_config(path)
+    assert size == LlmSize(1000 + path.stat().st_size, 4096, 2 * 30 * 3 * 64 * 4)
+    path.write_text(json.dumps({"model": GENAI["model"]}))
+    assert read_genai_config(path).context == 8192
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "expected JSON"),
+        ("[]", "expected a configuration of ONNX Runtime GenAI"),
+        ('{"model": {"context_length": 512}}', "it lacks 'decoder'"),
+        (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
+        (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
+    ],
+)
+def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "genai_config.json"
+    path.write_text(text)
+    with pytest.raises(BadModelFile, match=said):
+        read_genai_config(path)
 
 
 @given(

@@ -135,8 +135,8 @@ class OnnxEngine:
             options.set_min_generated_tokens(sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens)
             options.set_repetition_penalty(sampling.repetition_penalty)
             # Each is set, because genai_config.json may have other values for those that are not.
-            options.set_do_sample(sampling.temperature > 0)
-            if sampling.temperature > 0:
+            options.set_do_sample(_is_random(sampling))
+            if _is_random(sampling):
                 options.set_temperature(sampling.temperature)
                 options.set_top_p(sampling.top_p)
                 options.set_top_k(max(sampling.top_k, 0))
@@ -188,9 +188,13 @@ class OnnxEngine:
         self._batches = [batch for batch in self._batches if batch.requests]
 
 
+def _is_random(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and sampling.top_k != 1
+
+
 def _check_sampling(sampling: Sampling) -> None:
     """Raise InvalidRequest for what the library's Engine does not have on a CPU."""
-    if sampling.seed is not None and sampling.temperature > 0:
+    if sampling.seed is not None and _is_random(sampling):
         missing = "seed", "leave it out, or set temperature to 0"
     elif sampling.presence_penalty:
         missing = "presence_penalty", "use repetition_penalty"
