@@ -116,7 +116,7 @@ def read_genai_config(path: Path) -> LlmSize:
     except ValueError as error:
         raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
     except (TypeError, KeyError, AttributeError) as error:
-        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI; it lacks {error}") from None
+        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI, got an error: {error!r}") from None
     if context < 2 or numbers < 1:
         raise BadModelFile(f"expected a context of at least 2 tokens and layers, got {context} and {numbers}")
     return LlmSize(_folder_bytes(path.parent), context, numbers * _BYTES_PER_VALUE)
