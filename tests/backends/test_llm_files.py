@@ -16,6 +16,8 @@ from edge_server.backends.llm.backend import make
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.errors import BackendMissing
+from edge_server.repository.backend_choice import candidates
+from edge_server.repository.pbtxt import new_config
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -122,6 +124,13 @@ def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text
     path.write_text(text)
     with pytest.raises(BadModelFile, match=said):
         read_genai_config(path)
+
+
+def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_path: Path) -> None:
+    for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
+        (tmp_path / name).touch()
+    found = candidates(new_config(), "talker", tmp_path)
+    assert [(one.backend, one.file_name) for one in found] == [("onnxruntime_genai", "genai_config.json")]
 
 
 @given(
