@@ -222,10 +222,11 @@ def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture
-def client(tiny_server: Any) -> Any:
+def client(tiny_server: Any) -> Iterator[Any]:
     import openai
 
-    return openai.OpenAI(base_url=tiny_server.url("/v1"), api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=tiny_server.url("/v1"), api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 QUESTIONS = {
