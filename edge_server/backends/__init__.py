@@ -23,6 +23,7 @@ _MODULES = {
     "litert": "edge_server.backends.litert",
     "onnxruntime": "edge_server.backends.onnxruntime",
     "openvino_genai": "edge_server.backends.llm.backend",
+    "onnxruntime_genai": "edge_server.backends.llm.backend",
     "openvino": "edge_server.backends.openvino",
     "identity": "edge_server.backends.builtin_models",
     "python": "edge_server.backends.python.backend",

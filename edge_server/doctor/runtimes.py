@@ -23,7 +23,9 @@ _DISTRIBUTIONS = {
     "forest": "treelite",
     "litert": "ai-edge-litert",
     "onnxruntime": "onnxruntime",
+    "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
+    "openvino_genai": "openvino-genai",
     "pytorch": "torch",
     "tensorrt": "tensorrt",
 }

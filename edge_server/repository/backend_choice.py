@@ -32,6 +32,7 @@ _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
 _BACKENDS_OF_FILE = {
     "model.gguf": ("openvino_genai",),
     "openvino_tokenizer.xml": ("openvino_genai",),
+    "genai_config.json": ("onnxruntime_genai",),
     "model.plan": ("tensorrt",),
     "model.onnx": ONNX_ORDER,
     "model.xml": ("openvino",),

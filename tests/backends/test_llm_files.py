@@ -18,13 +18,17 @@ from edge_server.backends.llm.model_size import (
     EXPORT_LOAD_FACTOR,
     GGUF_LOAD_FACTOR,
     KV_BYTES_PER_VALUE,
+    ONNX_LOAD_FACTOR,
     BadModelFile,
     LlmSize,
     read_export,
+    read_genai_config,
     read_gguf,
 )
 from edge_server.backends.llm.settings import memory_parts, read_settings
 from edge_server.errors import BackendMissing
+from edge_server.repository.backend_choice import candidates
+from edge_server.repository.pbtxt import new_config
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -79,10 +83,13 @@ def test_a_damaged_header_never_does_more_than_fail(
         read_gguf(path)
 
 
-def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("onnxruntime_genai", "llm-onnx")])
+def test_without_the_library_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackendMissing, match=r"pip install 'edge-server\[llm\]'"):
-        make("openvino_genai")
+    with pytest.raises(BackendMissing, match=rf"pip install 'edge-server\[{extra}\]'"):
+        make(backend)
 
 
 def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
@@ -103,6 +110,50 @@ def test_what_a_model_takes_is_its_weights_and_all_blocks_of_its_cache() -> None
     parts = memory_parts(settings, size, 32)
     assert (parts["weights"], parts["KV cache"]) == (300 << 20, 10 * 32 * 14_400)
     assert 0 < parts["activations"] < parts["process"]
+
+
+GENAI = {
+    "model": {
+        "context_length": 8192,
+        "decoder": {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64},
+    },
+    "search": {"max_length": 4096},
+}
+
+
+def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "genai_config.json"
+    (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
+    path.write_text(json.dumps(GENAI))
+    size = read_genai_config(path)
+    weight_bytes = int((1000 + path.stat().st_size) * ONNX_LOAD_FACTOR)
+    assert size == LlmSize(weight_bytes, 4096, 2 * 30 * 3 * 64 * 4)
+    path.write_text(json.dumps({"model": GENAI["model"]}))
+    assert read_genai_config(path).context == 8192
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "expected JSON"),
+        ("[]", "expected a configuration of ONNX Runtime GenAI"),
+        ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
+        (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
+        (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
+    ],
+)
+def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "genai_config.json"
+    path.write_text(text)
+    with pytest.raises(BadModelFile, match=said):
+        read_genai_config(path)
+
+
+def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_path: Path) -> None:
+    for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
+        (tmp_path / name).touch()
+    found = candidates(new_config(), "talker", tmp_path)
+    assert [(one.backend, one.file_name) for one in found] == [("onnxruntime_genai", "genai_config.json")]
 
 
 @given(

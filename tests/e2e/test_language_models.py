@@ -1,6 +1,7 @@
 """Language models through a real server: the same text on every wire, OpenAI's API with its errors, and a real engine.
 
-The scripted model needs no library. The tests marked `full` serve tests/data/tiny_llm with OpenVINO GenAI.
+The scripted model needs no library. The tests marked `full` serve tests/data/tiny_llm with OpenVINO GenAI and ONNX
+Runtime GenAI.
 """
 
 from __future__ import annotations
@@ -278,10 +279,11 @@ def tiny_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture
-def client(tiny_server: Any) -> Any:
+def client(tiny_server: Any) -> Iterator[Any]:
     import openai
 
-    return openai.OpenAI(base_url=tiny_server.url("/v1"), api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=tiny_server.url("/v1"), api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 QUESTIONS = {
@@ -411,6 +413,62 @@ class TestRealEngine:
         assert tiny_server.get("/v2/health/live")[0] == 200
         retrying = client.with_options(max_retries=5)
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
+
+
+@pytest.fixture(scope="module")
+def onnx_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The folder of an ONNX export, without a configuration."""
+    models = tmp_path_factory.mktemp("onnx")
+    shutil.copytree(TINY.parent / "onnx", models / "talker/1")
+    with serve(models) as running:
+        yield running
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime_genai") is None, reason="needs onnxruntime-genai, of the extra test-all"
+)
+class TestOnnxExport:
+    def test_chats_at_once_each_give_their_text(self, onnx_server: Any) -> None:
+        found: dict[str, str] = {}
+
+        def one(question: str) -> None:
+            _, answer = onnx_server.ask("/v1/chat/completions", chat(question, temperature=0))
+            found[question] = answer["choices"][0]["message"]["content"]
+
+        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert found == QUESTIONS
+
+    def test_a_stream_gives_the_text_in_pieces_and_a_stop_string_ends_it(self, onnx_server: Any) -> None:
+        call = chat("count from three", temperature=0, stream=True, stop=["nineteen"])
+        found = events(onnx_server, "/v1/chat/completions", call)
+        pieces = [event["choices"][0]["delta"].get("content", "") for event in found[:-1]]
+        assert "".join(pieces) == COUNT.partition("nineteen")[0]
+        assert len(pieces) > 10
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ({"seed": 7}, "sampling parameter seed"),
+            ({"frequency_penalty": 1}, "sampling parameter frequency_penalty"),
+            ({"logprobs": True}, "does not tell the probabilities"),
+            ({"messages": [{"role": "user", "content": "x " * 3000}]}, "less than 512 tokens, got"),
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nosuch"}}}},
+             "nosuch"),
+        ],
+    )  # fmt: skip
+    def test_what_the_engine_cannot_do_is_a_bad_request_and_costs_nobody_else(
+        self, onnx_server: Any, more: dict[str, Any], said: str
+    ) -> None:
+        status, answer = onnx_server.ask("/v1/chat/completions", chat("say hello") | more)
+        assert status == 400
+        assert said in answer["error"]["message"]
+        _, answer = onnx_server.ask("/v1/chat/completions", chat("say hello", temperature=0))
+        assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
 
 
 class TestIdleModels:

@@ -1,12 +1,15 @@
-"""Backends of language models: `openvino_genai` and, for tests, `scripted_llm`.
+"""Backends of language models: `openvino_genai`, `onnxruntime_genai` and, for tests, `scripted_llm`.
 
-`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, on the CPU, in a child
-process: a step of the library holds the GIL, and the end of the process gives the memory back. Parameters: see
-`settings`. The inputs and outputs are those of Triton's vLLM backend, with the input `messages` beside `text_input`.
+`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
+folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,
+the first in each step and the second while it loads a model, and the end of the process gives the memory back.
+Parameters: see `settings`. The inputs and outputs are those of Triton's vLLM backend, with the input `messages` beside
+`text_input`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from edge_server.backends.backend_helpers import existing_file, file_title, load_error
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
-from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_gguf
+from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
 from edge_server.backends.llm.settings import LlmSettings, memory_parts, read_settings
@@ -27,6 +30,18 @@ EXPORT_FILE = "openvino_tokenizer.xml"
 """File by which the folder of an OpenVINO export is known."""
 
 _BLOCK_TOKENS = 32
+
+_ONNX_CONTEXT = 4096
+"""Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
+may need, and a chat may need all of it."""
+_NOT_FOR_ONNX = {
+    "num_kv_blocks": "the KV cache has room for max_num_seqs times max_context; set these",
+    "kv_cache_mb": "the KV cache has room for max_num_seqs times max_context; set these",
+    "max_num_batched_tokens": "a prompt is read in one step",
+    "enable_prefix_caching": "it computes every prompt",
+    "deterministic": "it computes as the model was exported",
+}
+"""Parameter that `onnxruntime_genai` cannot obey -> why."""
 
 _INPUTS = (
     ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
@@ -41,14 +56,20 @@ _OUTPUTS = (
 
 
 def make(name: str) -> Backend:
-    return OpenVinoLlmBackend(name) if name == "openvino_genai" else ScriptedLlmBackend(name)
+    backends = {"openvino_genai": OpenVinoLlmBackend, "onnxruntime_genai": OnnxLlmBackend}
+    return backends.get(name, ScriptedLlmBackend)(name)
 
 
 class _LlmBackend(Backend):
-    """What both have in common: the inputs and outputs."""
+    """What all have in common: the inputs and outputs. `extra` installs the package `name`; "" if there is none."""
+
+    extra = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        if self.extra and importlib.util.find_spec(name) is None:
+            raise BackendMissing(f"runtime {name} is not installed; install it with: "
+                                 f"pip install 'edge-server[{self.extra}]'")  # fmt: skip
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         config = json.loads(config_json)
@@ -68,12 +89,7 @@ class OpenVinoLlmBackend(_LlmBackend):
     """Opens models with OpenVINO GenAI in child processes."""
 
     default_filename = "model.gguf"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        if importlib.util.find_spec("openvino_genai") is None:
-            raise BackendMissing("runtime openvino_genai is not installed; install it with: "
-                                 "pip install 'edge-server[llm]'")  # fmt: skip
+    extra = "llm"
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         _read_size(file)
@@ -85,6 +101,24 @@ class OpenVinoLlmBackend(_LlmBackend):
 
     def open(self, job: OpenJob) -> RequestSession:
         return IsolatedSession(job, open_openvino)
+
+
+class OnnxLlmBackend(_LlmBackend):
+    """Opens models with ONNX Runtime GenAI in child processes."""
+
+    default_filename = "genai_config.json"
+    extra = "llm-onnx"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _read_genai_size(file)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        size = _read_genai_size(file)
+        return memory_parts(_onnx_settings(model, parameters, size), size, _BLOCK_TOKENS)
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, open_onnx)
 
 
 class ScriptedLlmBackend(_LlmBackend):
@@ -113,6 +147,16 @@ def open_openvino(job: OpenJob) -> RequestSession:
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
 
 
+def open_onnx(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    from edge_server.backends.llm.onnx_engine import OnnxEngine
+
+    size = _read_genai_size(job.file)
+    settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
+    folder = job.file.path.parent
+    return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
+
+
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
     try:
         engine = open_engine()
@@ -128,6 +172,37 @@ def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], Toke
 
 def _settings(job: OpenJob) -> LlmSettings:
     return read_settings(job.spec.name, job.spec.parameters, _read_size(job.file), _BLOCK_TOKENS)
+
+
+def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
+    """Return settings whose KV cache has room for every sequence. Raises LoadError."""
+    for key, reason in _NOT_FOR_ONNX.items():
+        if key in parameters:
+            raise LoadError(f"model '{model}': parameter {key}: not for the backend onnxruntime_genai: {reason}")
+    stated = {"max_context": str(min(size.context, _ONNX_CONTEXT)), **parameters}
+    settings = read_settings(model, stated, size, _BLOCK_TOKENS)
+    if not 1 <= settings.max_context <= size.context:
+        raise LoadError(
+            f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
+            f"got {settings.max_context}"
+        )
+    blocks = settings.max_num_seqs * -(-settings.max_context // _BLOCK_TOKENS)
+    return dataclasses.replace(
+        settings,
+        num_kv_blocks=blocks,
+        max_num_batched_tokens=settings.max_num_seqs * settings.max_context,
+        enable_prefix_caching=False,
+    )
+
+
+def _read_genai_size(file: ModelFile) -> LlmSize:
+    """Return the size of a model from genai_config.json. Raises LoadError."""
+    path = existing_file(file, OnnxLlmBackend.default_filename)
+    try:
+        return read_genai_config(path)
+    except BadModelFile as error:
+        said = str(error)
+    raise LoadError(f"{file_title(file)}: {said}")
 
 
 def _read_size(file: ModelFile) -> LlmSize:

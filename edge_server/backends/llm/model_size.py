@@ -1,7 +1,8 @@
 """Size of a language model, read from its files before it is opened: weights, context, and KV cache per token.
 
-Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), and `config.json` of Hugging
-Face beside an OpenVINO export.
+Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), `config.json` of Hugging Face
+beside an OpenVINO export, and `genai_config.json` of ONNX Runtime GenAI
+(https://onnxruntime.ai/docs/genai/reference/config.html).
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ KV_BYTES_PER_VALUE = 1.25 if platform.machine() in ("x86_64", "AMD64") else 2
 GGUF_LOAD_FACTOR = 2.75
 """Memory while a GGUF file is opened, in sizes of the file. Measured with SmolLM2-135M as Q4_1."""
 EXPORT_LOAD_FACTOR = 2.0
-"""The same for an export: its file is mapped, and the runtime keeps the weights in a layout of its own."""
+"""The same for an OpenVINO export: its file is mapped, and the runtime keeps the weights in a layout of its own."""
+
+
+ONNX_LOAD_FACTOR = 1.25
+"""The same for an ONNX export. Measured with 73 million parameters in f32."""
+_ONNX_KV_BYTES_PER_VALUE = 4
 
 
 class BadModelFile(Exception):
@@ -100,8 +106,7 @@ def read_gguf(path: Path) -> LlmSize:
 
 def read_export(folder: Path) -> LlmSize:
     """Return the size from `config.json` in the folder of an export; with zeros for what it does not say."""
-    file_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    weight_bytes = int(file_bytes * EXPORT_LOAD_FACTOR)
+    weight_bytes = int(_folder_bytes(folder) * EXPORT_LOAD_FACTOR)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         values: Mapping[str, Any] = config if isinstance(config, dict) else {}
@@ -112,6 +117,32 @@ def read_export(folder: Path) -> LlmSize:
         return LlmSize(weight_bytes, context, int(numbers * KV_BYTES_PER_VALUE), width)
     except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
         return LlmSize(weight_bytes, 0, 0)
+
+
+def read_genai_config(path: Path) -> LlmSize:
+    """Return the size from `genai_config.json`. Raises BadModelFile for a file without a decoder and its context."""
+    try:
+        config = json.loads(path.read_bytes())
+        model = config["model"]
+        decoder = model["decoder"]
+        context = int(model["context_length"])
+        # The engine accepts no sequence that is longer.
+        context = min(context, int(config.get("search", {}).get("max_length") or context))
+        numbers = (
+            2 * int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
+        )
+    except ValueError as error:
+        raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI, got an error: {error!r}") from None
+    if context < 2 or numbers < 1:
+        raise BadModelFile(f"expected a context of at least 2 tokens and layers, got {context} and {numbers}")
+    weight_bytes = int(_folder_bytes(path.parent) * ONNX_LOAD_FACTOR)
+    return LlmSize(weight_bytes, context, numbers * _ONNX_KV_BYTES_PER_VALUE)
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:

@@ -37,6 +37,8 @@ class OpenVinoEngine:
     The constructor raises whatever the library raises for a file that it cannot load, and BackendMissing.
     """
 
+    has_logprobs = True
+
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         openvino = import_openvino()
         library = import_runtime("openvino_genai", "ContinuousBatchingPipeline", "llm")

@@ -23,6 +23,8 @@ from edge_server.errors import InvalidRequest
 class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
+    has_logprobs = True
+
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         script = json.loads(path.read_text("utf-8"))
         self.name = "scripted"

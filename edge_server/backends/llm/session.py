@@ -99,6 +99,11 @@ class LlmSession(RequestSession):
     def _accept(self, execution: Execution) -> None:
         request = read_request(execution.request)
         engine = self._engine
+        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': expected none of return_logprobs and "
+                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
+            )
         tools = request.tools
         if tools is not None and tools.choice == "auto" and self._tool_format is None:
             raise InvalidRequest(

@@ -40,7 +40,7 @@ class LlmSettings:
     threads: int
     is_deterministic: bool
     max_queue_size: int
-    tool_call_parser: ToolFormat | None
+    tool_call_parser: ToolFormat | None = None
 
 
 _PROCESS_BYTES = 120 << 20
