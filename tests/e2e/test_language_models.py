@@ -482,8 +482,10 @@ class TestIdleModels:
         (tmp_path / "exact/1").mkdir(parents=True)
         shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
         (tmp_path / "exact/config.pbtxt").write_text('parameters { key: "idle_unload_s" value { string_value: "1" } }')
-        with serve(tmp_path) as running:
-            client = openai.OpenAI(base_url=running.url("/v1"), api_key="none", max_retries=0)
+        with (
+            serve(tmp_path) as running,
+            openai.OpenAI(base_url=running.url("/v1"), api_key="none", max_retries=0) as client,
+        ):
             assert eventually(lambda: not children_of(running))
             assert [model.id for model in client.models.list().data] == ["exact"]
             answer = ask(client, "say hello", extra_body={"keep_alive": "1h"})
