@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -163,13 +164,17 @@ def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_pa
 )
 def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
     data = list(text.encode())
-    stream = IncrementalDetokenizer(lambda tokens: bytes(tokens).decode("utf-8", "replace"), stop)
+
+    def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(tokens).decode("utf-8", "replace") for tokens in sequences]
+
+    stream = IncrementalDetokenizer(decode, stop)
     pieces, place, turn = [], 0, 0
     while place < len(data):
         size = sizes[turn % len(sizes)]
-        pieces.append(stream.add(data[place : place + size]))
+        pieces.append(stream.add_text(*decode([stream.add_tokens(data[place : place + size])])))
         place, turn = place + size, turn + 1
-    pieces.append(stream.add([], is_last=True))
+    pieces.append(stream.add_text(*decode([stream.add_tokens([])]), is_last=True))
     ends = [found for item in stop if (found := text.find(item)) >= 0]
     assert stream.is_stopped == bool(ends)
     said = "".join(pieces)

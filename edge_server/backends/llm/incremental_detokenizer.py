@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 _SEGMENT_TOKENS = 64
 """After this many tokens decoding starts anew, so that its cost does not grow with the text."""
@@ -12,10 +13,18 @@ _OVERLAP_TOKENS = 8
 _INCOMPLETE = "�"
 
 
-class IncrementalDetokenizer:
-    """Decodes tokens piece by piece. `is_stopped` is set once a stop string was found."""
+Decode: TypeAlias = Callable[[Sequence[Sequence[int]]], Sequence[str]]
+"""Returns the text of each sequence of tokens."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+
+class IncrementalDetokenizer:
+    """Decodes tokens piece by piece. `is_stopped` is set once a stop string was found.
+
+    `add_tokens` returns what is to be decoded, and `add_text` takes its text, so that one call can decode the tokens of
+    several sequences.
+    """
+
+    def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
         self.is_stopped = False
         self._decode = decode
         self._stop = [text for text in stop if text]
@@ -26,18 +35,21 @@ class IncrementalDetokenizer:
         self._held = ""
         """Text that may be the beginning of a stop string."""
 
-    def add(self, tokens: Sequence[int], *, is_last: bool = False) -> str:
-        """Add tokens and return the new text that is certain. `is_last`: return everything that was held back."""
+    def add_tokens(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Add tokens and return those whose text `add_text` needs."""
+        self._tokens += tokens
+        return self._tokens
+
+    def add_text(self, text: str, *, is_last: bool = False) -> str:
+        """Return the new text that is certain. `is_last`: return everything that was held back."""
         if self.is_stopped:
             return ""
-        self._tokens += tokens
-        text = self._decode(self._tokens) if self._tokens else ""
         if is_last or not text.endswith(_INCOMPLETE):
             self._held += text[self._decoded :]
             self._decoded = len(text)
             if len(self._tokens) >= _SEGMENT_TOKENS:
                 self._tokens = self._tokens[-_OVERLAP_TOKENS:]
-                self._decoded = len(self._decode(self._tokens))
+                self._decoded = len(self._decode([self._tokens])[0])
         end = min((place for stop in self._stop if (place := self._held.find(stop)) >= 0), default=-1)
         if end >= 0:
             self.is_stopped = True

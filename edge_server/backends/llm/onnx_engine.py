@@ -79,8 +79,8 @@ class OnnxEngine:
     def encode(self, text: str) -> Sequence[int]:
         return [int(token) for token in self._tokenizer.encode(text)]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(np.array(tokens, np.int32)))
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [str(self._tokenizer.decode(np.array(tokens, np.int32))) for tokens in sequences]
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         try:

@@ -73,8 +73,10 @@ class OpenVinoEngine:
         ids = self._tokenizer.encode(text, add_special_tokens=False).input_ids
         return [int(token) for token in ids.data.ravel()]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        some = [list(tokens) for tokens in sequences if tokens]
+        texts = iter(self._tokenizer.decode(some, skip_special_tokens=True) if some else ())
+        return [str(next(texts)) if tokens else "" for tokens in sequences]
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         chat = [dict(message) for message in messages]

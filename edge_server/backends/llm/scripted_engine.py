@@ -46,8 +46,8 @@ class ScriptedEngine:
     def encode(self, text: str) -> Sequence[int]:
         return list(text.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(token for token in tokens if token < 256).decode("utf-8", "replace") for tokens in sequences]
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         for message in messages:
@@ -58,7 +58,7 @@ class ScriptedEngine:
     def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
         assert number not in self.added
         self.added.append(number)
-        lines = self.decode(prompt).split("\n")
+        lines = self.decode([prompt])[0].split("\n")
         text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
         self._left[number] = list(text.encode())
         self._sampling[number] = sampling

@@ -24,6 +24,7 @@ from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format
+from edge_server.backends.python.process_channel import one_message
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 
 log = logging.getLogger(__name__)
@@ -210,10 +211,14 @@ class LlmSession(RequestSession):
             self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
 
     def _step(self) -> None:
-        for event in self._engine.step():
-            generation = self._running.get(event.number)
-            if generation is None:
-                continue
+        found = [(self._running.get(event.number), event) for event in self._engine.step()]
+        running = [(generation, event) for generation, event in found if generation is not None]
+        texts = self._engine.decode([item.text.add_tokens(event.tokens) for item, event in running]) if running else ()
+        with one_message():
+            self._send_results(running, texts)
+
+    def _send_results(self, running: Sequence[tuple[_Generation, TokenEvent]], texts: Sequence[str]) -> None:
+        for (generation, event), text in zip(running, texts, strict=True):
             if event.error:
                 self._end(generation)
                 # A request with a grammar is the usual cause. See OpenVinoEngine.step.
@@ -222,10 +227,10 @@ class LlmSession(RequestSession):
                     kind(f"inference request to model '{self._model}': the token engine failed on it: {event.error}")
                 )
                 continue
-            self._continue(generation, event)
+            self._continue(generation, event, text)
 
-    def _continue(self, generation: _Generation, event: TokenEvent) -> None:
-        """Take the new tokens of a sequence, and send the text that is certain."""
+    def _continue(self, generation: _Generation, event: TokenEvent, decoded: str) -> None:
+        """Take the new tokens of a sequence with their text, and send what is certain."""
         now_s = time.monotonic()
         if event.tokens and not generation.output_tokens:
             generation.first_token_s = now_s
@@ -235,12 +240,12 @@ class LlmSession(RequestSession):
         generation.cumulative_logprob += sum(event.logprobs)
         if generation.request.has_logprobs:
             generation.unsent_logprobs += [
-                {"token": self._engine.decode([token]), "token_id": token, "logprob": logprob}
+                {"token": self._engine.decode([[token]])[0], "token_id": token, "logprob": logprob}
                 for token, logprob in zip(event.tokens, event.logprobs, strict=False)
             ]
         self._metrics.count_tokens(len(event.tokens))
         finish = event.finish
-        text = generation.text.add(event.tokens, is_last=finish is not None)
+        text = generation.text.add_text(decoded, is_last=finish is not None)
         if generation.text.is_stopped:
             if finish is None:
                 self._engine.cancel(generation.number)

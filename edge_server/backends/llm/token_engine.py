@@ -75,8 +75,9 @@ class TokenEngine(Protocol):
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text without added special tokens."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens. An incomplete character at the end becomes U+FFFD. Special tokens give nothing."""
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each sequence. An incomplete character at the end becomes U+FFFD. Special tokens give
+        nothing. One call for several sequences may cost much less than a call for each."""
 
     chat_template: str
     """Of the model, in Jinja; "" if it has none."""

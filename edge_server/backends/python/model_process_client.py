@@ -210,7 +210,10 @@ class ModelProcess:
     def _handle_message(self, message: tuple[Any, ...], *, is_lent: bool) -> None:
         """Handle one message of the process. `is_lent`: its arrays lie in memory that is freed afterwards."""
         kind, *rest = message
-        if kind == "send":
+        if kind == "group":
+            for item in rest[0]:
+                self._handle_message(item, is_lent=is_lent)
+        elif kind == "send":
             number, outputs, is_final, parameters = rest
             if is_lent:
                 # Before `find`: if there is no memory for the copy, the request must still be open, to be failed.

@@ -10,6 +10,7 @@ ones.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import pickle
@@ -18,7 +19,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 ALIGNMENT = 64
@@ -124,6 +125,33 @@ class ArenaReader:
         os.close(self._fd)
 
 
+class _Group(threading.local):
+    """Messages that a thread collects within `one_message`; None outside."""
+
+    messages: list[tuple[Any, ...]] | None = None
+    channel: Channel | None = None
+
+
+_group = _Group()
+
+
+@contextlib.contextmanager
+def one_message() -> Iterator[None]:
+    """Send what this thread sends within the block as one message, at its end: ("group", messages).
+
+    One message for all responses of a step costs far less than one for each. For messages whose arrays the sender does
+    not free.
+    """
+    _group.messages, _group.channel = [], None
+    try:
+        yield
+    finally:
+        messages, channel = _group.messages, _group.channel
+        _group.messages = _group.channel = None
+        if channel is not None:
+            channel.send(("group", messages))
+
+
 class MalformedMessage(Exception):
     """The bytes on the socket are no message: the model wrote to a file descriptor that it does not own."""
 
@@ -143,6 +171,10 @@ class Channel:
 
     def send(self, message: tuple[Any, ...] | None) -> int | None:
         """Send a message. Return the offset of its arrays in this end's shared memory, None if they need none."""
+        if _group.messages is not None and message is not None:
+            _group.messages.append(message)
+            _group.channel = self
+            return None
         with self._send_lock:
             return self._send(message)
 
