@@ -329,6 +329,10 @@ class InferenceService:
         if source not in self._metric_sources:
             self._metric_sources.append(source)
 
+    def work_share(self) -> float:
+        """See backends.base.ServerCalls."""
+        return self._manager.work_share()
+
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         """See backends.base.ServerCalls."""
         return None if self._engines is None else self._engines.find(order)

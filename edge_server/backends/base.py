@@ -229,6 +229,12 @@ class ServerCalls(Protocol):
     def add_metrics(self, source: MetricSource) -> None:
         """Add the families of `source` to the metrics page. Adding a source again has no effect."""
 
+    def work_share(self) -> float:
+        """Return the part of its time that a model may compute now: above 0, and 1 unless the governor limits work.
+
+        For models that compute for long on their own, between responses. Returns at once.
+        """
+
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         """Return the verified TensorRT engine for an order, None if there is none.
 

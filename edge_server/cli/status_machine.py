@@ -26,7 +26,8 @@ def box_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
         counts = ", ".join(f"{item['count']} {item['class']} ({item['reason']})" for item in report["shed"])
         lines.append(f"  refused since the start: {_clean(counts)}")
     costs = [
-        (_clean(item["model"]), str(item["batch"]), f"{item['joules']:.3g}") for item in report["joules_per_inference"]
+        (_clean(item["model"]), str(item.get("batch") or f"a token of {item['phase']}"), f"{item['joules']:.3g}")
+        for item in report["joules_per_inference"]
     ]
     if costs:
         lines.append(render(_COST_HEADS, costs, output))

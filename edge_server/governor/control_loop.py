@@ -14,12 +14,12 @@ from edge_server.core.model_statistics import VersionStatistics
 from edge_server.governor.admission_control import GovernorAdmission
 from edge_server.governor.clock_cap import ClockCap
 from edge_server.governor.control_policy import ControlPolicy, PolicyDecision
-from edge_server.governor.energy_model import EnergyModel, InferenceCost, measured_j
+from edge_server.governor.energy_model import EnergyModel, InferenceCost, WorkKey, measured_j
 from edge_server.governor.policy_inputs import PolicyInputReader
 from edge_server.governor.readings import Gpu, MachineReading
 from edge_server.governor.state_events import StateEvents
 from edge_server.governor.variant_selector import ActiveVariants, VariantSelector
-from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity
+from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity, TokenWork
 from edge_server.telemetry.event_bus import PublishEvent
 
 _log = logging.getLogger(__name__)
@@ -38,13 +38,14 @@ def _do_nothing(*_: object, **__: object) -> None:
 class ServerCallbacks:
     """Functions of the server that the loop calls on its thread. All return at once.
 
-    `refused_frames` returns the number of frames that the governor rejected, by model. `variant_pairs` returns the
-    lighter variant of each model that has one. `use_variants` gets the active variants after each change, None if there
-    are none. `resume` is called when more work may run than before. `gpu_lost` is called once for each GPU that fell
-    off the bus or needs a reset.
+    `token_work` returns the work of language models. `refused_frames` returns the number of frames that the governor
+    rejected, by model. `variant_pairs` returns the lighter variant of each model that has one. `use_variants` gets the
+    active variants after each change, None if there are none. `resume` is called when more work may run than before.
+    `gpu_lost` is called once for each GPU that fell off the bus or needs a reset.
     """
 
     statistics: Callable[[], Sequence[VersionStatistics]] = tuple
+    token_work: Callable[[], TokenWork] = dict
     refused_frames: Callable[[], Mapping[str, int]] = dict
     variant_pairs: Callable[[], Mapping[str, str]] = dict
     use_variants: Callable[[ActiveVariants | None], None] = _do_nothing
@@ -68,7 +69,7 @@ class GovernorSnapshot:
     capacity: float = 1.0
     busy_share: float = 0.0
     active_variants: Mapping[str, str] = field(default_factory=dict)
-    costs: Mapping[tuple[str, int], InferenceCost] = field(default_factory=dict)
+    costs: Mapping[WorkKey, InferenceCost] = field(default_factory=dict)
     energy_j: float | None = None
     gpu_energy_j: Mapping[str, float] = field(default_factory=dict)
     over_current: Mapping[str, int] = field(default_factory=dict)
@@ -154,7 +155,8 @@ class GovernorLoop:
             self._inputs.reduce(reading, is_capped_by_us=cap is not None and cap.cap_hz is not None), now_s
         )
         # The decision is made first. Everything after it only applies it, measures and reports.
-        work = self._work.update(self._server.statistics(), self._server.refused_frames())
+        server = self._server
+        work = self._work.update(server.statistics(), server.refused_frames(), server.token_work())
         before = self._admission.decision
         capacity = self._capacity.update(work.busy_s, dt_s, is_held_back=before.share < 1.0)
         self._admission.apply(decision, capacity)

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from edge_server.governor.readings import MachineReading
 
@@ -37,6 +38,10 @@ _TOWARDS_MEAN = 1e-3
 """Weight of the average relative to the measurements."""
 _SWEEPS = 4
 """Solver iterations per interval. The next interval continues from the result."""
+
+
+WorkKey: TypeAlias = tuple[str, "int | str"]
+"""Model, and batch size; for a language model "prefill" or "decode", where an inference is a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class _Learned:
     total_j: float = 0.0
     watts: float | None = None
     busy_joules: float = 0.0
-    together: dict[tuple[str, int], float] = field(default_factory=dict)
+    together: dict[WorkKey, float] = field(default_factory=dict)
 
     def scale(self, factor: float) -> None:
         """Multiply all weighted sums by a factor."""
@@ -111,7 +116,7 @@ class EnergyModel:
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self._half_life_s = half_life_s
-        self._learned: dict[tuple[str, int], _Learned] = {}
+        self._learned: dict[WorkKey, _Learned] = {}
         self._idle_w: float | None = None
         self._weight = 1.0
         self._longest_run_s = 0.0
@@ -123,8 +128,8 @@ class EnergyModel:
         return self._idle_w
 
     def learn(
-        self, energy_j: float | None, duration_s: float, work: Mapping[tuple[str, int], ModelWorkload]
-    ) -> dict[tuple[str, int], float]:
+        self, energy_j: float | None, duration_s: float, work: Mapping[WorkKey, ModelWorkload]
+    ) -> dict[WorkKey, float]:
         """Divide the energy of one interval among the work; return the joules by (name, batch size).
 
         `energy_j` None: it could not be measured, and nothing is learned. Work with an invalid time is ignored.
@@ -141,7 +146,10 @@ class EnergyModel:
             self._count_idle_intervals(self._longest_run_s)
             return {}
         # The average time of the slowest batch. Its run began in the intervals before, in which no work ended.
-        run_s = max(item.busy_s / max(1.0, item.inferences / max(1, size)) for (_, size), item in busy.items())
+        run_s = max(
+            item.busy_s / max(1.0, item.inferences / (size if isinstance(size, int) and size > 0 else 1))
+            for (_, size), item in busy.items()
+        )
         self._longest_run_s = max(self._longest_run_s, min(run_s, _LONGEST_RUN_S))
         whole = _Interval(energy_j, duration_s)
         while self._unassigned and whole.duration_s < run_s:
@@ -160,7 +168,7 @@ class EnergyModel:
         """Return the energy of one inference in batches of that size, or None if unknown."""
         return _cost(self._learned.get((name, batch_size)), self._weight)
 
-    def costs(self) -> dict[tuple[str, int], InferenceCost]:
+    def costs(self) -> dict[WorkKey, InferenceCost]:
         """Return all known costs, by (name, batch size)."""
         return {
             key: cost for key, learned in self._learned.items() if (cost := _cost(learned, self._weight)) is not None
@@ -205,9 +213,7 @@ class EnergyModel:
             half_life_s = _IDLE_FALL_S if power_w < self._idle_w else _IDLE_RISE_S
             self._idle_w += (1.0 - 0.5 ** (interval.duration_s / half_life_s)) * (power_w - self._idle_w)
 
-    def _add(
-        self, key: tuple[str, int], joules: float, above_j: float, busy: Mapping[tuple[str, int], ModelWorkload]
-    ) -> None:
+    def _add(self, key: WorkKey, joules: float, above_j: float, busy: Mapping[WorkKey, ModelWorkload]) -> None:
         learned = self._learned.setdefault(key, _Learned())
         mine = busy[key]
         learned.total_j += joules
@@ -219,7 +225,7 @@ class EnergyModel:
         for other, item in busy.items():
             learned.together[other] = learned.together.get(other, 0.0) + self._weight * mine.busy_s * item.busy_s
 
-    def _divide(self, busy: Mapping[tuple[str, int], ModelWorkload], above_j: float) -> dict[tuple[str, int], float]:
+    def _divide(self, busy: Mapping[WorkKey, ModelWorkload], above_j: float) -> dict[WorkKey, float]:
         """Divide the energy above idle in proportion to the expected energy of each key."""
         expected_j = {key: self._watts(key) * item.busy_s for key, item in busy.items()}
         if sum(expected_j.values()) <= 0:
@@ -229,7 +235,7 @@ class EnergyModel:
             return {}
         return {key: above_j * (joules / total_j) for key, joules in expected_j.items()}
 
-    def _watts(self, key: tuple[str, int]) -> float:
+    def _watts(self, key: WorkKey) -> float:
         """Return the watts that this work adds; the machine's average if unknown."""
         learned = self._learned.get(key)
         return self._mean_w() if learned is None or learned.watts is None else learned.watts
@@ -239,7 +245,7 @@ class EnergyModel:
         joules = sum(item.joules for item in self._learned.values())
         return joules / busy_s if busy_s > _LEAST_WEIGHT * self._weight else 1.0
 
-    def _solve(self, keys: list[tuple[str, int]]) -> None:
+    def _solve(self, keys: list[WorkKey]) -> None:
         """Improve the watts of the models that just ran, one by one with the others fixed (Gauss-Seidel)."""
         mean_w = self._mean_w()
         watts = {key: mean_w if item.watts is None else item.watts for key, item in self._learned.items()}

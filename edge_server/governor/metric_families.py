@@ -95,12 +95,18 @@ def _models(now: GovernorSnapshot) -> list[Family]:
     joules = Family(
         "edge_joules_per_inference", "gauge", "Energy above idle of one inference, by batch size, in joules"
     )
+    token_joules = Family(
+        "edge_llm_joules_per_token", "gauge", "Energy above idle of one token of a language model, in joules"
+    )
     variant = Family("edge_variant_in_force", "gauge", "1 while the lighter model `variant` answers for `model`")
     for (model, batch), cost in now.costs.items():
-        joules.add({"model": model, "batch": str(batch)}, cost.joules)
+        if isinstance(batch, int):
+            joules.add({"model": model, "batch": str(batch)}, cost.joules)
+        else:
+            token_joules.add({"model": model, "phase": batch}, cost.joules)
     for model, lighter in now.active_variants.items():
         variant.add({"model": model, "variant": lighter}, 1)
-    return [joules, variant]
+    return [joules, token_joules, variant]
 
 
 def _gpus(now: GovernorSnapshot) -> list[Family]:

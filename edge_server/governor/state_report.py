@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.control_loop import GovernorSnapshot
-from edge_server.governor.energy_model import InferenceCost
+from edge_server.governor.energy_model import InferenceCost, WorkKey
 from edge_server.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone
 
 Json = dict[str, object]
@@ -47,18 +47,23 @@ def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
     }
 
 
-def cost_report(costs: Mapping[tuple[str, int], InferenceCost]) -> list[Json]:
-    """Return the energy cost of each model and batch size."""
+def cost_report(costs: Mapping[WorkKey, InferenceCost]) -> list[Json]:
+    """Return the energy cost of each model and batch size; for language models of a token, in each phase."""
     return [
         {
             "model": model,
-            "batch": batch,
+            ("batch" if isinstance(batch, int) else "phase"): batch,
             "joules": float(f"{cost.joules:.4g}"),
             "watts_above_idle": _rounded(cost.watts),
             "confidence": round(cost.confidence, 3),
         }
-        for (model, batch), cost in sorted(costs.items())
+        for (model, batch), cost in sorted(costs.items(), key=_sort_key)
     ]
+
+
+def _sort_key(item: tuple[WorkKey, InferenceCost]) -> tuple[str, bool, int | str]:
+    model, batch = item[0]
+    return model, isinstance(batch, str), batch
 
 
 def _box(reading: MachineReading) -> Json:

@@ -5,16 +5,25 @@ No clock, no I/O: statistics go in, differences come out.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.governor.controllers import smoothing_weight
-from edge_server.governor.energy_model import ModelWorkload
+from edge_server.governor.energy_model import ModelWorkload, WorkKey
 
 _SMOOTHING_S = 3.0
 _DECAY_S = 300.0
 """The peak decays, because the number of busy instances may change. It does not decay while work is held back."""
+
+TokenWork: TypeAlias = Mapping[tuple[str, str], tuple[float, int]]
+"""(model, "prefill" or "decode") -> seconds of engine steps and tokens, since the model was loaded."""
+
+_PHASES = {"vllm:prompt_tokens_total": "prefill", "vllm:generation_tokens_total": "decode"}
+"""Metric of a language model -> the phase whose tokens it counts."""
 
 _REFUSED = "REJECTED"
 """Triton's failure reason for rejected requests."""
@@ -33,7 +42,7 @@ class ModelWork:
 class CompletedWork:
     """Work of one interval: by model and batch size (for the energy model), and by model."""
 
-    batches: dict[tuple[str, int], ModelWorkload] = field(default_factory=dict)
+    batches: dict[WorkKey, ModelWorkload] = field(default_factory=dict)
     models: dict[str, ModelWork] = field(default_factory=dict)
 
     @property
@@ -48,10 +57,19 @@ class CompletedWorkMeter:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[dict[int, tuple[int, int]], int]] = {}
         self._known_frames: Mapping[str, int] = {}
+        self._known_tokens: TokenWork = {}
         self._has_baseline = False
 
-    def update(self, versions: Iterable[VersionStatistics], refused_frames: Mapping[str, int]) -> CompletedWork:
-        """Return the work since the last call; no work at the first call. `refused_frames`: counts by model."""
+    def update(
+        self,
+        versions: Iterable[VersionStatistics],
+        refused_frames: Mapping[str, int],
+        tokens: TokenWork | None = None,
+    ) -> CompletedWork:
+        """Return the work since the last call; no work at the first call. `refused_frames`: counts by model.
+
+        The requests of a model in `tokens` overlap, so its work is that of its tokens.
+        """
         done = CompletedWork()
         before, self._known = self._known, {}
         for version in versions:
@@ -70,9 +88,38 @@ class CompletedWorkMeter:
         for name, count in refused_frames.items():
             if self._has_baseline and count > (known := self._known_frames.get(name, 0)):
                 done.models.setdefault(name, ModelWork()).refused += count - known
+        if self._has_baseline:
+            for phase, total in (tokens or {}).items():
+                _add_tokens(done, phase, self._known_tokens.get(phase, (0.0, 0)), total)
+        self._known_tokens = dict(tokens or {})
         self._known_frames = dict(refused_frames)
         self._has_baseline = True
         return done
+
+
+def token_work(families: Iterable[MetricFamilyView]) -> TokenWork:
+    """Return the work of language models from their metric families."""
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    counts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for family in families:
+        for sample in family.samples:
+            if family.name == "vllm:step_seconds_total":
+                seconds[sample.labels["model"], sample.labels["phase"]] += sample.value
+            elif family.name in _PHASES:
+                counts[sample.labels["model"], _PHASES[family.name]] += sample.value
+    return {key: (value, int(counts[key])) for key, value in seconds.items()}
+
+
+def _add_tokens(done: CompletedWork, key: tuple[str, str], before: tuple[float, int], now: tuple[float, int]) -> None:
+    if now[0] < before[0] or now[1] < before[1]:
+        before = (0.0, 0)
+    model = done.models.setdefault(key[0], ModelWork())
+    for other in [other for other in done.batches if other[0] == key[0] and isinstance(other[1], int)]:
+        model.busy_s -= done.batches.pop(other).busy_s
+    work = ModelWorkload(now[0] - before[0], now[1] - before[1])
+    if work.inferences:
+        done.batches[key] = work
+    model.busy_s = max(model.busy_s, 0.0) + work.busy_s
 
 
 class ComputeCapacity:

@@ -138,10 +138,12 @@ class ServerProcess:
         if governor is None:
             return
         from edge_server.governor.control_loop import ServerCallbacks
+        from edge_server.governor.work_meter import token_work
 
         governor.start(
             ServerCallbacks(
                 statistics=lambda: core.service.statistics(None, None),
+                token_work=lambda: token_work(core.service.model_families()),
                 refused_frames=self._frames.refused_counts,
                 variant_pairs=core.service.variants.pairs,
                 use_variants=core.service.variants.choose,

@@ -131,6 +131,33 @@ def test_requests_that_come_together_share_the_steps(serve: Callable[..., Served
     assert together.engine.steps < alone.engine.steps
 
 
+def test_steps_are_slowed_by_pauses_that_leave_the_allowed_share(
+    engine_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings("talker", {}, LlmSize(1, 0, 0), 8)
+    pauses: list[float] = []
+    monkeypatch.setattr(threading.Condition, "wait_for", record_pauses(threading.Condition.wait_for, pauses))
+    session = LlmSession("talker", ScriptedEngine(engine_file, settings), settings, {"model": "talker"}, lambda: 0.25)
+    monkeypatch.setattr(session, "_step", lambda take=session._step: (take(), 0.002)[1])
+    try:
+        client = Client(request("greet"))
+        session.execute([client])
+        assert client.text == ANSWERS["greet"]
+    finally:
+        session.close()
+    # Three times the 2 ms of each step.
+    assert pauses == [pytest.approx(0.006)] * len(ANSWERS["greet"].encode())
+
+
+def record_pauses(wait_for: Any, pauses: list[float]) -> Any:
+    def recorded(self: Any, predicate: Any, timeout: float | None = None) -> Any:
+        if timeout is not None and timeout < 1:
+            pauses.append(timeout)
+        return wait_for(self, predicate, timeout)
+
+    return recorded
+
+
 def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served]) -> None:
     client = serve().ask("count")
     assert client.text == ANSWERS["count"]

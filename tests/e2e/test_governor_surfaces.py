@@ -329,6 +329,40 @@ def test_a_load_waits_for_a_hot_box_and_then_goes_on_and_is_refused_by_one_about
     assert "the box is CRITICAL" in answer["error"]
 
 
+def test_a_critical_box_ends_no_stream_of_a_language_model_and_begins_none(
+    start: Callable[..., Box], repository: Any
+) -> None:
+    text = "word " * 12
+    folder = repository.add("talker", 'backend: "scripted_llm"')
+    (folder / "1/script.json").write_text(json.dumps({"answers": {"talk": text}, "step_s": 0.01}))
+    box = start("orin_nano_jp6")
+    chat = {"model": "talker", "messages": [{"role": "user", "content": "talk"}]}
+    box.until(lambda report: report["power_w"] is not None)
+    # Until the energy of its tokens is known.
+    for _ in range(20):
+        assert box.server.ask("/v1/chat/completions", {**chat, "max_tokens": 60})[0] == 200
+        costs = [item for item in box.report()["joules_per_inference"] if item["model"] == "talker"]
+        if {item.get("phase") for item in costs} == {"prefill", "decode"}:
+            break
+    assert {item["phase"] for item in costs} == {"prefill", "decode"}
+    assert any(name.startswith('edge_llm_joules_per_token{model="talker"') for name in box.metrics())
+    with contextlib.closing(box.server.connection()) as streaming, contextlib.closing(box.server.connection()) as other:
+        headers = {"Content-Type": "application/json"}
+        streaming.request("POST", "/v1/chat/completions", json.dumps({**chat, "stream": True}), headers)
+        stream = streaming.getresponse()
+        assert stream.status == 200
+        box.board.set_temperature("tj-thermal", 103.0)
+        box.until(lambda report: report["state"] == "CRITICAL")
+        other.request("POST", "/v1/chat/completions", json.dumps(chat), headers)
+        refused = other.getresponse()
+        assert (refused.status, json.load(refused)["error"]["type"]) == (429, "rate_limit_error")
+        assert int(refused.headers["Retry-After"]) >= 1
+        lines = stream.read().decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+
+
 def test_the_server_stops_while_a_load_waits_for_a_hot_box(
     start: Callable[..., Box], repository: Any, identity: Callable[..., str]
 ) -> None:

@@ -302,3 +302,14 @@ def test_no_energy_is_measured_across_a_rail_that_came_or_went_or_is_silent() ->
     assert measured_j(before, reading(11.0, 4000, {})) is None
     assert measured_j(before, reading(11.0, None, {}, "gpu0")) is None
     assert measured_j(before, reading(10.0, 4000, {}, "gpu0")) is None
+
+
+def test_a_token_of_each_phase_of_a_language_model_has_its_own_energy() -> None:
+    learner = EnergyModel()
+    for _ in range(50):
+        learner.learn(5.0, 1.0, {})
+        learner.learn(15.0, 1.0, {("talker", "prefill"): ModelWorkload(1.0, 200)})
+        learner.learn(11.0, 1.0, {("talker", "decode"): ModelWorkload(1.0, 20)})
+    costs = learner.costs()
+    assert costs["talker", "prefill"].joules == pytest.approx(10 / 200, rel=0.1)
+    assert costs["talker", "decode"].joules == pytest.approx(6 / 20, rel=0.1)

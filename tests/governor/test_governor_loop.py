@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from edge_server.core.custom_metric import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.model_statistics import BatchStatistics, Duration, VersionStatistics
 from edge_server.governor.admission_control import GovernorAdmission
 from edge_server.governor.control_loop import GovernorLoop, ServerCallbacks
 from edge_server.governor.control_policy import Cause, ControlPolicy, PolicyDecision, ThermalLevel
+from edge_server.governor.energy_model import ModelWorkload
 from edge_server.governor.load_throttle import LoadThrottle
 from edge_server.governor.readings import (
     CriticalTemperature,
@@ -29,7 +31,7 @@ from edge_server.governor.readings import (
 from edge_server.governor.sensor_thread import SensorThread
 from edge_server.governor.simulation.thermal_model import ThermalModel
 from edge_server.governor.variant_selector import ActiveVariants, VariantSelector
-from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity, ModelWork
+from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity, ModelWork, token_work
 
 STEP_S = 0.5
 
@@ -197,6 +199,34 @@ def test_work_is_what_the_counts_grew_by() -> None:
     done = watch.update([work("a", 14, 1.5, refused=3)], {"a": 7})
     assert done.models["a"] == ModelWork(pytest.approx(0.5), 4, 5)
     assert done.batches["a", 1].inferences == 4
+
+
+def tokens(prefill_s: float, prompt: int, decode_s: float, output: int) -> Iterator[MetricFamilyView]:
+    """Return the families of a language model."""
+    values: dict[str, list[tuple[float, dict[str, str]]]] = {
+        "vllm:step_seconds_total": [(prefill_s, {"phase": "prefill"}), (decode_s, {"phase": "decode"})],
+        "vllm:prompt_tokens_total": [(prompt, {})],
+        "vllm:generation_tokens_total": [(output, {})],
+        "vllm:num_requests_running": [(3, {})],
+    }
+    for name, samples in values.items():
+        yield MetricFamilyView(
+            name, "counter", "", tuple(MetricSample({"model": "talker", **labels}, value) for value, labels in samples)
+        )
+
+
+def test_the_work_of_a_language_model_is_that_of_its_tokens_and_not_of_its_requests() -> None:
+    watch = CompletedWorkMeter()
+    watch.update([work("talker", 1, 1.0), work("a", 1, 1.0)], {}, token_work(tokens(0.5, 100, 1.0, 20)))
+    done = watch.update([work("talker", 9, 90.0), work("a", 3, 2.0)], {}, token_work(tokens(0.75, 300, 1.25, 30)))
+    assert done.batches == {
+        ("a", 1): ModelWorkload(1.0, 2),
+        ("talker", "prefill"): ModelWorkload(0.25, 200),
+        ("talker", "decode"): ModelWorkload(0.25, 10),
+    }
+    assert done.models["talker"].busy_s == pytest.approx(0.5)
+    again = watch.update([], {}, token_work(tokens(0.1, 10, 0.2, 5)))
+    assert again.batches["talker", "decode"] == ModelWorkload(0.2, 5)
 
 
 def test_a_reload_begins_its_counts_again() -> None:

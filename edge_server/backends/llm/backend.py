@@ -166,7 +166,8 @@ def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], Toke
         failure = load_error(job.file, job.spec.backend, error)
     else:
         labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
-        return LlmSession(job.spec.name, engine, settings, labels)
+        share = (lambda: 1.0) if job.server is None else job.server.work_share
+        return LlmSession(job.spec.name, engine, settings, labels, share)
     raise failure
 
 

@@ -24,6 +24,14 @@ class LlmMetrics:
 
         self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
         self._output_tokens = counter("generation_tokens_total", "Tokens generated.")
+        self._step_s = {
+            phase: counter(
+                "step_seconds_total",
+                "Time of engine steps: prefill are those in which some prompt was read.",
+                phase=phase,
+            )
+            for phase in ("prefill", "decode")
+        }
         self._ended = {
             reason: counter("request_success_total", "Requests that ended.", finished_reason=reason)
             for reason in ("stop", "length")
@@ -39,6 +47,9 @@ class LlmMetrics:
     def begin(self, waited_s: float, prompt_tokens: int) -> None:
         self._queue_s.observe(waited_s)
         self._prompt_tokens.increment(prompt_tokens)
+
+    def count_step(self, took_s: float, *, reads_prompt: bool) -> None:
+        self._step_s["prefill" if reads_prompt else "decode"].increment(took_s)
 
     def first_token(self, after_s: float) -> None:
         self._first_s.observe(after_s)

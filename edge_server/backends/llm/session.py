@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, In
 
 log = logging.getLogger(__name__)
 
+_LEAST_SHARE = 0.05
+"""Work share below which steps are not slowed further: a stream must not end in a time-out of its client."""
 _GUESS_TOKENS = 256
 """Length of an answer that is expected before any has been seen."""
 _MOST_KNOWN = 128
@@ -63,11 +65,20 @@ class _Generation:
 class LlmSession(RequestSession):
     """Text over a token engine. The session owns the engine and closes it."""
 
-    def __init__(self, model: str, engine: TokenEngine, settings: LlmSettings, labels: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        engine: TokenEngine,
+        settings: LlmSettings,
+        labels: dict[str, str],
+        work_share: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
         self._model = model
         self._engine = engine
         self._settings = settings
         self._metrics = LlmMetrics(labels)
+        self._work_share = work_share
         self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
@@ -149,7 +160,8 @@ class LlmSession(RequestSession):
                 self._remove_cancelled()
                 self._admit()
                 if not self._engine.is_idle():
-                    self._step()
+                    took_s = self._step()
+                    self._pause(took_s)
                 self._metrics.set_load(len(self._running), len(self._waiting), self._engine.figures())
         except Exception as failure:
             log.exception("model '%s': the token engine failed", self._model)
@@ -210,12 +222,26 @@ class LlmSession(RequestSession):
             used += blocks(generation)
             self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
 
-    def _step(self) -> None:
-        found = [(self._running.get(event.number), event) for event in self._engine.step()]
+    def _pause(self, took_s: float) -> None:
+        """Wait after a step of `took_s` as long as the work share asks for."""
+        share = self._work_share()
+        if share < 1.0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, took_s * (1 / max(share, _LEAST_SHARE) - 1))
+
+    def _step(self) -> float:
+        """Take a step, and send the new text. Return the seconds of the step."""
+        reads_prompt = any(not item.output_tokens for item in self._running.values())
+        begin_s = time.monotonic()
+        events = self._engine.step()
+        took_s = time.monotonic() - begin_s
+        self._metrics.count_step(took_s, reads_prompt=reads_prompt)
+        found = [(self._running.get(event.number), event) for event in events]
         running = [(generation, event) for generation, event in found if generation is not None]
         texts = self._engine.decode([item.text.add_tokens(event.tokens) for item, event in running]) if running else ()
         with one_message():
             self._send_results(running, texts)
+        return took_s
 
     def _send_results(self, running: Sequence[tuple[_Generation, TokenEvent]], texts: Sequence[str]) -> None:
         for (generation, event), text in zip(running, texts, strict=True):

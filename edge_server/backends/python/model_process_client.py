@@ -22,7 +22,7 @@ from edge_server.errors import EdgeServerError, LoadError, SessionLost
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.05
-"""Interval of the checks for cancelled requests, for deadlocks and for a new log level."""
+"""Interval of the checks for cancelled requests, for deadlocks, and for a new log level or work share."""
 
 INITIALIZE_TIMEOUT = "initialize_timeout_s"
 _INITIALIZE_S = 300
@@ -190,11 +190,14 @@ class ModelProcess:
 
     def _check_all(self) -> None:
         reported: set[int] = set()
-        level = -1
+        level, share = -1, 1.0
         while not self._has_ended.wait(_CHECK_S):
             if log_level() != level:
                 level = log_level()
                 self._child.send(("log_level", level))
+            if self._job.server is not None and self._job.server.work_share() != share:
+                share = self._job.server.work_share()
+                self._child.send(("work_share", share))
             executions = self._requests.open_executions()
             reported &= executions.keys()
             cancelled = [

@@ -81,6 +81,8 @@ class ServerCallProxy:
     """Sends calls to the server as messages. See backends.base.ServerCalls."""
 
     def __init__(self, channel: Channel) -> None:
+        self.share = 1.0
+        """The work share that the server sent last."""
         self._channel = channel
         self._numbers = itertools.count(1)
         self._sinks: dict[int, ResponseSink] = {}
@@ -106,6 +108,9 @@ class ServerCallProxy:
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self._call_server("unload_model", name, unload_dependents)
+
+    def work_share(self) -> float:
+        return self.share
 
     def add_metrics(self, source: MetricSource) -> None:
         """Do nothing: this process reports its own registry."""
@@ -210,6 +215,8 @@ class ModelRunner:
             for number in rest[0]:
                 if (execution := self._open.get(number)) is not None:
                     execution.cancel()
+        elif kind == "work_share":
+            self._calls.share = rest[0]
         elif kind == "log_level":
             logging.getLogger().setLevel(rest[0])
         elif kind == "healthy":

@@ -75,6 +75,7 @@ class Manager:
         """
         self._timer = timer
         self._limits = limits or ManagerLimits()
+        self._admission = gate
         gpus = gpus or Gpus()
         self._events = ModelEventQueue(publish)
         self._failover: GpuFailover
@@ -367,6 +368,10 @@ class Manager:
                 self._models.values(), time.monotonic_ns(), lambda model: model.idle_unload_s(self._limits)
             ):
                 self._reconciler.evict(model, UNLOADED_IDLE)
+
+    def work_share(self) -> float:
+        """Return the part of its time that a model may compute now, as the governor decides."""
+        return self._admission.share
 
     def set_keep_alive(self, name: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests; math.inf: for ever. Holds until it is unloaded. Does

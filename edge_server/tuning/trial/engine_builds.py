@@ -165,6 +165,9 @@ class _EngineServer:
 
     def add_metrics(self, source: MetricSource) -> None: ...
 
+    def work_share(self) -> float:
+        return 1.0
+
 
 def _alone() -> Unsupported:
     return Unsupported("there is no server around a candidate")
