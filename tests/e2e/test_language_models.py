@@ -66,8 +66,57 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         'backend: "identity" input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] } '
         'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [1] }'
     )
+    (models / "caller/1").mkdir(parents=True)
+    (models / "caller/1/model.py").write_text(CALLER)
+    (models / "caller/config.pbtxt").write_text(
+        'backend: "python" model_transaction_policy { decoupled: true } '
+        'input { name: "text_input" data_type: TYPE_STRING dims: [1] } '
+        'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }'
+    )
+    (models / "ensemble/1").mkdir(parents=True)
+    (models / "ensemble/config.pbtxt").write_text(ENSEMBLE)
     with serve(models) as running:
         yield running
+
+
+CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="talker",
+                requested_output_names=["text_output"],
+                inputs=[
+                    pb_utils.Tensor("text_input", pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()),
+                    pb_utils.Tensor("stream", np.array([True])),
+                    pb_utils.Tensor("sampling_parameters", np.array([b'{"max_tokens": 200}'], object)),
+                ],
+            )
+            sender = request.get_response_sender()
+            for answer in call.exec(decoupled=True):
+                text = pb_utils.get_output_tensor_by_name(answer, "text_output")
+                if text is not None:
+                    loud = np.array([text.as_numpy()[0].upper()], object)
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", loud)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "QUESTION" data_type: TYPE_STRING dims: [1] }
+output { name: "ANSWER" data_type: TYPE_STRING dims: [-1] }
+ensemble_scheduling {
+  step {
+    model_name: "talker"
+    model_version: -1
+    input_map { key: "text_input" value: "QUESTION" }
+    output_map { key: "text_output" value: "ANSWER" }
+  }
+}
+"""
 
 
 def chat(content: str, **more: Any) -> dict[str, Any]:
@@ -82,8 +131,9 @@ def events(server: Any, path: str, body: dict[str, Any]) -> list[Any]:
     return [item if item == "[DONE]" else json.loads(item) for item in found]
 
 
-def grpc_stream(server: Any, prompt: str) -> str:
+def grpc_stream(server: Any, prompt: str, **sampling: Any) -> str:
     """Return the text that tritonclient's stream gives."""
+    sampling_text = json.dumps({"max_tokens": 200, **sampling}).encode()
     came: queue.Queue[Any] = queue.Queue()
     with grpc_client.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: came.put((result, error)))
@@ -91,7 +141,7 @@ def grpc_stream(server: Any, prompt: str) -> str:
         for name, kind, value in (
             ("text_input", "BYTES", np.array([prompt.encode()], object)),
             ("stream", "BOOL", np.array([True])),
-            ("sampling_parameters", "BYTES", np.array([b'{"max_tokens": 200}'], object)),
+            ("sampling_parameters", "BYTES", np.array([sampling_text], object)),
         ):
             inputs.append(grpc_client.InferInput(name, [1], kind))
             inputs[-1].set_data_from_numpy(value)
@@ -121,6 +171,19 @@ def test_every_wire_gives_the_same_text(server: Any) -> None:
         chatted["choices"][0]["message"]["content"],
     }
     assert texts == {COUNT}
+
+
+def test_a_python_model_and_an_ensemble_can_ask_a_language_model(server: Any) -> None:
+    streamed = events(server, "/v2/models/caller/generate_stream", {"text_input": "hello"})
+    assert "".join(event["text_output"] for event in streamed) == ANSWERS["hello"].upper()
+    assert len(streamed) > 10
+    _, completion = server.ask("/v1/completions", {"model": "caller", "prompt": "hello"})
+    assert completion["choices"][0]["text"] == ANSWERS["hello"].upper()
+    status, answer = server.ask("/v1/chat/completions", chat("hello", model="caller"))
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert "it needs an input 'messages'" in answer["error"]["message"]
+    _, answer = server.ask("/v2/models/ensemble/generate", {"QUESTION": "hello"})
+    assert answer["ANSWER"] == "hello" + ANSWERS["hello"][:16]
 
 
 def test_a_prompt_is_repeated_unless_it_is_excluded(server: Any) -> None:
@@ -246,7 +309,7 @@ def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
 
 def test_the_list_of_models_names_those_that_give_text(server: Any) -> None:
     _, answer = server.ask("/v1/models")
-    assert [model["id"] for model in answer["data"]] == ["talker"]
+    assert [model["id"] for model in answer["data"]] == ["caller", "talker"]
     assert server.ask("/v1/models/talker")[1]["object"] == "model"
     assert server.ask("/v1/models/plain")[0] == 404
 
@@ -469,6 +532,27 @@ class TestOnnxExport:
         assert said in answer["error"]["message"]
         _, answer = onnx_server.ask("/v1/chat/completions", chat("say hello", temperature=0))
         assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.skipif(
+    "EDGE_TEST_LANGUAGE_MODEL" not in os.environ or importlib.util.find_spec("openvino_genai") is None,
+    reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it; it needs openvino-genai too",
+)
+def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) -> None:
+    import openai
+
+    (tmp_path / "talker/1").mkdir(parents=True)
+    (tmp_path / "talker/1/model.gguf").symlink_to(os.environ["EDGE_TEST_LANGUAGE_MODEL"])
+    with (
+        serve(tmp_path, "--allow-external-links") as running,
+        openai.OpenAI(base_url=running.url("/v1"), api_key="none") as client,
+    ):
+        answer = ask(client, "What is the capital of France?", model="talker", max_tokens=40)
+        assert "Paris" in answer.choices[0].message.content
+        prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+        assert "Paris" in grpc_stream(running, prompt, temperature=0)
 
 
 class TestIdleModels:
