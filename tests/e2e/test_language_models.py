@@ -6,6 +6,7 @@ Runtime GenAI.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import os
@@ -73,6 +74,15 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         'input { name: "text_input" data_type: TYPE_STRING dims: [1] } '
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }'
     )
+    for name, batch, dims in (("embedder", 0, "[1]"), ("batcher", 3, "[1]")):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "1/model.py").write_text(EMBEDDER)
+        (models / name / "config.pbtxt").write_text(
+            f'backend: "python" max_batch_size: {batch} '
+            f'input {{ name: "text" data_type: TYPE_STRING dims: {dims} }} '
+            'output { name: "embedding" data_type: TYPE_FP32 dims: [3] } '
+            'output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }'
+        )
     (models / "ensemble/1").mkdir(parents=True)
     (models / "ensemble/config.pbtxt").write_text(ENSEMBLE)
     with serve(models) as running:
@@ -103,6 +113,25 @@ class TritonPythonModel:
                     loud = np.array([text.as_numpy()[0].upper()], object)
                     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", loud)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+EMBEDDER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()
+            rows = [[len(text), text[0], 0.5] for text in texts.ravel()]
+            sizes = [len(text) for text in texts.ravel()]
+            shape = texts.shape[:-1]
+            responses.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("embedding", np.array(rows, np.float32).reshape(*shape, 3)),
+                pb_utils.Tensor("num_input_tokens", np.array(sizes, np.uint32).reshape(*shape, 1)),
+            ]))
+        return responses
 """
 ENSEMBLE = """
 platform: "ensemble"
@@ -300,6 +329,43 @@ def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
     call["function"]["arguments"] = "{"
     status, answer = server.ask("/v1/chat/completions", {"model": "talker", "messages": messages})
     assert (status, "arguments as JSON" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("model", ["embedder", "batcher"])
+def test_embeddings_come_in_the_order_of_the_texts(server: Any, model: str) -> None:
+    texts = ["a", "bc", "def", "g", "hij"]
+    status, answer = server.ask("/v1/embeddings", {"model": model, "input": texts, "dimensions": 3, "user": "me"})
+    assert status == 200, answer
+    assert answer["data"] == [
+        {"object": "embedding", "index": index, "embedding": [len(text), ord(text[0]), 0.5]}
+        for index, text in enumerate(texts)
+    ]
+    assert (answer["object"], answer["model"]) == ("list", model)
+    assert answer["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+    _, answer = server.ask("/v3/embeddings", {"model": model, "input": "abc", "encoding_format": "base64"})
+    assert np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4").tolist() == [3.0, 97.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param"),
+    [
+        ({"model": "nosuch"}, 404, None),
+        ({"model": "plain"}, 400, "model"),
+        ({"model": "talker"}, 400, "model"),
+        ({"input": []}, 400, "input"),
+        ({"input": [[1, 2]]}, 400, "input"),
+        ({"input": [""]}, 400, "input"),
+        ({"input": ["x"] * 2049}, 400, "input"),
+        ({"encoding_format": "hex"}, 400, "encoding_format"),
+        ({"dimensions": 4}, 400, "dimensions"),
+        ({"dimensions": "3"}, 400, "dimensions"),
+    ],
+)
+def test_a_bad_call_for_embeddings_gets_openais_error(
+    server: Any, more: dict[str, Any], status: int, param: str | None
+) -> None:
+    given, answer = server.ask("/v1/embeddings", {"model": "embedder", "input": "abc", **more})
+    assert (given, answer["error"]["param"]) == (status, param)
 
 
 def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:

@@ -1,17 +1,19 @@
-"""OpenAI's API on the HTTP port: /v1/chat/completions, /v1/completions and /v1/models, and the same under /v3/."""
+"""OpenAI's API on the HTTP port, under /v1/ and /v3/: chat/completions, completions, embeddings and models."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_server.core.request_response import Response
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
 from edge_server.frontends.http.inference_route import LoopDispatch
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
+from edge_server.frontends.openai.embedding_call import read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,
     chunks,
@@ -22,7 +24,10 @@ from edge_server.frontends.openai.text_answer import (
 )
 from edge_server.frontends.openai.text_call import TextCall, read_call
 from edge_server.frontends.v2.json_parser import to_json
+from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import InferenceService
+
+Call = TypeVar("Call")
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,10 +49,13 @@ class OpenAiEndpoints:
         self._dispatch = dispatch
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=True)
+        return await self._answer(request, partial(self._generate, is_chat=True))
 
     async def complete(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=False)
+        return await self._answer(request, partial(self._generate, is_chat=False))
+
+    async def embed(self, request: GenerationRequest) -> HttpResponse | None:
+        return await self._answer(request, self._embed)
 
     async def models(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
@@ -70,15 +78,37 @@ class OpenAiEndpoints:
         except (UnknownModel, NotReady):
             return False
 
-    async def _answer(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
+    async def _generate(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
+        call = await _read(request, partial(read_call, is_chat=is_chat))
+        return await _Answering(self._service, self._dispatch, request, call).run()
+
+    async def _embed(self, request: GenerationRequest) -> HttpResponse:
+        call = await _read(request, read_embedding_call)
+        spec = self._service.model_spec(call.model, None)
+        responses: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
+        found: dict[int, Response] = {}
+        tickets = []
+        try:
+            for number, batch in enumerate(call.requests(spec)):
+                receive = partial(lambda number, response: responses.put_nowait((number, response)), number)
+                tickets.append(self._service.submit(batch, partial(self._dispatch.deliver, receive)))
+            while len(found) < len(tickets):
+                number, response = await responses.get()
+                if response.error is not None:
+                    raise response.error
+                found[number] = response
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+        return json_response(call.answer(spec, [found[number] for number in range(len(found))]))
+
+    async def _answer(
+        self, request: GenerationRequest, run: Callable[[GenerationRequest], Awaitable[HttpResponse | None]]
+    ) -> HttpResponse | None:
         """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
         connection = request.connection
         try:
-            try:
-                call = read_call(await request.read_body(), is_chat=is_chat)
-            finally:
-                request.release_body()
-            return await _Answering(self._service, self._dispatch, request, call).run()
+            return await run(request)
         except ConnectionError:
             raise
         except EdgeServerError as error:
@@ -90,6 +120,14 @@ class OpenAiEndpoints:
             await connection.write(_event(error_object(failure)))
             return None
         return _error_response(failure)
+
+
+async def _read(request: GenerationRequest, read: Callable[[Buffer], Call]) -> Call:
+    """Return the call of a request's body, and release the body."""
+    try:
+        return read(await request.read_body())
+    finally:
+        request.release_body()
 
 
 class _Answering:
