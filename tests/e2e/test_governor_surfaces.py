@@ -106,6 +106,8 @@ def start_shared(
 ) -> Iterator[Callable[..., Box]]:  # fmt: skip
     """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
     module_repository.add("slow", identity("FP32", "4", more=SLOW))
+    talker = module_repository.add("talker", 'backend: "scripted_llm"')
+    (talker / "1/script.json").write_text(json.dumps({"answers": {}}))
     with contextlib.ExitStack() as stack:
 
         def begin(*flags: str) -> Box:
@@ -421,6 +423,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 WORDS = {
+    "histogram_quantile",
     "sum",
     "max",
     "min",
@@ -437,13 +440,19 @@ WORDS = {
     "le",
     "instance",
 }
-ONLY_AT_TIMES = {"edge_variant_in_force", "edge_joules_per_inference", "edge_governor_clock_cap_hertz"}
+ONLY_AT_TIMES = {
+    "edge_variant_in_force",
+    "edge_joules_per_inference",
+    "edge_llm_joules_per_token",
+    "edge_governor_clock_cap_hertz",
+}
 """Families that have samples only once something happened; those of the frame streams, too."""
 
 
 def test_every_metric_of_the_operators_files_is_on_the_page(cool_box: Box) -> None:
     cool_box.infer()
-    known = set(re.findall(r"^# TYPE (\w+)", cool_box.server.read_metrics(), re.MULTILINE)) | ONLY_AT_TIMES | {"up"}
+    found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_box.server.read_metrics(), re.MULTILINE)
+    known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES | {"up"}
     unknown = {}
     for place, expression in expressions():
         bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]|\b(by|without)\s*\([^)]*\)", " ", expression)
