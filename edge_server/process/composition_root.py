@@ -29,7 +29,7 @@ from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving.execution.admission_control import OPEN_GATE
+from edge_server.serving.execution.admission_control import ADMIT_ALL
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.limits import ManagerLimits
@@ -158,7 +158,7 @@ def _manager(
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
         limits=_limits(config),
-        gate=OPEN_GATE if governor is None else governor.admission,
+        admission_control=ADMIT_ALL if governor is None else governor.admission,
         ask_room=memory.refusal if governor is None else governor.load_throttle.wrap(memory.refusal),
         limiter=_limiter(config.rate_limit),
         cache=cache,

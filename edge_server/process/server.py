@@ -98,8 +98,8 @@ class ServerProcess:
                 trust_policy(new.repository.requires_checksums, new.repository.public_key)
             ),
         )
-        gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
-        self._frames = FrameService(core.service, gate, config.frames)
+        admission: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
+        self._frames = FrameService(core.service, admission, config.frames)
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))

@@ -12,15 +12,15 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 3600.0
-"""Far times come from clients, and a wait beyond threading.TIMEOUT_MAX would raise. Waking once more is harmless."""
+"""Clients choose the times. A wait beyond threading.TIMEOUT_MAX would raise; waking up once more is harmless."""
 
 
 _SLACK = 64
-"""How many calls that were taken back may lie around, beyond one for each that is to come."""
+"""Number of cancelled calls that may stay in the queue, beyond one for each call to come."""
 
 
 class Alarm:
-    """A call that is still to come; `cancel` makes it not come (it may be under way already)."""
+    """A scheduled call; `cancel` prevents it, unless it has already begun."""
 
     __slots__ = ("call", "when_ns")
 
@@ -40,13 +40,13 @@ class Timer:
         self._heap: list[tuple[int, int, Alarm]] = []
         self._order = itertools.count()
         self._kept_count = 0
-        """How many calls were left when those taken back were thrown out last."""
+        """Number of calls that were left at the last removal of cancelled ones."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._loop, name="edge-timer", daemon=True)
         self._thread.start()
 
     def call_at(self, when_ns: int, call: Callable[[], None]) -> Alarm:
-        """Arrange for `call()` at `when_ns` on the clock of time.monotonic_ns, or at once when that has passed."""
+        """Schedule `call()` at `when_ns` (time.monotonic_ns), or at once if that is past."""
         alarm = Alarm(when_ns, call)
         with self._condition:
             heapq.heappush(self._heap, (when_ns, next(self._order), alarm))
@@ -57,14 +57,14 @@ class Timer:
         return alarm
 
     def close(self) -> None:
-        """Stop; calls that have not come by now never come."""
+        """Stop; calls that have not begun are dropped."""
         with self._condition:
             self._is_closed = True
             self._condition.notify()
         self._thread.join()
 
     def _throw_out(self) -> None:
-        """Forget calls that were taken back: without this they would pile up until their time, which clients choose."""
+        """Remove cancelled calls. Otherwise they would pile up until their time, which clients choose."""
         self._heap = [entry for entry in self._heap if entry[2].call is not None]
         heapq.heapify(self._heap)
         self._kept_count = len(self._heap)
@@ -81,7 +81,7 @@ class Timer:
             try:
                 call()
             except Exception:
-                # All alarms share this thread: one call that fails must not silence those that are due later.
+                # All alarms share this thread: a call that fails must not stop the later ones.
                 log.exception("a timed call failed")
 
     def _next_due(self) -> Alarm | None:

@@ -138,7 +138,7 @@ class House:
         self,
         limits: ManagerLimits | None = None,
         ask_room: AskRoom | None = None,
-        gate: serving_gate.AdmissionControl = serving_gate.OPEN_GATE,
+        gate: serving_gate.AdmissionControl = serving_gate.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
@@ -158,7 +158,7 @@ class House:
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
             limits=limits,
             ask_room=ask_room,
-            gate=gate,
+            admission_control=gate,
             limiter=limiter,
             cache=cache,
             gpus=gpus,
@@ -248,7 +248,7 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
 
     def build(
         ask_room: AskRoom | None = None,
-        gate: serving_gate.AdmissionControl = serving_gate.OPEN_GATE,
+        gate: serving_gate.AdmissionControl = serving_gate.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,

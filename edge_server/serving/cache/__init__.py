@@ -1,6 +1,6 @@
 """Response cache: repeated requests are answered without running the model.
 
-`recall` stands between a version and its scheduler: it looks a request up and stores what was computed. `cache` is the
-server's one cache, `local` and `redis_store` are where it keeps answers; `key` says which requests are the same. Used
-by `version`, `ensemble` and the loader; made by `choice` for the server.
+`lookup` looks a request up for one version and stores its answer; `scheduler_adapter` connects it to the scheduler.
+`response_cache` is the server's one cache. `local_store` and `redis_store` keep the answers. `request_key` decides
+which requests are equal. `make_cache` creates the cache that the options ask for.
 """

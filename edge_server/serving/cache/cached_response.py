@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _ENTRY_BYTES = 640
-"""What an entry takes beside its tensors: the key, its place in the order, the answer's own objects."""
+"""Memory of an entry beside its tensors: the key, its place in the order, the answer's own objects."""
 
 _TENSOR_BYTES = 320
-"""What a tensor takes beside its elements: its name, the array's head and its shape."""
+"""Memory of a tensor beside its elements: its name, the array object and its shape."""
 
 _ELEMENT_BYTES = 48
-"""What an element of BYTES takes beside its own bytes: the reference to it, and the head of a `bytes` object."""
+"""Memory of an element of BYTES beside its own bytes: the reference to it, and the header of a `bytes` object."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """Never changed: the arrays are read-only, and nobody else's. `size_bytes` is what it takes in memory, about."""
+    """Immutable: the arrays are read-only and shared with nothing else. `size_bytes` is its approximate memory."""
 
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, Parameter]
@@ -36,10 +36,10 @@ class CachedAnswer:
 
 
 class AnswerStore(Protocol):
-    """Where answers are kept. Thread-safe.
+    """Store of answers. Thread-safe.
 
-    `is_remote`: `get` and `put` may wait for another process, but no longer than `limit_s` in all. An answer of more
-    than `entry_limit_bytes` is never put. `capacity_bytes` 0: not this side's to say.
+    `is_remote`: `get` and `put` may wait for another process, at most `limit_s` in all. Answers larger than
+    `entry_limit_bytes` are never put. `capacity_bytes` 0: the other process decides.
     """
 
     is_remote: bool
@@ -48,16 +48,16 @@ class AnswerStore(Protocol):
     limit_s: float
 
     def is_there(self) -> bool:
-        """Return at once whether asking is worth while."""
+        """Return whether the store is expected to answer. Returns at once."""
 
     def get(self, key: bytes) -> CachedAnswer | None:
         """Return the response stored under the key. Raises StoreUnreachable, CorruptEntry."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
-        """Keep the answer, in place of others if need be. Raises StoreUnreachable."""
+        """Store the answer; it may replace others. Raises StoreUnreachable."""
 
     def contents(self) -> tuple[int, int, int]:
-        """Return how many entries there are, their bytes, and how many had to leave; zeros where others know that."""
+        """Return the numbers of entries, their bytes, and evictions; zeros if only the other process knows them."""
 
     def close(self) -> None: ...
 
@@ -67,17 +67,17 @@ class StoreUnreachable(Exception):
 
 
 class CorruptEntry(Exception):
-    """What was kept under a key is not what was put there."""
+    """The stored bytes of a key are not those that were put there."""
 
 
 def size_of(response: Response) -> int:
-    """Return about how many bytes of memory the response takes once it is kept."""
+    """Return the approximate memory of the response once it is stored, in bytes."""
     texts = sum(len(key) + len(str(value)) + _ELEMENT_BYTES for key, value in response.parameters.items())
     return _ENTRY_BYTES + texts + sum(_TENSOR_BYTES + _size_of_array(item) for item in response.outputs)
 
 
 def kept(response: Response) -> CachedAnswer:
-    """Return a copy of the response's tensors that shares nothing with it: outputs are often views of a batch's."""
+    """Return a copy of the response's tensors that shares no memory with it: outputs are often views of a batch."""
     outputs = tuple([Tensor(item.name, item.dtype, read_only_copy(item)) for item in response.outputs])
     return CachedAnswer(outputs, dict(response.parameters), size_of(response))
 
@@ -86,7 +86,7 @@ def read_only_copy(tensor: Tensor) -> Array:
     """Return a compact, read-only copy of a tensor's array."""
     copy: Array
     if tensor.dtype is DType.BYTES:
-        # Element by element: a kind of bytes that can be changed, or is a view, must not be kept.
+        # Element by element: a mutable kind of bytes, or a view, must not be stored.
         copy = np.empty(tensor.array.shape, object)
         copy.reshape(-1)[:] = [bytes(item) for item in tensor.array.reshape(-1).tolist()]
     else:

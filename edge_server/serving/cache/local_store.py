@@ -35,7 +35,7 @@ class LocalStore:
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         if answer.size_bytes > self.capacity_bytes:
             raise ValueError(f"an answer of {answer.size_bytes} bytes in a cache of {self.capacity_bytes}")
-        # Freed after the lock: a big array goes back to the system, which takes time.
+        # Freed after the lock is released: returning a big array to the system takes time.
         gone: list[CachedAnswer] = []
         with self._lock:
             before = self._answers.pop(key, None)

@@ -1,12 +1,11 @@
 """Cache lookup of one version: looks a request up, and stores the computed response.
 
-A hit takes nothing of the box but the look: it is not queued, not batched, not asked for at the gate (so neither
-charged for energy nor refused for heat), and answered in the order that the model promises. Two equal requests at the
-same time are both computed, as in Triton. Only final answers that are no error, and the only one, are stored.
+A hit is not queued or batched. Admission control is not asked, so it is neither charged for energy nor refused for
+heat. It is answered in the order that the model promises. Two equal requests at the same time are both computed, as in
+Triton. Only a single, final response without an error is stored.
 
-Where the look may take time (a store in another process; a large input on a thread that must not be held up) it
-happens on a thread of the cache's, and the request goes on from there. What does not come within the store's time
-limit is a miss.
+If the lookup may take time (a store in another process, or a large input on a thread that must not be held), a thread
+of the cache does it, and the request continues from there. A lookup that exceeds the store's time limit is a miss.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from edge_server.serving.timer import Alarm, Timer
 log = logging.getLogger(__name__)
 
 _QUICK_BYTES = 256 << 10
-"""Inputs up to this are read through at once on any thread, in a fraction of a millisecond."""
+"""Inputs up to this size are hashed at once on any thread, in a fraction of a millisecond."""
 
 NO_CACHE = "response_cache is enabled, but the server has no cache (--cache-config=local,size=BYTES gives it one)"
 
 GoOn = Callable[[Response | None], None]
-"""Goes on with a request that was looked up: with the answer, or None when there is none. Called once."""
+"""Continues a request after its lookup: with the answer, or None if there is none. Called once."""
 
 
 def check_cacheable(spec: ModelSpec) -> None:
@@ -79,15 +78,15 @@ class CacheLookup:
         counters.is_cached = True
 
     def takes(self, request: Request) -> bool:
-        """Return whether the request may be answered from the cache: not when it names a sequence."""
+        """Return whether the request may be answered from the cache; not if it belongs to a sequence."""
         return request.sequence is None
 
     def call(self, request: Request, sink: ResponseSink) -> CachedSink:
-        """Return the sink that stands for the request during lookup and run."""
+        """Return the sink that replaces the request's own during lookup and run."""
         return CachedSink(self, request, sink)
 
     def is_quick(self, request: Request, *, may_wait: bool) -> bool:
-        """Return whether to look on the calling thread, with `find`; else `begin` does."""
+        """Return whether to look up on the calling thread, with `find`; otherwise use `begin`."""
         return not self._cache.is_remote and (may_wait or input_bytes(request) <= _QUICK_BYTES)
 
     def find(self, call: CachedSink) -> Response | None:
@@ -98,8 +97,8 @@ class CacheLookup:
         return self._found(call, key, answer)
 
     def begin(self, call: CachedSink, go_on: GoOn) -> None:
-        """Look the request up on another thread. Whoever comes first, answer or time limit, calls `go_on`; at once, on
-        this thread, when there is nobody to look."""
+        """Look the request up on another thread. The answer or the time limit, whichever is first, calls `go_on`; on
+        this thread and at once if the store is not reachable."""
         if not self._cache.is_there():
             go_on(None)
             return
@@ -117,7 +116,7 @@ class CacheLookup:
             try:
                 self._cache.keep(call.key, response)
             except Exception:
-                # The answer is there: whatever keeps it from being stored must not keep it from its caller.
+                # The client has its answer: a failure to store it must not reach the client.
                 log.exception("model '%s': an answer could not be stored in the response cache", self._spec.name)
         self._counters.record_cache_miss(call.spent_ns + time.monotonic_ns() - started_ns)
 
@@ -133,7 +132,8 @@ class CacheLookup:
         return key, answer
 
     def _is_promised(self, answer: CachedAnswer, request: Request) -> bool:
-        """Return whether the model could have answered so. Who else can write to a store may put anything there."""
+        """Return whether the model could have given this answer. Other programs with access to the store may write
+        anything there."""
         for item in answer.outputs:
             dtype, dims = self._promised.get(item.name, (None, ()))
             shape = item.array.shape
@@ -149,7 +149,7 @@ class CacheLookup:
             if not lookup.is_over:
                 key, answer = self._look(call)
         except Exception:
-            # The request waits for this: it is computed then.
+            # The request waits for this, and is then computed.
             log.exception("model '%s': a request could not be looked up in the response cache", self._spec.name)
         if lookup.take():
             lookup.go_on(self._found(call, key, answer))
@@ -159,7 +159,7 @@ class CacheLookup:
             lookup.go_on(None)
 
     def _found(self, call: CachedSink, key: bytes | None, answer: CachedAnswer | None) -> Response | None:
-        """Note what was found, and return it as the answer to this request."""
+        """Record the result, and return it as the answer to this request."""
         call.key = key
         call.spent_ns = time.monotonic_ns() - call.arrived_ns
         if answer is None:
@@ -170,7 +170,7 @@ class CacheLookup:
 
 
 class CachedSink:
-    """The sink of a request to a version whose answers are cached: it counts, stores, and hands on to the caller's."""
+    """Sink of a request whose answer may be cached: counts, stores, and passes the response to the caller's sink."""
 
     __slots__ = ("_recall", "_sink", "arrived_ns", "has_more", "is_hit", "key", "request", "spent_ns")
 
@@ -184,10 +184,10 @@ class CachedSink:
         self.spent_ns = 0
         self.is_hit = False
         self.has_more = False
-        """Whether there was a response before the final one: then no single response is the answer."""
+        """Whether there was a response before the final one; the answer is then not a single response."""
 
     def __call__(self, response: Response) -> None:
-        # Counted before it leaves, so that a client that has its answer finds itself counted.
+        # Counted before it is sent, so that the statistics include every answer that a client has.
         if not response.is_final:
             self.has_more = True
         elif response.error is None:
@@ -199,7 +199,7 @@ class CachedSink:
 
 
 class _Lookup:
-    """A look on another thread: what it finds and the time limit race for the request."""
+    """A lookup on another thread: its result and the time limit race for the request."""
 
     __slots__ = ("_lock", "alarm", "go_on", "is_over")
 
@@ -210,7 +210,7 @@ class _Lookup:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Take the right to go on. True for exactly one caller."""
+        """Claim the right to continue the request. True for exactly one caller."""
         if not self._lock.acquire(blocking=False):
             return False
         self.is_over = True

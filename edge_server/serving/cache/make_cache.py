@@ -8,13 +8,13 @@ from edge_server.serving.cache.response_cache import ResponseCache
 
 
 def make_cache(config: CacheConfig) -> ResponseCache | None:
-    """Return the server's cache, None when none is asked for. Raises ServingFault where its library is missing."""
+    """Return the server's cache; None if the options ask for none. Raises ServingFault if its library is missing."""
     chosen = chosen_cache(config)
     if chosen is None:
         return None
     if isinstance(chosen, LocalCache):
         return ResponseCache(LocalStore(chosen.size_bytes))
-    # Not imported, and not needed, for any other.
+    # Imported only for Redis.
     from edge_server.serving.cache.redis_store import RedisStore
 
     return ResponseCache(RedisStore(chosen))

@@ -1,8 +1,8 @@
 """Redis cache store: responses in a Redis server, shared between machines, kept over restarts.
 
-Redis can be slow, away, or come and go: each call is bounded in time, and after one that failed the store counts as
-gone for a while, so that requests do not wait for it one after the other. Entries expire by themselves: their keys
-hold what the model was made from, so those of a model that was replaced are never asked for again.
+Redis may be slow or unreachable. Each call has a time limit, and after a failed call the store counts as unreachable
+for a while, so that requests do not wait for it one after the other. Entries expire by themselves: their keys include
+the digest of the model's files, so entries of a replaced model are never asked for.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 _PREFIX = b"edge_server:answer:"
 _ENTRY_LIMIT_BYTES = 64 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-"""How long Redis is left alone after a failed call; twice as long after each further one."""
+"""How long Redis is not called after a failed call; the time doubles with each further one."""
 
 Result = TypeVar("Result")
 
 
 class RedisStore:
-    """See AnswerStore. Connects with the first call: a Redis that is not there yet stops no server from starting."""
+    """See AnswerStore. Connects at the first call, so a server starts without a running Redis."""
 
     is_remote = True
     entry_limit_bytes = _ENTRY_LIMIT_BYTES
@@ -57,7 +57,7 @@ class RedisStore:
         return time.monotonic() >= self._ask_again_at_s
 
     def get(self, key: bytes) -> CachedAnswer | None:
-        # No more than an entry may have, whatever somebody else put there; empty when there is none.
+        # At most the largest allowed entry, whatever was written there; empty if there is none.
         data = self._ask(lambda: self._client.getrange(_PREFIX + key, 0, _ENTRY_LIMIT_BYTES))
         if len(data) > _ENTRY_LIMIT_BYTES:
             raise CorruptEntry(f"it is larger than {_ENTRY_LIMIT_BYTES} bytes")
@@ -76,8 +76,7 @@ class RedisStore:
         self._client.connection_pool.disconnect()
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """Return the result of the call. While Redis is unreachable, only one call at a time is let through to test
-        it."""
+        """Return the result of the call. While Redis is unreachable, only one call at a time tests it again."""
         with self._lock:
             now = time.monotonic()
             if now < self._ask_again_at_s:
@@ -133,6 +132,6 @@ def _pool(config: RedisCache) -> redis.BlockingConnectionPool:
         timeout=config.wait_timeout_ms / 1000,
         socket_connect_timeout=config.connect_timeout_ms / 1000,
         socket_timeout=config.socket_timeout_ms / 1000,
-        retry=Retry(NoBackoff(), 0),  # trying again is up to the pauses above
+        retry=Retry(NoBackoff(), 0),  # the pauses above decide when to retry
         **tls,
     )

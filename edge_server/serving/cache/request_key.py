@@ -1,11 +1,10 @@
 """Cache key of a request: equal requests have equal keys.
 
-A key is a SHA-256 digest, far beyond any chance of two that collide, over everything that decides the answer (of the
-hashes in the standard library it is the fastest where the processor has instructions for it, as Jetsons and the newer
-x86 do): the model (see `identity`), each input's name, type, shape and bytes, and the outputs asked for. As in Triton,
-the request's id, priority and time limits have no part in it. Triton leaves out the request's parameters too; here
-they count for models that get to see them, which are those that see requests rather than rows (models in Python) and
-ensembles: two requests that such a model may answer differently are never taken for the same.
+A key is a SHA-256 digest of everything that decides the answer: the model (see `identity`), each input's name, type,
+shape and bytes, and the requested outputs. SHA-256 is the fastest hash of the standard library on processors with
+instructions for it, as Jetsons and newer x86 have. As in Triton, the request's id, priority and timeouts are left out.
+Triton leaves out the request's parameters too. Here they count for models that see them: models that get whole requests
+(Python models) and ensembles.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class KeyDigest(Protocol):
 
 
 class RequestKeys:
-    """Makes the keys of one version's requests. `identity` tells this version from all others. Thread-safe."""
+    """Makes the keys of one version's requests. `identity` is unique for the version. Thread-safe."""
 
     def __init__(self, identity: bytes, spec: ModelSpec, *, sees_parameters: bool) -> None:
         self._base = hashlib.sha256(identity)
@@ -46,7 +45,7 @@ class RequestKeys:
         self._sees_parameters = sees_parameters
 
     def key(self, request: Request) -> bytes:
-        """Return the key of a request that fits the model. Reads every byte of its inputs."""
+        """Return the key of a valid request. Reads every byte of its inputs."""
         inputs = request.inputs
         given = [inputs[name] for name in self._input_names if name in inputs]
         wanted: tuple[str, ...] = self._output_names
@@ -62,7 +61,7 @@ class RequestKeys:
 
 
 def input_bytes(request: Request) -> int:
-    """Return about how many bytes the key of a request is made from."""
+    """Return the approximate number of bytes that the key of a request is made from."""
     return sum(item.nbytes for item in request.inputs.values())
 
 
@@ -72,9 +71,9 @@ def identity(*parts: object) -> bytes:
 
 
 def content_digest(file: ModelFile, spec: ModelSpec, settings: Mapping[str, str]) -> str:
-    """Return a digest of what a version is made from: its files' contents, its configuration, its backend's settings.
+    """Return a digest of the files, the configuration and the backend's settings of a version.
 
-    It is the same on another box, or after a restart. Raises StorageFault when a file cannot be read.
+    It is the same on another machine, and after a restart. Raises StorageFault if a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     _update(digest, repr((spec.config_json, sorted(settings.items()))).encode("utf-8", "surrogatepass"))
@@ -88,11 +87,11 @@ def content_digest(file: ModelFile, spec: ModelSpec, settings: Mapping[str, str]
 
 
 def _files_of(file: ModelFile) -> Iterator[Path]:
-    """Yield the model's files in a fixed order, those of other versions left out."""
+    """Yield the model's files in a fixed order, without those of other versions."""
     for folder, folders, names in os.walk(file.model_dir, followlinks=True):
         if Path(folder) == file.model_dir:
             folders[:] = [name for name in folders if not name.isdecimal() or int(name) == file.version]
-        # What Python leaves beside a model says nothing of it.
+        # Python's compiled files say nothing about the model.
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         yield from (Path(folder, name) for name in sorted(names))
 
@@ -110,7 +109,8 @@ def _update(digest: KeyDigest, text: bytes) -> None:
 
 
 def _update_with_tensor(digest: KeyDigest, tensor: Tensor) -> None:
-    """Shape and type are in the head already: they say how many bytes follow. Elements of BYTES say it themselves."""
+    """Add the bytes of a tensor. Shape and type were added before and fix the number of bytes; elements of BYTES carry
+    their length."""
     if tensor.dtype is DType.BYTES:
         for item in tensor.array.reshape(-1).tolist():
             _update(digest, bytes(item))

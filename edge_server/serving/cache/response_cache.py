@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 _WORKER_COUNT = 4
 _MOST_WAITING = 64
-"""Lookups, and answers to be stored, that wait for a thread. What comes on top is computed, or not stored."""
+"""Most lookups and answers that wait for a thread. Further requests are computed, further answers not stored."""
 
 _MOST_WAITING_BYTES = 64 << 20
-"""Bytes of answers that wait to be stored elsewhere."""
+"""Most bytes of answers that wait to be stored in another process."""
 
 
 class ResponseCache:
-    """Thread-safe. Never raises for anything that befalls the store: what cannot be had is a miss, and is counted.
+    """Thread-safe. Never raises for a failure of the store: an answer that cannot be read is a miss, and is counted.
 
     `losses` are counted by reason: "too_big" for the store, "busy" (too much waits for the store), "unreachable",
     "corrupt".
@@ -53,14 +53,14 @@ class ResponseCache:
         return self._store.limit_s
 
     def is_there(self) -> bool:
-        """Return at once whether asking is worth while."""
+        """Return whether the store is expected to answer. Returns at once."""
         if self._store.is_there():
             return True
         self.lose("unreachable")
         return False
 
     def get(self, key: bytes) -> CachedAnswer | None:
-        """Return the response stored under the key, if it can be read."""
+        """Return the response stored under the key; None if there is none, or it cannot be read."""
         started_ns = time.monotonic_ns()
         answer = None
         try:
@@ -78,7 +78,7 @@ class ResponseCache:
         return answer
 
     def keep(self, key: bytes, response: Response) -> None:
-        """Store a copy of the response; at once, or where that takes waiting, soon."""
+        """Store a copy of the response: at once, or soon on another thread if that may wait."""
         size_bytes = size_of(response)
         if size_bytes > self._store.entry_limit_bytes:
             self.lose("too_big")
@@ -88,19 +88,19 @@ class ResponseCache:
             self._put_later(key, response, size_bytes)
 
     def post(self, work: Callable[[], None]) -> bool:
-        """Have the work done on a thread that may wait. False when too much waits already."""
+        """Run the work on a thread that may wait. Return False if too much waits already."""
         if self._workers.post(work):
             return True
         self.lose("busy")
         return False
 
     def lose(self, reason: str) -> None:
-        """Count a lookup, or an answer, that the cache could not serve."""
+        """Count a lookup or an answer that the cache could not serve."""
         with self._lock:
             self._counts.losses[reason] += 1
 
     def lose_corrupt(self, key: bytes, words: str) -> None:
-        """Count an entry that is not what was stored; the first one is told to the log."""
+        """Count a corrupt entry. Only the first one is logged."""
         self.lose("corrupt")
         if not self._knows_corrupt:
             self._knows_corrupt = True
@@ -118,7 +118,7 @@ class ResponseCache:
         return counts
 
     def close(self) -> None:
-        """Store what waits to be stored, as far as that goes quickly, and let go of the store."""
+        """Store the waiting answers, as far as that is quick, and close the store."""
         self._workers.close(self._store.limit_s + 1.0)
         self._store.close()
 

@@ -11,11 +11,11 @@ from edge_server.serving.cache.lookup import CachedSink, CacheLookup
 from edge_server.serving.execution.ticket import Ticket
 
 Admit = Callable[[Ticket], None]
-"""Has a ticket computed, but not on this thread. What it raises leaves the ticket as it was."""
+"""Computes a ticket, but not on this thread. If it raises, the ticket is unchanged."""
 
 
 class CacheOutlet(Protocol):
-    """Where tickets are counted in flight, and answers leave in the promised order: the scheduler."""
+    """Counts tickets in flight, and sends answers in the promised order: the scheduler."""
 
     def enter(self, ticket: Ticket) -> None: ...
 
@@ -25,8 +25,8 @@ class CacheOutlet(Protocol):
 
 
 class CachedScheduler:
-    """One version's. While a request is looked up elsewhere it is in flight as any other: it can be cancelled, and the
-    version is not closed before it was answered."""
+    """Adapter of one version. A request that is looked up on another thread is in flight like any other: it can be
+    cancelled, and the version is not closed before it is answered."""
 
     def __init__(self, recall: CacheLookup, outlet: CacheOutlet, admit: Admit) -> None:
         self._recall = recall
@@ -34,12 +34,12 @@ class CachedScheduler:
         self._admit = admit
 
     def sink(self, request: Request, sink: ResponseSink) -> ResponseSink:
-        """Return the sink to give the request's ticket, for `take`."""
+        """Return the sink for the request's ticket, for `take`."""
         return self._recall.call(request, sink) if self._recall.takes(request) else sink
 
     def take(self, ticket: Ticket, sink: ResponseSink, *, may_wait: bool) -> bool:
-        """Answer the ticket from the cache, or look it up on another thread and go on from there. False when it is the
-        caller's to have it computed. Raises what the outlet refuses with."""
+        """Answer the ticket from the cache, or look it up on another thread and continue there. Return False if the
+        caller must compute it. Raises the errors of the outlet."""
         deadline_ns = ticket.request.deadline_ns
         if not isinstance(sink, CachedSink) or 0 < deadline_ns <= ticket.arrived_ns:
             return False
@@ -55,7 +55,7 @@ class CachedScheduler:
         return True
 
     def _go_on(self, ticket: Ticket, response: Response | None) -> None:
-        """Go on with a ticket that has entered."""
+        """Continue a ticket that is in flight."""
         if ticket.is_closed:
             self._outlet.release([ticket])
             return
@@ -76,7 +76,7 @@ class CachedScheduler:
         self._answer(ticket, response)
 
     def _answer(self, ticket: Ticket, response: Response) -> None:
-        """Send what a ticket that has entered is answered with, unless it was closed meanwhile, and release it."""
+        """Send the answer of a ticket that is in flight, unless it was closed meanwhile, and release it."""
         if ticket.claim():
             self._outlet.send_final(ticket, response)
         self._outlet.release([ticket])

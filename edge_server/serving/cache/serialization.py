@@ -99,7 +99,7 @@ def _unpacked(name: str, dtype: DType, shape: list[int], data: memoryview) -> Te
         array = np.empty(shape, object)
         array.reshape(-1)[:] = elements
     else:
-        # A copy: views of what was received would keep all of it, and lie at odd addresses.
+        # A copy: views of the received bytes would keep all of them in memory, at unaligned addresses.
         array = np.frombuffer(data, dtype.numpy).reshape(shape).copy()
         if dtype is DType.BOOL and array.size and array.view(np.uint8).max() > 1:
             raise ValueError(f"output '{name}' holds what is no BOOL")

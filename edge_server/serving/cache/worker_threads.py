@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """At most `waiting_limit` pieces of work wait for one of the threads. The threads begin with the first work."""
+    """At most `waiting_limit` jobs wait for a thread. The threads start with the first job."""
 
     def __init__(self, count: int, waiting_limit: int) -> None:
         self._count = count
@@ -23,7 +23,7 @@ class Workers:
         self._is_closed = False
 
     def post(self, work: Callable[[], None]) -> bool:
-        """Have the work done soon, and return at once. False, and it is not done, when too much waits already."""
+        """Run the job soon, and return at once. Return False, without running it, if too many wait already."""
         with self._changed:
             if self._is_closed or len(self._waiting) >= self._waiting_limit:
                 return False
@@ -37,7 +37,7 @@ class Workers:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Finish what waits, take nothing new, and wait for the threads; for at most `timeout_s` each."""
+        """Finish the waiting jobs, accept no more, and wait at most `timeout_s` for each thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -48,7 +48,7 @@ class Workers:
         thread = threading.Thread(target=self._live, name="edge-cache", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system grants no further thread: those that live do the work, if there are any
+        except RuntimeError:  # the system refuses a further thread: the existing ones do the work, if there are any
             return
         self._threads.append(thread)
 
@@ -64,7 +64,7 @@ class Workers:
             try:
                 work()
             except Exception:
-                # The next requests need this thread; the work itself answers for what it was done for.
+                # The next requests need this thread; the job itself handles errors of its request.
                 log.exception("work for the response cache failed")
-            # Not to hold the last request while waiting for the next.
+            # Drop the reference to the last request before waiting for the next.
             del work

@@ -9,19 +9,19 @@ from edge_server.core.request_response import Request
 
 
 class AdmissionControl(Protocol):
-    """Thread-safe; every method returns at once. Who lets it allow more calls `Manager.resume` after that: nothing
-    else tells what was held back."""
+    """Thread-safe; every method returns at once. The implementation calls `Manager.resume` when it allows more: nothing
+    else starts the requests that were held back."""
 
     is_open: bool
-    """True while everything is allowed. Then the other methods need not be called."""
+    """True while everything is allowed. The other methods need not be called then."""
 
     share: float
     """The part of a model's instances, and of its largest batch, that may run: above 0, up to 1."""
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
-        """Take up a request that will compute for about `cost_s` seconds, and return the seconds charged for it.
+        """Admit a request that will compute for about `cost_s` seconds. Return the seconds charged for it.
 
-        What is charged must be settled, once. Raises Throttled, in plain words and with when to come back.
+        The charge must be settled exactly once. Raises Throttled with the reason and the time after which to retry.
         """
 
     def settle(self, charged_s: float, took_s: float) -> None:
@@ -29,7 +29,7 @@ class AdmissionControl(Protocol):
 
 
 class NoAdmissionControl:
-    """The gate of a server that nothing governs."""
+    """Admits everything: the server has no governor."""
 
     is_open = True
     share = 1.0
@@ -41,4 +41,4 @@ class NoAdmissionControl:
         pass
 
 
-OPEN_GATE = NoAdmissionControl()
+ADMIT_ALL = NoAdmissionControl()

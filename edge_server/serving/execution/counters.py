@@ -20,14 +20,14 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's label values of nv_inference_request_failure."""
 
 _SLOWER_PART, _FASTER_PART = 0.1, 0.5
-"""How much the newest run counts in the averages of how long runs take. One slow run says little; a fast one says what
-is possible, and requests with a deadline are refused by these averages."""
+"""Weight of the newest run in the average run times. A slow run changes them little. A fast run changes them more,
+because requests with a deadline are refused by these averages."""
 
 
 class VersionCounters:
     """Thread-safe; every method holds the lock for a few additions only.
 
-    What is counted for every request is kept as plain integers: one count serves success, queue and compute.
+    Counts of every request are plain integers: one count serves success, queue and compute.
     """
 
     def __init__(self, name: str, version: int) -> None:
@@ -48,19 +48,19 @@ class VersionCounters:
         """Whether answers may come from the response cache."""
         self._observer: Callable[[int | None], None] | None = None
         self.run_ns = 0.0
-        """How long a batch runs, and `row_ns` how long each of its rows: averages in which newer runs count more. 0:
+        """Average run time of a batch in nanoseconds, and `row_ns` of one of its rows; newer runs have more weight. 0:
         nothing ran yet."""
         self.row_ns = 0.0
         self.last_used_ns = time.monotonic_ns()
-        """When a request was last answered, or else when the version was made; of time.monotonic_ns."""
+        """Time of the last answer, else of the creation of the version (time.monotonic_ns)."""
 
     @property
     def success_count(self) -> int:
         return self._success_count
 
     def observe(self, observer: Callable[[int | None], None] | None) -> None:
-        """Call `observer` with the latency of each request answered from now on, nanoseconds, or None for one that
-        failed through no fault of its caller's."""
+        """Call `observer` for each request answered from now on: with its latency in nanoseconds, or None if it failed
+        for a reason that is not the caller's."""
         self._observer = observer
 
     def record_batch(
@@ -77,8 +77,8 @@ class VersionCounters:
     ) -> None:
         """Count an execution of `batch_size` rows that answered requests which arrived at `arrivals_ns`.
 
-        `rows` is what these requests brought; it is less than `batch_size` when others of the batch were cancelled
-        meanwhile, or are answered later. `executions` is 0 when the execution was counted before. Times are those of
+        `rows` is the number of rows of these requests. It is less than `batch_size` if others of the batch were
+        cancelled, or are answered later. `executions` is 0 if the execution was counted before. Times are of
         time.monotonic_ns.
         """
         count, arrived = len(arrivals_ns), sum(arrivals_ns)
@@ -96,7 +96,7 @@ class VersionCounters:
                 run_ns = end_ns - start_ns
                 row_ns = run_ns / batch_size
                 mean_ns, mean_row_ns = self.run_ns or run_ns, self.row_ns or row_ns
-                # Written out: this stands in the way of every request.
+                # Written out, because it runs for every request.
                 self.run_ns = mean_ns + (_SLOWER_PART if run_ns > mean_ns else _FASTER_PART) * (run_ns - mean_ns)
                 self.row_ns = mean_row_ns + (_SLOWER_PART if row_ns > mean_row_ns else _FASTER_PART) * (
                     row_ns - mean_row_ns
@@ -128,9 +128,9 @@ class VersionCounters:
             observer(now_ns - arrived_ns)
 
     def record_cache_hit(self, arrived_ns: int, now_ns: int, spent_ns: int) -> None:
-        """Count a request that was answered from the response cache, which took `spent_ns`; nothing was computed.
+        """Count a request that was answered from the response cache in `spent_ns`.
 
-        Observers are not told: it says nothing of how well the version serves.
+        Observers are not called: the model did not run.
         """
         with self._lock:
             self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
@@ -139,13 +139,12 @@ class VersionCounters:
             self._success_ns += now_ns - arrived_ns
 
     def record_cache_miss(self, spent_ns: int) -> None:
-        """Count a request that was computed because it was not in the response cache; `spent_ns` went into looking for
-        its answer and storing it."""
+        """Count a request that was not in the response cache; looking it up and storing its answer took `spent_ns`."""
         with self._lock:
             self._values.cache_miss.add(spent_ns)
 
     def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
-        """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
+        """Count one request that was answered with `error`; `in_backend`: it failed while it executed."""
         if isinstance(error, Cancelled):
             reason = "CANCELED"
         elif in_backend:
@@ -155,7 +154,7 @@ class VersionCounters:
         with self._lock:
             self._values.failures[reason] += 1
             self._values.fail.add(now_ns - arrived_ns)
-        # Heat is no fault of the version's either.
+        # A request refused because of heat is not the version's fault either.
         is_fault = reason in ("BACKEND", "REJECTED") and not isinstance(error, Throttled)
         if (observer := self._observer) is not None and is_fault:
             observer(None)
@@ -179,7 +178,7 @@ class VersionCounters:
             self._values.load_duration_s = seconds
 
     def snapshot(self, pending_count: int) -> VersionStatistics:
-        """Return a consistent copy that nobody else changes."""
+        """Return a consistent copy that does not change."""
         with self._lock:
             values = self._values.copy()
             values.last_inference_ms = self._inference_ns // 1_000_000

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TicketOutlet(Protocol):
-    """Where answers leave and tickets are given back: the scheduler."""
+    """Takes the responses and the released tickets: the scheduler."""
 
     def send_final(self, ticket: Ticket, response: Response) -> None: ...
 
@@ -34,15 +34,15 @@ class TicketOutlet(Protocol):
 
 
 class BatchExecutor:
-    """Runs batches of one version, through whichever session is handed in. Holds no state of a batch.
+    """Runs batches of one version through the session that it is given. Holds no state of a batch.
 
-    `on_failure` is told of the error of each batch that failed, once that is answered.
+    `on_failure` is called with the error of each failed batch, after its requests were answered.
     """
 
     on_failure: Callable[[EdgeServerError], None] | None = None
     inline: InlineRule | None = None
-    """Told how long runs hold their thread, where it depends on that. Answering is no part of it, but of models that
-    answer within their run."""
+    """Learns how long runs hold their thread; None if that does not matter. Sending responses does not count, except
+    for models that respond within their run."""
 
     def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, outlet: TicketOutlet) -> None:
         self._spec = spec
@@ -51,13 +51,14 @@ class BatchExecutor:
         self._outlet = outlet
 
     def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> Sequence[Ticket]:
-        """Run a batch and answer its tickets. Return those that the caller has to release now: all of them, or none."""
+        """Run a batch and answer its tickets. Return the tickets that the caller must release now: all of them, or
+        none."""
         if session.takes_requests:
             self._execute_requests(session, batch)
             return ()
         if len(batch) != 1 or session.takes_device_memory:
             return self._run_rows(session, batch)
-        # As `_run_rows`, written out for the batch of one request, which most are on a small machine.
+        # Same as `_run_rows`, written out for a batch of one request, the usual case on a small machine.
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
@@ -138,18 +139,18 @@ class BatchExecutor:
         return batch
 
     def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
-        """Return each request's outputs, and when the inputs, and then the results, were there."""
+        """Return each request's outputs, and the times at which the inputs and the results were ready."""
         plan = self._plan
         requests = [ticket.request for ticket in batch]
         rows = [ticket.rows for ticket in batch]
         if session.takes_device_memory and plan.uses_device(requests):
-            # Tensors in the memory of GPUs are left there.
+            # Tensors in GPU memory stay there.
             found = plan.gather_on_device(requests)
             input_end_ns = time.monotonic_ns()
             results = session.run_on_device(found, plan.wanted(requests), plan.targets(requests))
             infer_end_ns = time.monotonic_ns()
-            # Of arrays, scattering looks at types and shapes, which both kinds have; a DeviceArray is one request's
-            # alone.
+            # Scattering uses only types and shapes of arrays, which both kinds have. A DeviceArray belongs to one
+            # request.
             answers = plan.scatter(results, requests, rows)  # type: ignore[arg-type]
             return [with_device_tensors(tensors) for tensors in answers], input_end_ns, infer_end_ns
         inputs = plan.gather(requests)
@@ -162,7 +163,7 @@ class BatchExecutor:
         small = self._as_small_error(error)
         self._fail(batch, small, start_ns)
         try:
-            # First, as what is released lets others run: not on a GPU that is lost, if that is what is told here.
+            # First, because released tickets let other batches run, which must not start on a lost GPU.
             if self.on_failure is not None:
                 self.on_failure(small)
         finally:
@@ -211,7 +212,7 @@ class BatchExecutor:
 
 
 def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
-    """Tell each ticket that was charged for its computing how much of the run was its own."""
+    """Give each ticket that was charged its part of the run time."""
     for ticket in batch:
         if ticket.charged_s:
             break
@@ -223,7 +224,7 @@ def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
 
 
 class _Group:
-    """What the executions of one batch share: when it began, and who counts it as an execution."""
+    """State shared by the executions of one batch: when it began, and which request counts the execution."""
 
     __slots__ = ("_uncounted", "is_decoupled", "rows", "start_ns")
 
@@ -239,9 +240,9 @@ class _Group:
 
 
 class LiveExecution:
-    """One ticket in the hands of a RequestSession. See backends.base.Execution. Whatever comes after the stream of
-    responses was closed, or after the caller took the request back, is dropped. A response that breaks the model's
-    promise ends the stream with an error."""
+    """One ticket as a RequestSession sees it; see backends.base.Execution. Responses after the end of the stream, or
+    after the caller cancelled the request, are dropped. A response that does not match the model's outputs ends the
+    stream with an error."""
 
     __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_outlet", "_plan", "_ticket", "request")
 
@@ -272,7 +273,7 @@ class LiveExecution:
         try:
             tensors = self._plan.answer(outputs, self.request)
         except EdgeServerError as error:
-            # Not raised: the backend's thread may serve other streams, and would have nothing better to do either.
+            # Not raised: the backend's thread may serve other streams and could not handle it.
             self.fail(error)
             return
         if (trace := self.request.trace) is not None:
@@ -316,7 +317,7 @@ class LiveExecution:
         self._outlet.release([self._ticket])
 
     def _send_error(self, error: EdgeServerError) -> None:
-        """Answer with an error after which more is to come."""
+        """Send an error that does not end the stream."""
         response = self._response((), is_final=False)
         response.error = error
         if not self._closing.locked() and self._ticket.send(response):
@@ -334,14 +335,13 @@ class LiveExecution:
         self._outlet.release([ticket])
 
     def _measure(self) -> None:
-        """Take the time since the batch began, as far as it was this request's, for the gate that charged for it, and
-        for the request's trace."""
+        """Add this request's part of the time since the batch began to its charge and its trace."""
         if (trace := self.request.trace) is not None:
             start_ns, now_ns = self._group.start_ns, time.monotonic_ns()
             trace.computed(start_ns, start_ns, now_ns, now_ns)
         if self._ticket.charged_s:
             since_ns = time.monotonic_ns() - self._group.start_ns
-            # Of an iterative model, what the runs before took is there already.
+            # For an iterative model, `took_s` already has the time of earlier runs.
             self._ticket.took_s += since_ns / 1e9 * self._ticket.rows / self._group.rows
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:

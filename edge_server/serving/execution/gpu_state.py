@@ -1,6 +1,6 @@
 """GPU state: the GPUs that this process has lost, and the GPU memory that each load took.
 
-Loads on one GPU come one after the other, so that what its memory grew by in between is what the model took.
+Loads on one GPU run one after the other, so the growth of its used memory during a load is the memory of that model.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.errors import DeviceLost, OutOfMemory
 
 _OF_OTHERS = frozenset(("openvino",))
-"""Backends whose GPUs are not CUDA's, and are numbered by themselves."""
+"""Backends whose GPUs are not CUDA GPUs and have numbers of their own."""
 
 _PATIENCE_S = 60.0
-"""How long a load waits for another one on the same GPU; one that hangs must not keep the others for ever."""
+"""Longest wait of a load for another one on the same GPU, so that a load that hangs does not block the others for
+ever."""
 
 
 class Meter(Protocol):
-    """Tells of a GPU's memory; see backends.cuda_device.CudaDevices."""
+    """Reads a GPU's memory; see backends.cuda_device.CudaDevices."""
 
     def memory(self, device_id: int) -> tuple[int, int]:
-        """Return the free bytes and all of them. Raises OSError."""
+        """Return the free and the total bytes. Raises OSError."""
 
 
 def gpus_of(spec: ModelSpec) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ def gpus_of(spec: ModelSpec) -> tuple[int, ...]:
 
 
 class Gpus:
-    """Thread-safe. `limits` are fractions of a GPU's memory, by its number: beyond it nothing more is loaded onto it.
+    """Thread-safe. `limits` are fractions of a GPU's memory, by its number; above it no further model is loaded.
 
     `meter` None: memory is neither measured nor limited.
     """
@@ -50,7 +51,7 @@ class Gpus:
         self._lost: dict[int, str] = {}
 
     def lose(self, device_id: int, reason: str) -> bool:
-        """Note that nothing runs on a GPU any more in this process. False when that was known."""
+        """Mark a GPU as lost for this process. Return False if it was marked before."""
         with self._lock:
             if device_id in self._lost:
                 return False
@@ -58,16 +59,17 @@ class Gpus:
             return True
 
     def lost(self) -> Mapping[int, str]:
-        """Return the GPUs that are lost to this process, each with the reason."""
+        """Return the lost GPUs with the reason of each."""
         with self._lock:
             return dict(self._lost)
 
     @contextlib.contextmanager
     def loading(self, model: str, device_ids: tuple[int, ...]) -> Iterator[dict[int, int]]:
-        """Have the GPUs for one load; yields the bytes that it took of each, complete once the block is left well.
+        """Reserve the GPUs for one load. Yields the bytes that it took of each, which are complete after the block ends
+        without an error.
 
-        Raises DeviceLost, and OutOfMemory when --model-load-gpu-limit forbids the load: before it, where the limit is
-        passed already. What passes it by this very load is found by `check_limits` within the block, as in Triton.
+        Raises DeviceLost, and OutOfMemory if --model-load-gpu-limit was already exceeded. `check_limits` within the
+        block finds a limit that this load exceeds, as in Triton.
         """
         taken: dict[int, int] = {}
         if not device_ids:
@@ -88,7 +90,8 @@ class Gpus:
                     taken[device_id] = max(after - used, 0)
 
     def check_limits(self, model: str, device_ids: tuple[int, ...]) -> None:
-        """Raise OutOfMemory where more of a GPU is used than --model-load-gpu-limit allows, or nothing tells."""
+        """Raise OutOfMemory if more of a GPU is used than --model-load-gpu-limit allows, or if its use cannot be
+        read."""
         for device_id in device_ids:
             limit = self._limits.get(device_id)
             if limit is None:
@@ -96,7 +99,7 @@ class Gpus:
             told = self._memory(device_id)
             if told is not None and told[1] - told[0] <= int(limit * told[1]):
                 continue
-            # Triton's sentence, of VerifyModelLoadGpuFraction in core's backend_model_instance.cc, and ours behind it.
+            # Triton's text (VerifyModelLoadGpuFraction in core's backend_model_instance.cc), followed by ours.
             now = "its memory cannot be read" if told is None else f"{1 - told[0] / told[1]:.0%} of its memory is used"
             raise OutOfMemory(
                 f"can not create model '{model}': memory limit set for GPU {device_id} has exceeded, model loading is "

@@ -26,24 +26,23 @@ AnySession: TypeAlias = Session | RequestSession
 class Executor(Protocol):
     """Runs a batch through a session and answers every ticket of it. Never raises.
 
-    Returns the tickets that the caller has to release: all of the batch, or none where somebody else does, or will.
+    Returns the tickets that the caller must release: all of the batch, or none if another thread releases them.
     """
 
     def __call__(self, session: AnySession, batch: list[Ticket]) -> Sequence[Ticket]: ...
 
 
 class InstanceThreadLoop(Protocol):
-    """Where a thread brings a batch that was posted: runs it, and what waits after it."""
+    """Called on a thread with a batch that was posted: runs it, and the batches that wait after it."""
 
     def __call__(self, instance: Instance, batch: list[Ticket]) -> None: ...
 
 
 class Instance:
-    """A session that is bound to a thread is opened, warmed and closed on the instance's own thread, and its last
-    reference is dropped there. Any other is opened on a thread that ends then; warmed and closed on the threads that
-    call for it, which load and unload models; and run on threads of the pool. So freeing a model's memory never stalls
-    a front end. One thread at a time runs a session: these, or a caller's that was given the instance by the
-    scheduler."""
+    """One session. If it is bound to a thread, the instance's own thread opens, warms up and closes it, and drops the
+    last reference to it. Otherwise a temporary thread opens it, the threads that load and unload models warm it up and
+    close it, and threads of the pool run it. So freeing a model's memory never blocks a front end. One thread at a time
+    runs a session: one of these, or a caller's thread that got the instance from the scheduler."""
 
     def __init__(
         self,
@@ -60,14 +59,14 @@ class Instance:
         """Shared resources that a run holds, see `rate_limiter`; empty without a rate limiter."""
         self.rate_priority = rate_priority
         self.run_number = 0
-        """Counts both the beginning and the end of each run: odd while one is under way."""
+        """Incremented at the beginning and at the end of each run: odd while a run is in progress."""
         self._open_session = open_session
         self._warm = warm
         self._check = check
         self.execute = execute
-        """Called with the session and a batch, by the thread that was given the instance."""
+        """Called with the session and a batch, by the thread that runs the instance."""
         self.session: AnySession | None = None
-        """None before it is opened, and after it was closed."""
+        """None before the session is opened and after it was closed."""
         self._is_bound = True
         self._pool: RunPool | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -76,8 +75,8 @@ class Instance:
         self._thread = threading.Thread(target=self._live, name=f"edge-{name}"[:60], daemon=True)
 
     def open(self) -> SessionInfo:
-        """Open the session and wait for it. Raises what the backend raises, and OutOfMemory where the system grants no
-        thread for it; nothing is left open then."""
+        """Open the session and wait for it. Raises the backend's errors, and OutOfMemory if the system refuses a
+        thread; nothing stays open then."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -93,31 +92,33 @@ class Instance:
         self._try(self._warm)
 
     def check(self) -> None:
-        """Run the check of what was opened and wait for it. Raises WarmupFailed."""
+        """Run the check of the opened session and wait for it. Raises WarmupFailed."""
         self._try(self._check)
 
     @property
     def sees_requests(self) -> bool:
-        """Whether its session is handed requests, parameters and all, rather than rows."""
+        """Whether its session gets whole requests, with their parameters, instead of rows."""
         return isinstance(self.session, RequestSession)
 
     def is_healthy(self) -> bool:
-        """Return the health that the session reports, True before there is a session. May take seconds."""
+        """Return the health that the session reports; True if there is no session yet. May take seconds."""
         session = self.session
         return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
 
     def attach(self, serve: InstanceThreadLoop, pool: RunPool) -> None:
-        """Name who is called with each posted batch: on the instance's own thread, or on one of the pool."""
+        """Set the function that is called with each posted batch, on the instance's own thread or on one of the
+        pool."""
         self._serve = serve
         self._pool = pool
 
     @property
     def must_yield(self) -> bool:
-        """Whether the thread that runs it should go on with others after each batch: they wait for one of the pool."""
+        """Whether the thread that runs it should return after each batch, because others wait for a thread of the
+        pool."""
         return not self._is_bound and self._pool is not None and self._pool.has_waiting
 
     def post(self, batch: list[Ticket]) -> None:
-        """Have the instance's own thread, or one of the pool, run the batch. Returns at once."""
+        """Let the instance's own thread, or one of the pool, run the batch. Returns at once."""
         if self._serve is None or self._pool is None:
             raise AssertionError(f"instance {self.name} was posted to before it was attached")
         job = functools.partial(self._serve, self, batch)
@@ -127,9 +128,9 @@ class Instance:
             self._pool.post(job)
 
     def close(self) -> None:
-        """Close the session once posted work is done, and wait for it. May be called more than once.
+        """Close the session after the posted work, and wait for it. May be called again.
 
-        Of a session that is bound to no thread nothing may be posted or under way any more.
+        If the session is not bound to a thread, nothing may be posted or running any more.
         """
         if self._is_bound:
             self._jobs.put(None)
@@ -153,7 +154,7 @@ class Instance:
             if job is None:
                 break
             job()
-            # Not to hold the last batch, and what it borrowed, while waiting for the next.
+            # Drop the reference to the last batch and its memory before waiting for the next.
             del job
         if is_bound:
             self._close()
@@ -165,7 +166,7 @@ class Instance:
         try:
             session.close()
         except Exception:
-            # A runtime that fails to close must not keep its version from being retired.
+            # An error of the runtime while closing must not keep its version from being retired.
             log.exception("instance %s failed to close", self.name)
 
     def _try(self, work: Callable[[AnySession], None]) -> None:

@@ -1,4 +1,4 @@
-"""Load errors: which ones may pass without a change of the model's files."""
+"""Load errors: which ones may disappear without a change of the model's files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edge_server.errors import (
 )
 
 HEALS = (OutOfMemory, StorageFault, ChangedWhileLoading)
-"""Errors that may pass without a change of the model's files. Such loads are retried with growing delays. A missing
-runtime is not among them: after its installation the operator loads the model or restarts the server."""
+"""Errors that may disappear without a change of the model's files. Such loads are retried with growing delays. A
+missing runtime is not one of them: after its installation the operator loads the model or restarts the server."""
 
 _PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
 

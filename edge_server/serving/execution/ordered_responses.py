@@ -12,8 +12,8 @@ from edge_server.serving.execution.ticket import Ticket
 class OrderedDelivery:
     """Holds final responses back until every earlier request was answered.
 
-    Cancelled and expired requests are answered through here too, so that nothing waits for an answer that went
-    another way. One thread delivers at a time; others leave their response with it and go on.
+    Cancelled and expired requests are answered through here too, so that no response waits for them. One thread
+    delivers at a time; other threads leave their response to it and go on.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class OrderedDelivery:
         self._is_delivering = False
 
     def enter(self, ticket: Ticket) -> None:
-        """Note a request; called in order of arrival."""
+        """Register a request; called in the order of arrival."""
         with self._lock:
             self._line.append(ticket)
 

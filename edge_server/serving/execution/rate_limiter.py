@@ -1,18 +1,18 @@
 """Rate limiter, as in Triton: an instance runs only while it holds the resources of its group.
 
-A resource is a name and a count; it stands for whatever must not be used by too many at once (memory bandwidth, an
-accelerator, watts). In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says
-what an instance holds while it runs. Resources are counted for each device, or once for all when they are `global`; the
-CPU is one device. There are as many of one as `--rate-limit-resource=name:count[:device]` says, a count for one device
-going before the count for each, or else as many as the most demanding instance asks for.
+A resource is a name and a count. It stands for something that too many runs must not use at once: memory bandwidth, an
+accelerator, watts. In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says
+what an instance holds while it runs. Resources are counted for each device, or once for all devices if they are
+`global`; the CPU is one device. The available count is that of `--rate-limit-resource=name:count[:device]`, where a
+count for one device has precedence. Otherwise it is the largest count that an instance asks for.
 
-Who waits for the same resource gets it by weight: an instance of priority 2 runs half as often as one of priority 1.
-Triton compares counts of runs since the start, so that a model that comes late has all of them to catch up with; here
-a turn that was not used is not owed (start-time fair queueing). Who asks for much is not passed by those who ask for
-little: what the next in turn waits for is kept for it.
+Instances that wait for the same resource get it by weight: an instance of priority 2 runs half as often as one of
+priority 1. Triton compares counts of runs since the start, so a model that is loaded later first catches up with all of
+them. Here an unused turn is not owed (start-time fair queueing). An instance that needs much is not overtaken by
+instances that need little: the resources for the next in turn are kept for it.
 
-Nobody is called with the limiter's lock held. A scheduler asks under its own lock (scheduler, then limiter; never the
-other way) and, once it let go of that, calls `wake_next`, after which nobody waits who could run.
+The limiter calls nothing while it holds its lock. A scheduler calls `take` under its own lock (scheduler, then limiter;
+never the other way). After it released that lock, it calls `wake_next`, which wakes every demand that can run now.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ ResourceKey: TypeAlias = "tuple[str, int | None]"
 """Name and device; device None is one count for all devices: a global resource."""
 
 CPU = -1
-"""The device of instances that run on no accelerator."""
+"""The device of instances that use no accelerator."""
 
 
 class ResourceDemand:
-    """What one instance of `model` needs to run. `wake` is called, without any lock held, when it may ask again."""
+    """Resources that one instance of `model` needs to run. `wake` is called, without any lock held, when it may ask
+    again."""
 
     __slots__ = ("model", "needs", "place", "priority", "turn", "wake")
 
@@ -45,9 +46,9 @@ class ResourceDemand:
         self.priority = priority
         self.wake = wake
         self.turn = 0
-        """Lowest goes first: how much it was granted, counted in priorities, from when it began to ask."""
+        """The lowest value is next: the grants so far, weighted by priority, counted from when it began to ask."""
         self.place = 0
-        """Who of two with the same turn asked first."""
+        """Order of two demands with the same turn."""
 
 
 def needs_of(resources: tuple[RateResource, ...], device_id: int | None) -> dict[ResourceKey, int]:
@@ -62,7 +63,7 @@ def needs_of(resources: tuple[RateResource, ...], device_id: int | None) -> dict
 
 
 class RateLimiter:
-    """Thread-safe. `counts` are those that were configured: a count under device None holds for each device."""
+    """Thread-safe. `counts` are the configured ones; a count with device None applies to each device."""
 
     def __init__(self, counts: Mapping[ResourceKey, int]) -> None:
         self._lock = threading.Lock()
@@ -75,7 +76,7 @@ class RateLimiter:
         self._places = itertools.count(1)
 
     def enter(self, demand: ResourceDemand) -> None:
-        """Make a demand known. Raises BadModelConfig when it could never be granted."""
+        """Register a demand. Raises BadModelConfig if it could never be granted."""
         for key, count in demand.needs.items():
             configured = self._configured_count(key)
             if configured is not None and count > configured:
@@ -86,7 +87,7 @@ class RateLimiter:
         with self._lock:
             self._check_scope(demand)
             self._demands.add(demand)
-        # Where nothing is configured, what the most demanding one needs is what there is: it may just have grown.
+        # Without a configured count the largest demand is the count, and it may just have grown.
         self.wake_next()
 
     def leave(self, demand: ResourceDemand) -> None:
@@ -103,7 +104,7 @@ class RateLimiter:
             if demand not in self._demands:
                 return False
             if demand not in self._waiting:
-                # It begins to ask. What it did not use before counts for nothing, or it would now shut others out.
+                # It begins to ask. Turns that it did not use before do not count, or it would block the others now.
                 demand.turn = max(demand.turn, *(self._turns.get(key, 0) for key in demand.needs))
                 demand.place = next(self._places)
             if not self._fits(demand) or self._is_behind(demand):
@@ -118,17 +119,17 @@ class RateLimiter:
             return True
 
     def give_back(self, demand: ResourceDemand) -> None:
-        """Return the resources that `take` granted. Call `wake_next` soon after; the caller may take again first."""
+        """Return the resources that `take` granted. Call `wake_next` soon; the caller may take them again first."""
         with self._lock:
             self._take_back(demand)
 
     def withdraw(self, demand: ResourceDemand) -> None:
-        """Stop waiting: there is nothing to run any more. `wake_next` is to be called soon."""
+        """Remove the demand from the queue: there is nothing to run. Call `wake_next` soon."""
         with self._lock:
             self._waiting.discard(demand)
 
     def wake_next(self) -> None:
-        """Wake the waiting demands that can now be granted. Call it without a scheduler's lock.
+        """Wake the waiting demands that can be granted now. Call it without a scheduler's lock.
 
         A woken demand takes its resources or leaves the queue, so the loop ends.
         """
@@ -141,7 +142,7 @@ class RateLimiter:
                 demand.wake()
 
     def in_use(self) -> dict[ResourceKey, tuple[int, int]]:
-        """Return, of each resource that instances ask for, how many are granted now and how many there are."""
+        """Return, for each resource that instances ask for, the granted and the total count."""
         with self._lock:
             keys = {key for demand in self._demands for key in demand.needs}
             return {key: (self._used.get(key, 0), self._count(key)) for key in keys}
@@ -154,10 +155,10 @@ class RateLimiter:
             self._used[key] -= count
 
     def _check_scope(self, demand: ResourceDemand) -> None:
-        """Refuse a resource that is global for one model and of a device for another, as Triton does."""
+        """Refuse a resource that is global for one model and per device for another, as Triton does."""
         for other in self._demands:
             if other.model == demand.model:
-                # Its former generation: it goes soon.
+                # Its earlier generation, which ends soon.
                 continue
             for name, device in demand.needs:
                 if any(key[0] == name and (key[1] is None) != (device is None) for key in other.needs):
@@ -170,10 +171,10 @@ class RateLimiter:
     def _configured_count(self, key: ResourceKey) -> int | None:
         name, device = key
         if device is None:
-            # As in Triton: a global resource has no device, so a count that names one counts as well.
+            # As in Triton: a global resource has no device, so a count that names a device applies to it too.
             return max((count for (other, _), count in self._configured.items() if other == name), default=None)
         for place in (device, None, 0 if device == CPU else None):
-            # Triton's CPU goes by the number 0.
+            # In Triton the CPU has the number 0.
             if (count := self._configured.get((name, place))) is not None:
                 return count
         return None
@@ -195,7 +196,7 @@ class RateLimiter:
         )
 
     def _next_in_turn(self) -> list[ResourceDemand]:
-        """Return those that may ask again: each that fits, and has none before it at the same resources."""
+        """Return the demands that may ask again: each that fits and is first in turn for its resources."""
         woken: list[ResourceDemand] = []
         claimed: set[ResourceKey] = set()
         for demand in sorted(self._waiting, key=lambda item: (item.turn, item.place)):

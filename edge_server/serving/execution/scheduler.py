@@ -13,7 +13,7 @@ from edge_server.core.batch_queue import BatchQueue, QueueEntry
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.ordered_responses import OrderedDelivery
@@ -23,11 +23,11 @@ from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.timer import Alarm, Timer
 
 Run: TypeAlias = tuple[Instance, list[Ticket]]
-"""A batch, and the instance that was taken for it."""
+"""A batch and the instance reserved for it."""
 
 
 class RequestQueue(Protocol):
-    """Queue of waiting tickets, as every scheduler uses it. See BatchQueue."""
+    """Queue of waiting tickets, as every scheduler uses it; see BatchQueue."""
 
     row_limit: int
 
@@ -48,10 +48,10 @@ class RequestQueue(Protocol):
 
 
 class Scheduler:
-    """The default scheduler and the dynamic batcher: they differ only in the rule of their queue.
+    """The default scheduler and the dynamic batcher; they differ only in the rule of their queue.
 
-    One short lock guards the queue, the free instances and the count of requests in flight. It is never held across a
-    runtime call, a sink or I/O: decide under the lock, act after it.
+    One lock guards the queue, the free instances and the number of requests in flight. It is held briefly, and never
+    during a call of a runtime or a sink, or during I/O: decisions are made under the lock and carried out after it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Scheduler:
         spec: ModelSpec,
         counters: VersionCounters,
         timer: Timer,
-        gate: AdmissionControl = OPEN_GATE,
+        admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
     ) -> None:
         self._lock = threading.Lock()
@@ -69,13 +69,14 @@ class Scheduler:
         self._free: list[Instance] = []
         self._instance_count = 0
         self._in_flight: set[Ticket] = set()
-        # Makes a new error each time: one error raised again and again would collect the frames of all its callers.
+        # Makes a new error each time: an error raised again and again would collect the stack frames of all its
+        # callers.
         self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{spec.name}' is not ready yet")
         self._alarm: Alarm | None = None
         self._name = spec.name
         self._counters = counters
         self._timer = timer
-        self._gate = gate
+        self._admission_control = admission_control
         self._claims = None if limiter is None else RateLimiterClient(limiter, spec.name, self._on_turn)
         self._max_rows = max(1, spec.max_batch_size)
         self._is_held = False
@@ -83,7 +84,7 @@ class Scheduler:
         self._is_abandoned = False
         self._on_idle: Callable[[], None] | None = None
         self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
-        """Whether a request that meets an empty queue and a free instance need not go through the queue."""
+        """Whether a request may skip the queue if it is empty and an instance is free."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
 
@@ -96,7 +97,7 @@ class Scheduler:
         return len(self._in_flight)
 
     def enter_limiter(self, instances: Sequence[Instance]) -> None:
-        """Register the resources of the instances. Raises BadModelConfig; `leave_limiter` is needed then too."""
+        """Register the resources of the instances. Raises BadModelConfig; call `leave_limiter` then too."""
         if self._claims is not None:
             self._claims.enter(instances)
 
@@ -106,16 +107,16 @@ class Scheduler:
             self._claims.leave()
 
     def open(self, instances: Sequence[Instance]) -> None:
-        """Begin to take requests, all instances being free."""
+        """Begin to accept requests. All instances are free."""
         with self._lock:
             self._free.extend(instances)
             self._instance_count = len(instances)
             self._refusal = None
 
     def enter(self, ticket: Ticket) -> None:
-        """Take up a ticket that is not to be enqueued, or not yet: `submit`, or `release`, must follow.
+        """Count a ticket as in flight that is not enqueued, or not yet: `submit` or `release` must follow.
 
-        Raises the refusal given to `close`.
+        Raises the error given to `close`.
         """
         with self._lock:
             if self._refusal is not None:
@@ -125,10 +126,10 @@ class Scheduler:
                 self._order.enter(ticket)
 
     def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
-        """Enqueue, and run a batch here and now if `is_inline` and an instance is free.
+        """Enqueue a ticket. If `is_inline` and an instance is free, run a batch on this thread.
 
-        Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
-        refused for `close`, and goes on to be in flight whatever is raised.
+        Raises QueueFull, or the error given to `close`; the ticket was not taken then. A ticket that entered before is
+        not refused after `close`, and stays in flight if this raises.
         """
         instance: Instance | None = None
         runs: list[Run] = []
@@ -141,12 +142,12 @@ class Scheduler:
                 and self._free
                 and not self._queue.size
                 and not self._is_held
-                and self._gate.is_open
-                # The model's policy may let a request state a time-out of its own.
+                and self._admission_control.is_open
+                # The model's policy may allow a request to set its own timeout.
                 and not ticket.timeout_us
                 and (not ticket.start_by_ns or ticket.start_by_ns > time.monotonic_ns())
             ):
-                # The queue would give it up at once: it need not be asked.
+                # The queue would drop it at once, so it is not asked.
                 instance = self._free.pop()
             else:
                 self._queue.offer(self._entry(ticket), ticket)
@@ -159,8 +160,8 @@ class Scheduler:
             if runs or expired or self._claims is not None:
                 self._carry_out(runs, expired, is_inline=is_inline)
         elif is_inline:
-            # What queued up meanwhile goes on to the instance's own thread, or the caller would work for others
-            # without end.
+            # Requests that were queued meanwhile go to the instance's own thread. Otherwise the caller would work for
+            # others without end.
             if further := self._run(instance, [ticket]):
                 instance.post(further)
         else:
@@ -177,11 +178,11 @@ class Scheduler:
         self._carry_out(runs, expired)
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """End a sequence whose client is gone; nothing happens where there are none."""
+        """End a sequence whose client has disconnected. Does nothing without sequences."""
 
     def serve(self, instance: Instance, batch: list[Ticket]) -> None:
-        """Run a batch on a thread that it was posted to, and then whatever waits, until nothing does, or until other
-        models wait for the thread."""
+        """Run a posted batch on this thread, and then further ones until none waits, or until other models wait for the
+        thread."""
         while batch:
             batch = self._run(instance, batch)
             if batch and instance.must_yield:
@@ -189,7 +190,8 @@ class Scheduler:
                 return
 
     def cancel(self, ticket: Ticket) -> None:
-        """Answer CANCELLED unless the ticket is closed. One that waits gives up its place; one that runs runs out."""
+        """Answer CANCELLED unless the ticket is closed. A waiting ticket leaves the queue; a running one runs to its
+        end."""
         if not ticket.claim():
             return
         runs: list[Run] = []
@@ -206,7 +208,7 @@ class Scheduler:
         self._carry_out(runs, expired)
 
     def send_final(self, ticket: Ticket, response: Response) -> None:
-        """Deliver a claimed ticket's final response, in the order that the model promises."""
+        """Deliver the final response of a claimed ticket, in the order that the model promises."""
         if self._order is None:
             ticket.send_final(response)
         else:
@@ -216,7 +218,7 @@ class Scheduler:
         """Release the tickets; the version may be closed when none is left."""
         for ticket in tickets:
             if ticket.charged_s:
-                self._gate.settle(ticket.charged_s, ticket.took_s)
+                self._admission_control.settle(ticket.charged_s, ticket.took_s)
             ticket.release()
         with self._lock:
             self._in_flight.difference_update(tickets)
@@ -224,7 +226,7 @@ class Scheduler:
                 self._tell_if_idle()
 
     def run_again(self, ticket: Ticket) -> None:
-        """Have a request that runs run once more, as soon as it may. For schedulers of iterative sequences alone."""
+        """Run a request once more, as soon as possible. Only for schedulers of iterative sequences."""
         raise AssertionError(f"model '{self._name}' is not iterative")
 
     def close(self, refusal: Callable[[], EdgeServerError]) -> None:
@@ -239,13 +241,14 @@ class Scheduler:
             return self._idle.wait_for(self._is_idle, timeout_s)
 
     def call_when_idle(self, call: Callable[[], None]) -> None:
-        """Have the timer call once, after `close`, nothing is in flight and no thread is in an instance."""
+        """Call the function on the timer's thread once nothing is in flight and no thread runs an instance; after
+        `close`."""
         with self._lock:
             self._on_idle = call
             self._tell_if_idle()
 
     def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
-        """Fail everything that still waits, and return how many that were: the time to drain is over."""
+        """Fail all waiting requests, because the drain time is over. Return their number."""
         with self._lock:
             self._is_abandoned = True
             waiting = self._queue.clear()
@@ -258,13 +261,13 @@ class Scheduler:
         return failed_count
 
     def abandon_running(self, error: EdgeServerError | None = None) -> int:
-        """Answer for whatever hangs in a runtime, and return how many that were. It is released if it ever ends."""
+        """Answer all requests that hang in a runtime, and return their number. They are released if their run ends."""
         with self._lock:
             running = list(self._in_flight)
         return self._fail(running, error or self._has_stopped())
 
     def _decide(self) -> tuple[list[Run], list[Ticket]]:
-        """Take batches as long as one should run now and an instance is free for it, and all that expired.
+        """Take all batches that should run now and have a free instance, and all expired tickets.
 
         Called under the lock.
         """
@@ -274,7 +277,7 @@ class Scheduler:
             return [], []
         now_ns = time.monotonic_ns()
         expired = self._queue.expire(now_ns)
-        room = len(self._free) if self._gate.is_open and not self._is_held else self._room()
+        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._room()
         runs: list[Run] = []
         if self._claims is not None:
             runs = self._take_in_turn(self._claims, room, now_ns)
@@ -309,9 +312,9 @@ class Scheduler:
         self._start(runs)
 
     def _room(self) -> int:
-        """Return how many more instances may run now, and set how large a batch may be, as the gate allows."""
-        self._is_held = not self._gate.is_open
-        share = self._gate.share if self._is_held else 1.0
+        """Return how many more instances may run now, and set the largest batch, as admission control allows."""
+        self._is_held = not self._admission_control.is_open
+        share = self._admission_control.share if self._is_held else 1.0
         self._queue.row_limit = max(1, math.ceil(share * self._max_rows))
         most = max(1, math.ceil(share * self._instance_count))
         return max(0, most - (self._instance_count - len(self._free)))
@@ -326,7 +329,7 @@ class Scheduler:
             self._start(runs, is_inline=is_inline)
 
     def _start(self, runs: list[Run], *, is_inline: bool = False) -> None:
-        """Have the batches run. A caller that runs one itself keeps one, see `submit`."""
+        """Start the batches. A caller that runs one itself keeps that one, see `submit`."""
         for instance, batch in runs[is_inline:]:
             instance.post(batch)
         if is_inline:
@@ -335,9 +338,9 @@ class Scheduler:
                 instance.post(further)
 
     def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
-        """Run a batch on this thread, and return the instance's next batch; without one, it is free.
+        """Run a batch on this thread, and return the instance's next batch. If that is empty, the instance is free.
 
-        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
+        Empties the list, so that other references to it do not keep the tickets and their memory alive.
         """
         session = instance.session
         if session is None:
@@ -347,7 +350,7 @@ class Scheduler:
         instance.run_number += 1
         for ticket in finished:
             if ticket.charged_s:
-                self._gate.settle(ticket.charged_s, ticket.took_s)
+                self._admission_control.settle(ticket.charged_s, ticket.took_s)
             if ticket.request.release is not None or ticket.request.trace is not None:
                 ticket.release()
         next_batch = self._next_batch(instance, finished)
@@ -394,10 +397,10 @@ class Scheduler:
                 self._on_idle = None
 
     def _set_alarm(self, *, may_start: bool) -> None:
-        """Ask to be woken when the queue may decide otherwise. While no instance may start only deadlines matter.
+        """Set the timer for the queue's next decision. While no instance may start, only deadlines matter.
 
-        An alarm that comes too early only looks again, so one that is set is left until an earlier one is needed:
-        most requests then touch the timer not at all.
+        An alarm that comes too early only checks again. So an alarm that is set stays until an earlier one is needed,
+        and most requests do not touch the timer.
         """
         when_ns = self._queue.next_wakeup_ns() if may_start else self._queue.next_deadline_ns()
         if when_ns is None or (self._alarm is not None and self._alarm.when_ns <= when_ns):

@@ -1,9 +1,9 @@
 """Thread pool that runs batches of sessions without a thread of their own.
 
-At most `size` threads run at a time, so a thousand models need no thousand threads. A run that takes long, or hangs,
-does not count: while a job waits, every thread whose job began before that wait is replaced by another one. So a hung
-run costs one thread and its own model (see `hang`), and no other model. For the same reason a model may wait for the
-answer of another one: it does not keep the thread that the other needs. A surplus thread ends after its job.
+At most `size` threads run at a time, so a thousand models do not need a thousand threads. A run that takes long, or
+hangs, does not count: while a job waits, every thread whose job began before is replaced by another one. So a hung run
+costs one thread and its own model (see `hang_watchdog`), and no other model. For the same reason a model may wait for
+the answer of another one: it does not block the thread that the other needs. A surplus thread ends after its job.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edge_server.serving.timer import Timer
 log = logging.getLogger(__name__)
 
 POOL_SIZE = 24
-"""Several times the cores of the machines that this server is made for: runs that only wait do not keep others back."""
+"""Several times the cores of a typical machine, so that runs that only wait do not block others."""
 
 _LONG_RUN_S = 0.25
-"""How long a job waits before the threads that are still at work on what they began earlier are replaced."""
+"""How long a job waits before the threads that are busy with earlier jobs are replaced."""
 
 Job: TypeAlias = Callable[[], None]
 
 
 class RunPool:
-    """Thread-safe. Jobs are begun in the order in which they come. A job must not raise."""
+    """Thread-safe. Jobs begin in the order in which they come. A job must not raise."""
 
     def __init__(self, timer: Timer, size: int = POOL_SIZE, long_run_s: float = _LONG_RUN_S) -> None:
         self._timer = timer
@@ -42,12 +42,12 @@ class RunPool:
         self._thread_count = 0
         self._replaced_count = 0
         self._waiting_since_ns = 0
-        """Since when the timer watches jobs that wait; 0: it does not."""
+        """Time since which the timer watches waiting jobs; 0: it does not."""
         self._is_closed = False
 
     @property
     def has_waiting(self) -> bool:
-        """Whether jobs wait for a thread: one that has more to do should post it as another job. Takes no lock."""
+        """Whether jobs wait for a thread; a job with more to do should then post it as another job. Takes no lock."""
         return bool(self._jobs)
 
     @property
@@ -55,10 +55,10 @@ class RunPool:
         return self._thread_count
 
     def post(self, job: Job) -> None:
-        """Have a thread run the job. Returns at once."""
+        """Run the job on a thread. Returns at once."""
         with self._lock:
             if self._idle:
-                # The thread that became idle last comes first: its caches are warm.
+                # The thread that became idle last is first: its caches are warm.
                 worker = self._idle.pop()
                 worker.job = job
                 self._begin(worker)
@@ -76,7 +76,7 @@ class RunPool:
             self._start_thread()
 
     def close(self) -> None:
-        """End the threads that are idle, and each of the others after its job. Jobs that wait are still run."""
+        """End the idle threads, and each of the others after its job. Waiting jobs are still run."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -97,11 +97,11 @@ class RunPool:
         worker = _Worker()
         while (job := self._next_job(worker)) is not None:
             job()
-            # Not to hold the last batch, and what it borrowed, while waiting for the next.
+            # Drop the reference to the last batch and its memory before waiting for the next.
             del job
 
     def _next_job(self, worker: _Worker) -> Job | None:
-        """Wait for the thread's next job and return it, or None when the thread must end."""
+        """Wait for the thread's next job and return it; None: the thread must end."""
         with self._lock:
             self._busy.discard(worker)
             if worker.is_replaced:
@@ -133,7 +133,7 @@ class RunPool:
     # -- on the timer's thread --------------------------------------------------------------------------------------
 
     def _replace(self) -> None:
-        """Start threads for jobs that waited in vain."""
+        """Start threads for jobs that have waited too long."""
         with self._lock:
             since_ns, self._waiting_since_ns = self._waiting_since_ns, 0
             if not self._jobs:
@@ -150,7 +150,7 @@ class RunPool:
 
 
 class _Worker:
-    """A thread of the pool: the job that it is woken for, and when it began the one at hand."""
+    """A thread of the pool: its next job, and when its present job began."""
 
     __slots__ = ("began_ns", "is_replaced", "job", "wake")
 

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Ticket(QueueEntry["Ticket"]):
-    """Made at submission. Ends twice: it is *closed* when its final response was claimed by one of the threads that
-    race for it (result, cancel, time-out), and *released* when nothing holds its inputs any more.
+    """Created at submission. It ends in two steps: it is *closed* when one of the racing threads (result, cancel,
+    timeout) claims its final response, and *released* when nothing uses its inputs any more.
 
-    A ticket cancelled while its batch runs is closed at once and released when the batch ends. It is its own entry in
-    the queue of a scheduler; a step of a sequence is represented there by its `sequence_entry`.
+    A ticket that is cancelled while its batch runs is closed at once and released when the batch ends. It is its own
+    entry in the queue of a scheduler; for a step of a sequence its `sequence_entry` is the entry.
     """
 
     __slots__ = (
@@ -44,9 +44,9 @@ class Ticket(QueueEntry["Ticket"]):
         outputs: Sequence[str] = (),
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`outputs` are those to be computed for it, in the model's order. `lock` guards the claim. It may be one for
-        all tickets of a model that sends a single response to each request; None: one of its own, held while a response
-        that is not final is delivered."""
+        """`outputs` are those to compute, in the model's order. `lock` guards the claim. All tickets of a model with
+        one response for each request may share one. None: a lock of its own, held while a response that is not final is
+        delivered."""
         self.rows = rows
         self.key = key
         self.arrived_ns = arrived_ns
@@ -62,11 +62,11 @@ class Ticket(QueueEntry["Ticket"]):
         self.version = version
         self.held: Response | None = None
         self.charged_s = 0.0
-        """Seconds of computing that the gate charged for it, to be settled; 0 when it was not asked."""
+        """Seconds of computing that admission control charged, to be settled; 0 if it was not asked."""
         self.took_s = 0.0
-        """Its part of the time that its batch ran."""
+        """Its part of the run time of its batch."""
         self.sent_count = 0
-        """How many responses of a stream were counted."""
+        """Number of counted responses of a stream."""
         self._sink: ResponseSink | None = sink
         self._cancel = cancel
         # Reentrant: a sink may cancel its own ticket.
@@ -82,7 +82,7 @@ class Ticket(QueueEntry["Ticket"]):
         self._cancel(self)
 
     def claim(self) -> bool:
-        """Take the right to send the final response. True for exactly one caller."""
+        """Claim the right to send the final response. True for exactly one caller."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -90,7 +90,7 @@ class Ticket(QueueEntry["Ticket"]):
             return True
 
     def send(self, response: Response) -> bool:
-        """Hand over a response that is not final; False when the ticket is closed and the response was dropped. Only
+        """Send a response that is not final. Return False if the ticket is closed and the response was dropped. Only
         for a ticket with a lock of its own."""
         with self._lock:
             if self._is_closed or self._sink is None:
@@ -102,24 +102,24 @@ class Ticket(QueueEntry["Ticket"]):
             return True
 
     def send_final(self, response: Response) -> None:
-        """Hand over the final response. Only for the caller whose `claim` was granted."""
-        # The sink is let go: it usually belongs to an object that holds this ticket, and the cycle would keep both,
-        # with all tensors, until the garbage collector comes by.
+        """Send the final response. Only for the caller whose `claim` returned True."""
+        # Drop the reference to the sink: it usually belongs to an object that refers to this ticket. The cycle would
+        # keep both, with all tensors, until the garbage collector runs.
         sink, self._sink = self._sink, None
         if sink is None:
             return
         try:
             sink(response)
         except Exception:  # noqa: BLE001 - it is logged
-            # The thread belongs to an instance: a sink must not raise, and one that does must not take it from the
-            # model, nor stop its batch mates' answers.
+            # The thread belongs to an instance. An exception of a sink must not end it, nor stop the answers to the
+            # other requests of the batch.
             self._tell_undelivered()
 
     def failure(self, error: EdgeServerError) -> Response:
         return Response(self.request.model, self.version, self.request.id, error=error)
 
     def release(self) -> None:
-        """Give back what the inputs are views of. Called once, by the scheduler."""
+        """Release the memory that the inputs are views of. Called once, by the scheduler."""
         if self.request.trace is not None:
             self.request.trace.end(time.monotonic_ns())
         if self.request.release is None:
@@ -127,7 +127,7 @@ class Ticket(QueueEntry["Ticket"]):
         try:
             self.request.release()
         except Exception:
-            # The thread belongs to an instance: what a front end forgot to catch must not take it from the model.
+            # The thread belongs to an instance: an uncaught exception of a front end must not end it.
             log.exception("giving back the inputs of request '%s' failed", self.request.id)
 
     def _tell_undelivered(self) -> None:

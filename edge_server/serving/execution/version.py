@@ -31,7 +31,7 @@ from edge_server.errors import (
     SessionLost,
 )
 from edge_server.memory.malloc_settings import read_resident_bytes
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from edge_server.serving.execution.inline_rule import InlineRule
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRY_AGAIN_NS = 1_000_000_000
-"""After how long without a run a request is begun that would, by the runs known, be late."""
+"""After this time without a run, a request is run although the known run times say that it would be late."""
 
 
 OnGpuFault = Callable[[ServedVersion, GpuFault, EdgeServerError], None]
 
 MOST_REFUSALS = 3
-"""Runs in a row that found no memory on the GPU, with none that ended well between, after which a version fails."""
+"""Number of successive runs without memory on the GPU after which a version fails."""
 
 
 class ModelVersion:
-    """Owned by the manager, which alone changes its state. `submit` may be called from any thread when it is READY."""
+    """Owned by the manager, which alone changes its state. Any thread may call `submit` while it is READY."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ModelVersion:
         fingerprint: str,
         timer: Timer,
         settings: Mapping[str, Mapping[str, str]],
-        gate: AdmissionControl = OPEN_GATE,
+        admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         server: ServerCalls | None = None,
         cache: ResponseCache | None = None,
@@ -95,18 +95,18 @@ class ModelVersion:
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
         self._counters = VersionCounters(self.name, self.version)
-        self._gate = gate
+        self._admission_control = admission_control
         self._has_limiter = limiter is not None
         self._scheduler, self._execute, self._states = schedule(
-            self.spec, self._plan, self._counters, timer, gate, limiter
+            self.spec, self._plan, self._counters, timer, admission_control, limiter
         )
         self._cancel = self._scheduler.cancel
         self._claims_lock: threading.Lock | None = None
-        """Guards the claims of all tickets, of a model that sends one response to each request."""
+        """Guards the claims of all tickets, for a model with one response for each request."""
         self._pool = pool
         self._timer = timer
         self._cache = cache
-        self._lane: CachedScheduler | None = None
+        self._cached_scheduler: CachedScheduler | None = None
         self._instances: list[Instance] = []
         self._info: SessionInfo | None = None
         self._load_s = 0.0
@@ -114,14 +114,14 @@ class ModelVersion:
         self._tried_ns = 0
         self._gpus = gpus
         self._on_gpu_fault = on_gpu_fault
-        """Called with the errors that say something about the version's GPU."""
+        """Called with errors that say something about the version's GPU."""
         self._gpu_bytes: Mapping[int, int] = {}
         self._refusals = 0
         self._refused_at = -1
 
     def open(self) -> None:
-        """Open and warm up every instance, then accept requests. Raises the backend's errors, with nothing left
-        open."""
+        """Open and warm up every instance, then accept requests. Raises the backend's errors; nothing stays open
+        then."""
         devices = gpus_of(self.spec)
         try:
             with self._gpus.loading(self.name, devices) as taken:
@@ -154,7 +154,7 @@ class ModelVersion:
                 instance.warm()
             self._instances[0].check()
             if self.spec.is_cached:
-                self._open_lane()
+                self._open_cache()
             self._confirm()
         except BaseException as error:
             self.reason = str(error) or type(error).__name__
@@ -176,7 +176,7 @@ class ModelVersion:
         self._move(VersionState.READY)
 
     def _look_at_failure(self, error: EdgeServerError) -> None:
-        """Tell of a failed run on a GPU that is about the GPU; of one without memory only when it is the rule."""
+        """Report a failed run if the error is about the GPU; a lack of memory only if it happens again and again."""
         fault = classify_gpu_fault(error)
         if fault is None:
             return
@@ -189,14 +189,14 @@ class ModelVersion:
         self._on_gpu_fault(self, fault, error)
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
-        """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
-        in time, or Draining when the version is being retired; then the caller still owns the request."""
+        """Check and enqueue a request. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded if it cannot be
+        finished in time, or Draining if the version is being retired. The caller still owns the request then."""
         memo = request.memo
         head = None if memo is None else memo.head
         if head is None or head.check is not self._check or not head.is_certain:
             head = self._check.head(request)
-        if self._lane is not None:
-            sink = self._lane.sink(request, sink)
+        if self._cached_scheduler is not None:
+            sink = self._cached_scheduler.sink(request, sink)
         ticket = Ticket(
             request,
             self.version,
@@ -208,18 +208,22 @@ class ModelVersion:
             head.outputs,
             self._claims_lock,
         )
-        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us == math.inf):
+        if self._cached_scheduler is None or not self._cached_scheduler.take(
+            ticket, sink, may_wait=hold_us == math.inf
+        ):
             self._admit(ticket, is_inline=hold_us > self._inline.needed_hold_us)
         return ticket
 
     def _admit(self, ticket: Ticket, *, is_inline: bool = False) -> None:
-        """Have the ticket computed, if the gate and its deadline allow it."""
+        """Compute the ticket, if admission control and its deadline allow it."""
         request = ticket.request
         try:
             if request.deadline_ns:
                 self._set_latest_start(ticket, request.deadline_ns)
-            if not self._gate.is_open:
-                ticket.charged_s = self._gate.admit(self.spec, request, ticket.rows * self._counters.row_ns / 1e9)
+            if not self._admission_control.is_open:
+                ticket.charged_s = self._admission_control.admit(
+                    self.spec, request, ticket.rows * self._counters.row_ns / 1e9
+                )
             if request.trace is not None:
                 request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())
             self._scheduler.submit(ticket, is_inline=is_inline)
@@ -227,14 +231,14 @@ class ModelVersion:
             if request.trace is not None:
                 request.trace.refuse(time.monotonic_ns())
             if ticket.charged_s:
-                self._gate.settle(ticket.charged_s, 0.0)
+                self._admission_control.settle(ticket.charged_s, 0.0)
                 ticket.charged_s = 0.0
             if not isinstance(error, Draining):
                 self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
             raise
 
     def _set_latest_start(self, ticket: Ticket, deadline_ns: int) -> None:
-        """Refuse a request that cannot finish in time, judged by the measured run times."""
+        """Refuse a request that cannot finish in time, by the measured run times."""
         run_ns = int(self._counters.run_ns)
         ticket.start_by_ns = deadline_ns - run_ns
         left_ns = deadline_ns - ticket.arrived_ns
@@ -243,7 +247,7 @@ class ModelVersion:
         if left_ns <= 0:
             raise DeadlineTooShort(f"the deadline of the request to model '{self.name}' passed before it was taken up")
         if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
-            # Some requests must run: only they show whether runs became faster.
+            # Some requests must run, because only they show whether runs have become faster.
             self._tried_ns = ticket.arrived_ns
             ticket.start_by_ns = deadline_ns
             return
@@ -257,7 +261,7 @@ class ModelVersion:
         self._scheduler.resume()
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
         self._scheduler.end_sequence(sequence_id)
 
     def stop_accepting(self) -> None:
@@ -270,7 +274,8 @@ class ModelVersion:
         self._scheduler.wait_idle(None)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
+        """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at
+        once."""
         self._scheduler.call_when_idle(call)
 
     def abandon_waiting(self) -> int:
@@ -312,15 +317,15 @@ class ModelVersion:
 
     @property
     def last_used_ns(self) -> int:
-        """When it last answered, or was made; of time.monotonic_ns."""
+        """Time of the last answer, else of the creation (time.monotonic_ns)."""
         return self._counters.last_used_ns
 
     @property
     def run_numbers(self) -> Mapping[str, int]:
-        """Each instance's count of beginnings and ends of runs: odd while one is under way."""
+        """Each instance's number of beginnings and ends of runs: odd while a run is in progress."""
         numbers: dict[str, int] = {}
         for instance in list(self._instances):
-            # A group that names a GPU twice has two of one name there.
+            # A group that names a GPU twice has two instances of one name there.
             name = f"{instance.name} ({len(numbers)})" if instance.name in numbers else instance.name
             numbers[name] = instance.run_number
         return numbers
@@ -330,13 +335,13 @@ class ModelVersion:
         self._counters.observe(observer)
 
     def stop_for_good(self, reason: str) -> None:
-        """Give up on a version whose runtime hangs: it takes nothing new. `close_after_hang` does the rest."""
+        """Stop using a version whose runtime hangs: it accepts no more requests. `close_after_hang` does the rest."""
         self.reason = reason
         self._move(VersionState.FAILED)
         self._scheduler.close(lambda: NotReady(reason, retry_after_s=None))
 
     def close_after_hang(self) -> None:
-        """Answer for all that waits or runs, and close once the runtime has come back, which may be never."""
+        """Answer all waiting and running requests, and close once the runtime returns, which may be never."""
         lost = SessionLost(self.reason)
         self._scheduler.abandon_waiting(lost)
         self._scheduler.abandon_running(lost)
@@ -350,7 +355,7 @@ class ModelVersion:
         return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
 
     def is_healthy(self) -> bool:
-        """Return whether every instance says that it can serve. May take seconds where models have a check for it."""
+        """Return whether every instance reports that it can serve. May take seconds for models with a health check."""
         return all(instance.is_healthy() for instance in list(self._instances))
 
     def statistics(self) -> VersionStatistics:
@@ -361,7 +366,7 @@ class ModelVersion:
         return found
 
     def _sequence_counts(self) -> tuple[int, int]:
-        """Return how many sequences hold a slot, and how many wait for one."""
+        """Return the number of sequences with a slot, and of those that wait for one."""
         scheduler = self._scheduler
         if not isinstance(scheduler, SequenceScheduler):
             return 0, 0
@@ -387,9 +392,9 @@ class ModelVersion:
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return the report of this version; it gets `share` of the requests without a version.
+        """Return the report of this version; `share` is its share of the requests without a version.
 
-        `reason` is what the manager has to say of it, where there is something.
+        `reason` is the manager's, if it has one.
         """
         count, words = self._counters.success_count, reason or self.reason
         return VersionReport(
@@ -401,9 +406,9 @@ class ModelVersion:
 
         check_cacheable(self.spec)
 
-    def _open_lane(self) -> None:
-        """Let answers come from the cache, if the server has one. The files are as they were opened: see `_confirm`."""
-        # Imported by the first model that asks for it, as below: most servers have no cache.
+    def _open_cache(self) -> None:
+        """Create the cache lookup, if the server has a cache. The files are those that were opened, see `_confirm`."""
+        # Imported by the first model that needs it: most servers have no cache.
         from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
         from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
         from edge_server.serving.cache.scheduler_adapter import CachedScheduler
@@ -414,12 +419,12 @@ class ModelVersion:
             return
         made_from: object = (self.fingerprint, self.generation)
         if cache.is_remote:
-            # Boxes and restarts that serve the same share answers.
+            # Machines that serve the same files share answers, also after a restart.
             made_from = content_digest(self._file, spec, self._settings)
         who = identity(self.name, self.version, made_from, spec.backend, self._info)
         keys = RequestKeys(who, spec, sees_parameters=self._instances[0].sees_requests)
         recall = CacheLookup(cache, keys, spec, self.version, self._counters, self._timer)
-        self._lane = CachedScheduler(recall, self._scheduler, self._admit)
+        self._cached_scheduler = CachedScheduler(recall, self._scheduler, self._admit)
 
     def _make_instance(self, name: str, device_id: int | None, group: InstanceGroup) -> Instance:
         instance = Instance(

@@ -13,7 +13,7 @@ from edge_server.core.version_lifecycle import VersionSnapshot, VersionState
 
 
 class ServedVersion(Protocol):
-    """Owned by the manager, which alone moves its state. `submit` may be called by any thread once it is READY."""
+    """Owned by the manager, which alone changes its state. Any thread may call `submit` while it is READY."""
 
     spec: ModelSpec
     name: str
@@ -24,17 +24,17 @@ class ServedVersion(Protocol):
     reason: str
 
     def open(self) -> None:
-        """Make it READY. Raises LoadError and the like, with nothing left open."""
+        """Open it and make it READY. Raises LoadError and others; nothing stays open then."""
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
-        """Check and take up a request. What it raises leaves the request with the caller; Draining: look for the
+        """Check and accept a request. After an error the request still belongs to the caller; Draining: use the
         version's successor."""
 
     def resume(self) -> None:
         """Start waiting requests, because admission control allows more now."""
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
 
     def stop_accepting(self) -> None:
         """Refuse new requests; waiting and running ones continue."""
@@ -43,7 +43,8 @@ class ServedVersion(Protocol):
         """Wait, after `stop_accepting`, for the last request."""
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
+        """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at
+        once."""
 
     def abandon_waiting(self) -> int:
         """Fail the waiting requests. Return their number."""
@@ -54,9 +55,9 @@ class ServedVersion(Protocol):
     def close(self) -> None: ...
 
     def probe(self) -> float:
-        """Run one inference past all queues of its own, and return the seconds it took.
+        """Run one inference past all queues, and return the seconds it took.
 
-        Raises NotTried where inputs had to be guessed and do not suit, WarmupFailed and others where the model fails.
+        Raises NotTried if the inputs had to be guessed and do not fit, WarmupFailed and others if the model fails.
         """
 
     @property
@@ -67,20 +68,20 @@ class ServedVersion(Protocol):
 
     @property
     def run_numbers(self) -> Mapping[str, int]:
-        """Each instance's count of beginnings and ends of runs."""
+        """Each instance's number of beginnings and ends of runs."""
 
     def observe(self, observer: Callable[[int | None], None] | None) -> None: ...
 
     def stop_for_good(self, reason: str) -> None:
-        """Give up on it: its runtime hangs."""
+        """Stop using it: its runtime hangs."""
 
     def close_after_hang(self) -> None:
-        """Answer for all that waits or runs, and close once the runtime has come back."""
+        """Answer all waiting and running requests, and close once the runtime returns."""
 
     def snapshot(self) -> VersionSnapshot: ...
 
     def is_healthy(self) -> bool:
-        """Return whether it says itself that it can serve."""
+        """Return whether it reports that it can serve."""
 
     def statistics(self) -> VersionStatistics: ...
 

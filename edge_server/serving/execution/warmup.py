@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 AnySession: TypeAlias = Session | RequestSession
 
 PROBE = "probe"
-"""Name of the sample that is made from the inputs alone, where the configuration declares none."""
+"""Name of the sample made from the inputs alone, if the configuration declares none."""
 
 _SHOWN_ERROR = 300
-"""How many characters of a runtime's error are shown where the inputs were made up."""
+"""Most characters of a runtime's error that are shown if the inputs were made up."""
 
 _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""
@@ -36,7 +36,7 @@ _WIDE = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WarmupRules:
-    """`allows_nan`: floats may be NaN or infinite. `probes`: one made-up inference stands in for absent samples."""
+    """`allows_nan`: floats may be NaN or infinite. `probes`: a made-up inference replaces missing samples."""
 
     allows_nan: bool
     probes: bool
@@ -48,10 +48,10 @@ def warmup_rules(spec: ModelSpec) -> WarmupRules:
 
 
 def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    """Run every declared sample; the first that fails raises WarmupFailed, naming it and why.
+    """Run every declared sample. The first one that fails raises WarmupFailed with its name and the reason.
 
-    A sample fails when the runtime does, when an output has not the shape and type declared, and when a float of it is
-    NaN or infinite though those of the inputs are finite.
+    A sample fails if the runtime fails, if an output has not the declared shape and type, or if a float of it is NaN or
+    infinite although the inputs are finite.
     """
     for sample in spec.warmup:
         if sample.batch_size > 0:
@@ -59,13 +59,12 @@ def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path)
 
 
 def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    """Run one made-up inference on a model that declares no sample, so that a file which opens but does not work never
-    replaces one that does. Raises WarmupFailed.
+    """Run one made-up inference on a model without samples, so that a file that opens but does not work never replaces
+    one that does. Raises WarmupFailed.
 
-    Left out where inputs cannot be made up with reason: a dimension of any size, strings, shapes as values, optional
-    inputs, a session that takes requests one by one. A model whose answer to zeros is not finite is asked again with
-    ones and random numbers: a vector of length 0, or a mask that hides everything, has no finite answer in many sound
-    models.
+    Skipped if no sensible inputs can be made: a dimension of any size, strings, shape tensors, optional inputs, a
+    session that gets whole requests. If the answer to zeros is not finite, ones and random numbers are tried too: a
+    vector of length 0, or a mask that hides everything, has no finite answer in many correct models.
     """
     if _is_checked_at_load(session, spec):
         _run_made_up(session, spec, plan, model_dir)
@@ -98,16 +97,16 @@ def _can_be_made_up(spec: ModelSpec) -> bool:
 
 
 class NotFinite(WarmupFailed):
-    """The model answered NaN or infinity where it was given finite numbers."""
+    """The model answered finite inputs with NaN or infinity."""
 
 
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
     """Run one inference and return its seconds: the first declared sample, or zeros.
 
-    A sample that is declared, or that loading makes up too (see `check_opened`), has to work: WarmupFailed. Of other
-    models every dimension of any size is set to 1, and where that fails to `_WIDE`: a picture of one pixel is too small
-    for many networks that take pictures of any size. Where that fails as well the model is served all the same, as
-    nothing is known of what it takes: NotTried.
+    A declared sample, or one that loading also makes (see `check_opened`), must work; else WarmupFailed. For other
+    models every dimension of any size is set to 1, and after a failure to `_WIDE`: a picture of one pixel is too small
+    for many networks. If that fails too, NotTried is raised and the model is served, because its valid inputs are
+    unknown.
     """
     declared = _first_sample(spec)
     started = time.monotonic()
@@ -121,7 +120,7 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
 
 
 def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
-    """Run zeros of sizes that are guessed, until some suit; return when that inference began. Raises NotTried."""
+    """Run zeros of guessed sizes until one works; return when that inference began. Raises NotTried."""
     guesses = [probe_sample(spec), probe_sample(spec, free_dim=_WIDE)]
     failures: list[WarmupFailed] = []
     for sample in guesses if guesses[1] != guesses[0] else guesses[:1]:
@@ -148,8 +147,8 @@ def not_tried(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
 
 
 def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) -> WarmupSample:
-    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones. Values of shape tensors
-    are ones: nothing is of size 0."""
+    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones. Shape tensors get ones,
+    because a size cannot be 0."""
     inputs = tuple(
         WarmupInput(
             item.name,
@@ -225,7 +224,7 @@ def _from_file(
 
 
 def _strings(data: bytes, count: int) -> list[bytes] | None:
-    """Return `count` strings, each behind its length as 4 little-endian bytes; None when there are fewer."""
+    """Return `count` strings, each after its length as 4 little-endian bytes; None if there are fewer."""
     found: list[bytes] = []
     position = 0
     while len(found) < count:
@@ -290,7 +289,7 @@ def _run_request(session: RequestSession, plan: BatchPlan, request: Request) -> 
 
 
 class _WarmupExecution:
-    """A request whose answers are checked for their shapes and then dropped."""
+    """A request whose responses are checked for their shapes and then dropped."""
 
     def __init__(self, request: Request, plan: BatchPlan) -> None:
         self.request = request
@@ -325,7 +324,7 @@ class _WarmupExecution:
         self.closed.set()
 
     def reschedule(self) -> None:
-        # That it runs is known now; what it would take another time is in no sample.
+        # The run is proven to work; its duration is in no sample.
         self.finish()
 
 

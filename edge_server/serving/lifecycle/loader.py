@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edge_server.backends.base import ServerCalls
 from edge_server.core.version_lifecycle import DesiredVersion, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.load_errors import HEALS, as_passing
 from edge_server.serving.execution.rate_limiter import RateLimiter
@@ -40,7 +40,7 @@ class Loader:
         timer: Timer,
         settings: Mapping[str, Mapping[str, str]],
         limits: ManagerLimits,
-        gate: AdmissionControl = OPEN_GATE,
+        admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         *,
@@ -54,7 +54,7 @@ class Loader:
         self.pool = RunPool(timer)
         """Threads that run sessions without a thread of their own."""
         self._cache = cache
-        self._gate = gate
+        self._admission_control = admission_control
         self._limiter = limiter
         self._timer = timer
         self._settings = settings
@@ -118,7 +118,7 @@ class Loader:
                 desired.fingerprint,
                 self._timer,
                 self._settings,
-                self._gate,
+                self._admission_control,
                 self._limiter,
                 self._server(),
                 self._cache,

@@ -17,7 +17,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, SessionLost
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version_interface import ServedVersion
@@ -59,7 +59,7 @@ class Manager:
         publish: PublishEvent | None = None,
         limits: ManagerLimits | None = None,
         ask_room: AskRoom | None = None,
-        gate: AdmissionControl = OPEN_GATE,
+        admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         gpus: Gpus | None = None,
@@ -68,14 +68,14 @@ class Manager:
     ) -> None:
         """`settings` are those of the backends, by name. `publish` is called with each model event.
 
-        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory. `gate` is asked
-        before a request runs. `limiter` None: instances run whenever they are free. `cache` None: no response cache.
+        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory. `admission_control` is
+        asked before a request runs. `limiter` None: instances run whenever they are free. `cache` None: no response cache.
         `gpus` None: no GPU. `server` returns the calls that models may make to the server. `on_stranded`: see
         `GpuFailover`.
         """
         self._timer = timer
         self._limits = limits or ManagerLimits()
-        self._admission = gate
+        self._admission_control = admission_control
         gpus = gpus or Gpus()
         self._events = ModelEventQueue(publish)
         self._failover: GpuFailover
@@ -83,7 +83,7 @@ class Manager:
             timer,
             settings,
             self._limits,
-            gate,
+            admission_control,
             limiter,
             cache,
             members=self,
@@ -371,7 +371,7 @@ class Manager:
 
     def work_share(self) -> float:
         """Return the part of its time that a model may compute now, as the governor decides."""
-        return self._admission.share
+        return self._admission_control.share
 
     def set_keep_alive(self, name: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests; math.inf: for ever. Holds until it is unloaded. Does

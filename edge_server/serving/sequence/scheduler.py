@@ -13,7 +13,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response, SequenceStep
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.executor import BatchExecutor
 from edge_server.serving.execution.instance import Instance
@@ -45,10 +45,10 @@ class SequenceScheduler(Scheduler):
         controls: Controls,
         counters: VersionCounters,
         timer: Timer,
-        gate: AdmissionControl = OPEN_GATE,
+        admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
     ) -> None:
-        super().__init__(spec, counters, timer, gate, limiter)
+        super().__init__(spec, counters, timer, admission_control, limiter)
         self._line: SequenceQueue[Ticket] = SequenceQueue(
             spec.max_batch_size, batching, spec.name, waiting_limits(spec)
         )
@@ -158,7 +158,7 @@ class SequenceScheduler(Scheduler):
     def _decide(self) -> tuple[list[Run], list[Ticket]]:
         now_ns = time.monotonic_ns()
         expired = self._line.expire(now_ns)
-        room = len(self._free) if self._gate.is_open and not self._is_held else self._room()
+        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._room()
         runs: list[Run] = []
         while len(runs) < room:
             due = [instance for instance in self._free if self._line.is_due(self._numbers[instance], now_ns)]
@@ -222,14 +222,14 @@ def schedule(
     plan: BatchPlan,
     counters: VersionCounters,
     timer: Timer,
-    gate: AdmissionControl,
+    admission_control: AdmissionControl,
     limiter: RateLimiter | None,
 ) -> tuple[Scheduler, BatchExecutor, StateTensors | None]:
     """Return a version's scheduler and executor, and what must be loaded before either is used: the initial states of
     a model with sequences, None for any other."""
     if spec.sequence is None:
-        scheduler = Scheduler(spec, counters, timer, gate, limiter)
+        scheduler = Scheduler(spec, counters, timer, admission_control, limiter)
         return scheduler, BatchExecutor(spec, plan, counters, scheduler), None
     controls, states = Controls(spec, spec.sequence), StateTensors(spec, spec.sequence)
-    sequences = SequenceScheduler(spec, spec.sequence, controls, counters, timer, gate, limiter)
+    sequences = SequenceScheduler(spec, spec.sequence, controls, counters, timer, admission_control, limiter)
     return sequences, SequenceExecutor(spec, plan, counters, sequences, controls, states), states
