@@ -1,6 +1,6 @@
 """Model serving: loads model versions, routes requests to them, and runs batches on their instances.
 
-A request enters at `Router.submit`, goes to a version's `submit` and leaves through its ticket's sink; a version
-enters as a desired given to `Manager` and leaves when its last request is answered. Used by `service` and `server`.
-Knows no event loop and no wire; opens runtimes only through `backends.load_backend`.
+A request enters at `Router.submit`, goes to a version's `submit` and is answered through its ticket's sink. A version
+enters as part of the desired state given to `Manager` and is closed after its last request was answered. Used by
+`service` and `process`. Knows no event loop and no wire; opens runtimes only through `backends.load_backend`.
 """

@@ -26,18 +26,19 @@ from edge_server.serving.lifecycle.loader import LoadSlot
 from edge_server.serving.lifecycle.model_state import UNLOADED_FOR_ROOM, EvictedVersion, ModelState
 
 _ROOM_PATIENCE_S = 5.0
-"""How long a load that finds no room waits for what is being unloaded, or for a model in use to become free."""
+"""How long a load without enough memory waits for models that are being unloaded, or for a model in use to become
+idle."""
 
 _LOOK_AGAIN_S = 0.05
-"""How often a load looks whether a model in use has become free: requests that end tell nobody."""
+"""Interval at which a load checks whether a model in use has become idle: the end of a request is not reported."""
 
 AskRoom = Callable[[ModelFile, int], str | None]
-"""Says why there is no memory for a model's file in so many instances; None when there is."""
+"""Returns why there is no memory for so many instances of a model's file; None if there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingLoad:
-    """A load whose turn has come. `slot`, its right to load, is given back while it waits for others to leave."""
+    """A load whose turn has come. `slot`, its right to load, is given back while it waits for others to unload."""
 
     model: ModelState
     action: LoadAction
@@ -47,8 +48,8 @@ class PendingLoad:
 
 @dataclass(frozen=True, slots=True)
 class Unloading:
-    """What the manager does for a load, all of it called under its lock: tell whether the load is still wished for,
-    and whether the server stops; begin to retire a version; take a model out of memory that stays wished for."""
+    """Functions of the manager for a load, all called under its lock: whether the load is still desired; whether the
+    server stops; begin to retire a version; evict a model that stays desired."""
 
     is_wanted: Callable[[ModelState, LoadAction], bool]
     is_closed: Callable[[], bool]
@@ -57,8 +58,8 @@ class Unloading:
 
 
 class LoadAdmission:
-    """Works on the threads that load, and waits there without their slots. Sees the manager's records; `changed` is
-    its lock, and tells of every version that is gone. `ask_room` None: there is always memory enough."""
+    """Runs on the loading threads, and waits there without their slots. `changed` is the manager's lock, and is
+    notified of every unloaded version. `ask_room` None: there is always enough memory."""
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class LoadAdmission:
         self._unloading = unloading
 
     def free_memory(self, load: PendingLoad, resolved: Resolved) -> bool:
-        """Unload what must go before the version is opened. False when it is not to be opened after all.
+        """Unload what must be unloaded before the version is opened. Return False if the version must not be opened any
+        more.
 
         Raises OutOfMemory.
         """
@@ -92,13 +94,14 @@ class LoadAdmission:
         return True
 
     def is_unloading(self) -> bool:
-        """Return whether a version is on its way out of memory."""
+        """Return whether a version is being unloaded."""
         with self._changed:
             loaded = [item for model in self._models.values() for item in model.loaded]
         return any(item.state in (VersionState.DRAINING, VersionState.CLOSING) for item in loaded)
 
     def _replace_old(self, load: PendingLoad) -> bool:
-        """Retire what the version replaces, and wait until it is gone. False when something else is wished by then."""
+        """Retire the version that is replaced, and wait until it is closed. Return False if the load is not desired any
+        more."""
         model, unloading = load.model, self._unloading
         while True:
             with self._changed:
@@ -117,7 +120,8 @@ class LoadAdmission:
             self._wait(load, lambda: len(model.loaded) < loaded or not unloading.is_wanted(model, load.action))  # noqa: B023
 
     def _find_place(self, load: PendingLoad, resolved: Resolved) -> bool:
-        """Evict others until one more model may be in memory. False when it must rest until somebody asks for it."""
+        """Evict others until one more model may be loaded. Return False if the model must stay unloaded until a request
+        needs it."""
         model, action, limit = load.model, load.action, self._limits.max_resident_models
         until = time.monotonic() + _ROOM_PATIENCE_S
         while True:
@@ -144,7 +148,8 @@ class LoadAdmission:
             self._wait(load, self._unloading.is_closed, _LOOK_AGAIN_S)
 
     def _check_room(self, load: PendingLoad, resolved: Resolved) -> None:
-        """Raise OutOfMemory when the machine has no room for it, not even once what is being unloaded is gone."""
+        """Raise OutOfMemory if the machine has not enough memory, even after the models that are being unloaded are
+        gone."""
         count = sum(group.count * max(1, len(group.gpus)) for group in resolved.spec.instance_groups)
         refusal = self.ask_room(resolved.file, count)
         if refusal is not None and self.is_unloading():

@@ -1,6 +1,6 @@
 """Ensemble dependencies: members are loaded before an ensemble and unloaded after it.
 
-Guarded by the manager's lock; decides nothing about models that no ensemble takes.
+Guarded by the manager's lock. Does not affect models outside of ensembles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_server.serving.lifecycle.model_state import ModelState
 from edge_server.serving.routing.version_routes import ready_versions
 
 _NONE = "-"
-"""Stands for a member that does not serve, among the fingerprints of those that do."""
+"""Fingerprint of a member that does not serve."""
 
 _SEPARATOR = "|"
 
@@ -25,12 +25,12 @@ _USING = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
 
 
 class Dependents:
-    """Members and users of ensembles, from the states of all models."""
+    """Members and users of ensembles, computed from the states of all models."""
 
     def __init__(self, models: Mapping[str, ModelState]) -> None:
         self._models = models
         self._ensembles_of: dict[str, set[str]] = {}
-        """Member -> every ensemble that had it as a member so far, so that no question goes through all models."""
+        """Member -> every ensemble that ever had it as a member, so that a query need not visit all models."""
 
     def add_members(self, ensemble: str, members: Iterable[Member]) -> None:
         """Store the members of an ensemble. Called for each desired state and for each opened version."""
@@ -106,7 +106,7 @@ class Dependents:
         state, reason = rows.get(number, ("", record.desired.reason))
         failure = record.failed().get(number)
         if failure is not None:
-            # What is on its way out has no reason of its own.
+            # A version that is being unloaded has no reason of its own.
             reason = failure.cause.message
         return f"{which} does not serve: {reason or state or 'there is no such version'}"
 

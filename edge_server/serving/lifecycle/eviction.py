@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 
 class LoadedModel(Protocol):
-    """A model that takes a place in memory."""
+    """A model that is in memory."""
 
     def can_be_evicted(self) -> bool: ...
 
@@ -19,9 +19,9 @@ Item = TypeVar("Item", bound=LoadedModel)
 
 
 def to_evict(staying: Sequence[Item], limit: int) -> list[Item]:
-    """Return whom to evict so that one more fits: of `staying`, models that are to stay, `limit - 1` may.
+    """Return the models to evict so that one more fits: of `staying`, `limit - 1` may stay.
 
-    Models in use are left out, so that it may be fewer than needed.
+    Models in use are left out, so there may be fewer than needed.
     """
     excess = len(staying) - limit + 1
     free = sorted((item for item in staying if item.can_be_evicted()), key=lambda item: item.last_used_ns())
@@ -29,7 +29,7 @@ def to_evict(staying: Sequence[Item], limit: int) -> list[Item]:
 
 
 def idle(residents: Iterable[Item], now_ns: int, idle_s_of: Callable[[Item], float | None]) -> list[Item]:
-    """Return those that have not been used for `idle_s_of` seconds; None: they stay."""
+    """Return the models that have not been used for `idle_s_of` seconds; None: the model stays."""
     return [
         item
         for item in residents

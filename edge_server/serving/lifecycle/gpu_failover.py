@@ -1,11 +1,11 @@
 """GPU fail-over: when a GPU fails, its models become FAILED at once and are loaded on other devices if possible.
 
-- A lost device, or a sticky CUDA error: nothing on that GPU works any more in this process. Every version with an
-  instance on it becomes FAILED, and is loaded again. No GPU that is lost is opened, so a model whose runtime was chosen
-  from several falls to the next one, and one that leaves the kind of its instances open goes to the CPU. What states a
-  GPU, or a runtime that needs one, stays FAILED, and the server is not ready.
-- Out of memory costs the request. `MOST_REFUSALS` in a row, with nothing answered between, fail the version; it is
-  loaded again after a while, as after a load that found no memory.
+- A lost device, or a sticky CUDA error: this process cannot use that GPU any more. Every version with an instance on it
+  becomes FAILED and is loaded again. Lost GPUs are not opened, so a model whose runtime was chosen from several gets
+  the next one, and a model with KIND_AUTO goes to the CPU. A model that requires a GPU stays FAILED, and the server is
+  not ready.
+- Out of memory fails the request. After `MOST_REFUSALS` such failures in a row the version fails. It is loaded again
+  after a while, like a model that could not be loaded for lack of memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuFailover:
-    """Thread-safe. `on_stranded` is called, with the reason, when a model that lost its GPU cannot be loaded again; it
+    """Thread-safe. `on_stranded` is called with the reason when a model that lost its GPU cannot be loaded again. It
     must return at once."""
 
     def __init__(
@@ -50,7 +50,7 @@ class GpuFailover:
             self.lose_gpu(device_id, error.message)
 
     def lose_gpu(self, device_id: int, reason: str) -> None:
-        """Fail every version with an instance on a GPU that does not work any more. A second call does nothing."""
+        """Fail every version with an instance on a lost GPU. A second call does nothing."""
         if not self._gpus.lose(device_id, reason):
             return
         log.error("GPU %d is lost to this process: %s", device_id, reason)
@@ -63,12 +63,12 @@ class GpuFailover:
                     if device_id in gpus_of(version.spec) and reconciler.fail(model, version, words):
                         model.lost_gpu.add(version.version)
                         reconciler.proceed(model)
-        # Not published here: this may be an instance's thread, or the governor's.
+        # Not published here, because this may be the thread of an instance or of the governor.
         reconciler.start_thread("edge-gpu-lost", self._events.publish)
 
     def on_loaded(self, model: ModelState, version: ServedVersion) -> None:
         """Forget that the version lost its GPU. Under the lock."""
-        # It serves again: a later failure, as of new files, says nothing about the GPU.
+        # It serves again: a later failure, for example of new files, is not the GPU's.
         model.lost_gpu = (model.lost_gpu & model.desired.versions.keys()) - {version.version}
         lost = self._gpus.lost()
         device_id = next((gpu for gpu in gpus_of(version.spec) if gpu in lost), None)

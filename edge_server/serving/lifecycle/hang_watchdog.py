@@ -18,10 +18,10 @@ Version = TypeVar("Version", bound=WatchedVersion)
 
 
 class HangWatchdog:
-    """Finds instances that are in the same run for `timeout_s` of looking. Asked by one thread, again and again.
+    """Finds instances that are in the same run for `timeout_s`. One thread calls it repeatedly.
 
-    Between two looks it holds (version, instance) -> (run, time first seen) of what runs; nothing of what does not, and
-    no version: a number that stood for one that is gone may be another's by then.
+    Between two calls it keeps (version, instance) -> (run, time first seen) of running instances only, and no reference
+    to a version: the number of a version that is gone may be used again.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -29,7 +29,7 @@ class HangWatchdog:
         self._seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
 
     def find_hung(self, versions: Iterable[Version], now_ns: int) -> list[tuple[Version, str]]:
-        """Return the versions with an instance that hangs, each with the name of one that does."""
+        """Return the versions with a hanging instance, each with the name of one."""
         seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
         hung: dict[int, tuple[Version, str]] = {}
         for version in versions:

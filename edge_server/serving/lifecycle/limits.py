@@ -12,11 +12,9 @@ from edge_server.errors import BadModelConfig
 
 @dataclass(frozen=True, slots=True)
 class ManagerLimits:
-    """`load_retry_count`: how often a load that failed for good is tried again at once. `reload_policy` is that of
-    models which set none. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay.
-    `on_demand_timeout_s`: how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any
-    time.
-    """
+    """`load_retry_count`: how often a load that failed for good is retried at once. `reload_policy`: for models without
+    their own. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay loaded. `on_demand_timeout_s`:
+    how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any time."""
 
     load_retry_count: int = 0
     reload_policy: ReloadPolicy = ReloadPolicy.OVERLAP

@@ -12,11 +12,11 @@ from edge_server.serving.lifecycle.model_state import Failure, ModelState
 log = logging.getLogger(__name__)
 
 LONG_LOAD_S = 60.0
-"""How often the log tells of the loads that take longer, and may hang."""
+"""Interval at which loads that take long, and may hang, are logged."""
 
 
 def log_long_loads(models: Iterable[ModelState], least_s: float) -> None:
-    """Tell of the loads that are under way for `least_s` at least. Nothing ends them."""
+    """Log the loads that have been running for at least `least_s`. Nothing ends them."""
     for model in models:
         seconds = (time.monotonic_ns() - model.loading_since_ns) / 1e9
         if model.loading is not None and seconds >= least_s:
@@ -26,7 +26,7 @@ def log_long_loads(models: Iterable[ModelState], least_s: float) -> None:
 
 
 def log_failure(name: str, version: int, failure: Failure, before: Failure | None) -> None:
-    # The same cause at every try would fill the log.
+    # Logging the same cause at every retry would fill the log.
     is_old = before is not None and before.fingerprint == failure.fingerprint
     is_old = is_old and before is not None and before.cause.message == failure.cause.message
     level = logging.DEBUG if is_old else logging.ERROR

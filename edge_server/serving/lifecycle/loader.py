@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Loader:
-    """Opens what was resolved. Holds no version; may be used by several threads."""
+    """Opens resolved versions. Keeps no version; several threads may use it."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Loader:
         gpus: Gpus,
         on_gpu_fault: OnGpuFault,
     ) -> None:
-        """`members` are the models for ensembles. `server` returns the calls that models may make to the server; None
-        without a server around them. `on_gpu_fault` is called with GPU errors of loads and runs."""
+        """`members` are the models for ensembles. `server` returns the server functions for models, None if there is no
+        server. `on_gpu_fault` is called with GPU errors of loads and runs."""
         self.pool = RunPool(timer)
         """Threads that run sessions without a thread of their own."""
         self._cache = cache
@@ -66,7 +66,7 @@ class Loader:
 
     def resolve(self, desired: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
         """Return the resolved version with checked parameters. Raises LoadError."""
-        # What runs models is imported by the first of them: a server that waits for one stays smaller.
+        # Imported by the first model, so that a server without models uses less memory.
         from edge_server.serving.execution.warmup import warmup_rules
         from edge_server.serving.sequence.scheduler import waiting_limits
 
@@ -83,9 +83,9 @@ class Loader:
         return resolved
 
     def open(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
-        """Return the version, READY. A load that fails for good is tried again `load_retry_count` times at once.
+        """Return the opened version, READY. A load that fails for good is retried `load_retry_count` times at once.
 
-        Raises LoadError, BackendError ...: what the last try raised.
+        Raises the last error: LoadError, BackendError ...
         """
         for tries_left in range(self._limits.load_retry_count, -1, -1):
             try:
@@ -100,7 +100,7 @@ class Loader:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _open_by_any(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
-        """Return the version opened by the first of the runtimes to choose from that can."""
+        """Return the version, opened by the first candidate runtime that can open it."""
         from edge_server.serving.ensemble.version import EnsembleVersion
         from edge_server.serving.execution.version import ModelVersion
 
@@ -129,12 +129,12 @@ class Loader:
             try:
                 version.open()
             except ChangedWhileLoading:
-                # No fault of the runtime's: the files are looked at again, by the same one.
+                # Not the runtime's fault: the files are resolved again for the same runtime.
                 raise
             except LoadError as error:
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
-                        # The last runtime's reason alone would hide why the better ones are out.
+                        # The last runtime's reason alone would hide why the preferred ones were passed over.
                         raise type(error)("; ".join((error.message, *resolved.spec.notes))) from error
                     raise
                 passed_over[resolved.spec.backend] = error.message
@@ -144,9 +144,9 @@ class Loader:
 
 
 class LoaderThreads:
-    """Threads that load, or close, models: one for each job that holds a slot, and one that waits for the next slot.
+    """Threads that load or close models: one for each job with a slot, and one that waits for the next slot.
 
-    `start` runs a function on a thread of its own. Thread-safe.
+    `start` runs a function on a new thread. Thread-safe.
     """
 
     def __init__(self, slots: LoadSlots, start: Callable[[Callable[[], None]], None]) -> None:
@@ -157,7 +157,7 @@ class LoaderThreads:
         self._has_waiting_thread = False
 
     def run(self, job: Callable[[LoadSlot], None]) -> None:
-        """Have a job run on a thread that holds a slot meanwhile, after those given before. Returns at once."""
+        """Run a job on a thread that holds a slot, after the jobs given before. Returns at once."""
         with self._lock:
             self._jobs.append(job)
             if self._has_waiting_thread:
@@ -183,8 +183,8 @@ class LoaderThreads:
 
 
 class LoadSlots:
-    """How many models load at the same time. A load that takes longer than `patience_s` no longer counts: two that
-    hang in their runtimes must not keep all others from loading."""
+    """Limits how many models load at the same time. A load that takes longer than `patience_s` no longer counts: two
+    that hang in their runtimes must not block all others."""
 
     def __init__(self, count: int, timer: Timer, patience_s: float) -> None:
         self._free = threading.Semaphore(count)
@@ -203,7 +203,7 @@ class LoadSlots:
 
 
 class LoadSlot:
-    """One thread's right to load. Held from `enter` to `leave`, or until the patience is over."""
+    """One thread's right to load, held from `enter` to `leave`, or until `patience_s` is over."""
 
     def __init__(self, free: threading.Semaphore, timer: Timer, patience_s: float) -> None:
         self._free = free
@@ -211,7 +211,7 @@ class LoadSlot:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._hold = 0
-        """The number of the hold that lasts, 0 while none does: an alarm of one before it may be under way still."""
+        """Number of the present hold, 0 if there is none: the alarm of an earlier hold may still be running."""
         self._holds = itertools.count(1)
         self._alarm: Alarm | None = None
 
@@ -222,14 +222,14 @@ class LoadSlot:
         self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
 
     def leave(self) -> None:
-        """Let others load; nothing happens when the slot was given back before."""
+        """Give the slot back, so that others can load. Does nothing if it was given back before."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._give_back(self._hold)
 
     @contextlib.contextmanager
     def given_back(self) -> Iterator[None]:
-        """Let others load while this thread only waits."""
+        """Give the slot back while this thread only waits."""
         self.leave()
         try:
             yield

@@ -43,7 +43,7 @@ _GRACE_S = 3.0
 """How long `close` waits for running batches and closing sessions after the drain time."""
 
 _CHECKS = 4
-"""How many times within a time-out idle models and hung runs are checked."""
+"""Number of checks for idle models and hung runs within a timeout."""
 
 
 class Manager:
@@ -68,10 +68,10 @@ class Manager:
     ) -> None:
         """`settings` are those of the backends, by name. `publish` is called with each model event.
 
-        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory. `admission_control` is
-        asked before a request runs. `limiter` None: instances run whenever they are free. `cache` None: no response cache.
-        `gpus` None: no GPU. `server` returns the calls that models may make to the server. `on_stranded`: see
-        `GpuFailover`.
+        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory.
+        `admission_control` is asked before a request runs. `limiter` None: instances run whenever they are free.
+        `cache` None: no response cache. `gpus` None: no GPU. `server` returns the server functions for models.
+        `on_stranded`: see `GpuFailover`.
         """
         self._timer = timer
         self._limits = limits or ManagerLimits()
@@ -105,7 +105,7 @@ class Manager:
         self.lose_gpu = self._failover.lose_gpu
         self._changed, self._models = self._reconciler.changed, self._reconciler.models
         self._dependents = self._reconciler.dependents
-        # What requests ask the router answers itself, with no call in between.
+        # Requests use the router directly.
         self.router = router = self._reconciler.router
         self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
         self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
@@ -183,8 +183,8 @@ class Manager:
         self._events.publish()
 
     def renew(self, name: str, version: int, mark: str) -> bool:
-        """Load a version again although its files have not changed, because something else it depends on has: `mark`
-        names it. Returns at once; False if the version is not desired. Later reloads keep the mark."""
+        """Load a version again although its files have not changed, because something else that it depends on has:
+        `mark` names it. Returns at once; False if the version is not desired. Later reloads keep the mark."""
         with self._changed:
             model = self._models.get(name)
             desired = None if model is None else model.stated.versions.get(version)
@@ -340,7 +340,7 @@ class Manager:
             wished = desired.versions.get(version)
             if retry or wished is None or wished.fingerprint != failure.fingerprint:
                 failure.forget_retry()
-                # No retry is planned any more. If the same files become desired again, that is a new try.
+                # There is no retry to come. If the same files become desired again, that is a new attempt.
                 failure.is_due = failure.can_heal
             if retry:
                 del model.failures[version]
@@ -399,7 +399,7 @@ class Manager:
             if version.state is not VersionState.READY or self._reconciler.is_closed:
                 return
             log.error("%s", reason)
-            # Before `fail`, whose thread publishes it.
+            # Before `fail`, whose thread publishes the event.
             self._events.add(
                 MODEL_HUNG, model=model.name, version=version.version, generation=version.generation, reason=reason
             )

@@ -68,8 +68,8 @@ class ModelControl:
     def set_desired_state(self, desired: Mapping[str, DesiredModel]) -> None:
         """Set the whole desired state that a scan found, by model name. Models left out are unloaded."""
         with self._setting:
-            # A pin that changed since the scan counts: a scan must not undo an operator's request. Nor may it undo a
-            # load by name before the first scan, during which the front ends are open.
+            # A pin that changed since the scan has precedence: a scan must not undo an operator's request. Nor may it
+            # undo a load by name before the first scan, during which the front ends are open.
             ordered = set(self._desired_names) if self._is_explicit else set()
             self._manager.set_desired_state(self._source.with_pins(desired).values(), ordered)
             self._desired_names = {*desired, *ordered}
@@ -105,12 +105,12 @@ class ModelControl:
             raise LoadError(f"load failed for model '{name}': at least one version must be available")
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Stop offering a model and drain it in the background. *Blocking* for the hand-over only.
+        """Stop offering a model and drain it in the background. *Blocking* until the order is accepted.
 
-        A model that is not loaded is left as it is. With `unload_dependents` the members of an ensemble go too, but for
-        those that were ordered by name, or that another ensemble needs. Ensembles that the model is a member of stop
-        serving with it. Raises Refusal outside explicit mode, and ServingFault while another order for it is carried
-        out.
+        A model that is not loaded stays as it is. With `unload_dependents` the members of an ensemble are unloaded too,
+        except those that were loaded by name or that another ensemble needs. Ensembles with the model as a member stop
+        serving with it. Raises Refusal outside explicit mode, and ServingFault while another order for the model is
+        carried out.
         """
         self._check_control()
         with self._alone(name):
@@ -126,11 +126,11 @@ class ModelControl:
                     self.unload(member, unload_dependents=True)
 
     def rollback(self, name: str, version: int | None = None) -> PinReport:
-        """Pin a model to `version`, or to the one before that which serves now, and wait for it. *Blocking.*
+        """Pin a model to `version`, or to the one before the version that serves now, and wait for it. *Blocking.*
 
-        The version policy and newer versions count for nothing until `unpin`. When the version does not load, the
-        order is taken back. In explicit mode the pin of a model that is not loaded waits for its next load. Raises
-        UnknownModel (no such model, no such version), InvalidRequest (none before), LoadError, ServingFault.
+        Until `unpin`, the version policy and newer versions are ignored. If the version does not load, the order is
+        undone. In explicit mode the pin of a model that is not loaded waits for its next load. Raises UnknownModel (no
+        such model or version), InvalidRequest (no earlier version), LoadError, ServingFault.
         """
         with self._alone(name):
             there = self._source.versions(name)
@@ -144,7 +144,8 @@ class ModelControl:
             try:
                 before, problem = self._pin(name, version)
             except EdgeServerError:
-                # Nobody waited for it to serve, as at a shutdown: the next start must not go by it.
+                # The load was not waited for, for example because the server stops: the next start must not use this
+                # pin.
                 self._put_pin(name, pinned)
                 raise
             serves = self._serving(name)
@@ -168,7 +169,7 @@ class ModelControl:
         return PinReport(name, None, before, self._serving(name), self._source.pins_are_durable, problem)
 
     def _load_members(self, desired: DesiredModel) -> None:
-        """Load the members of an ensemble that do not serve yet, members of members first."""
+        """Load the members of an ensemble that do not serve yet; members of members first."""
         for member in dict.fromkeys(name for name, _ in desired.members):
             is_fine = not self._manager.is_known(member) or self._manager.failure(member) is None
             if member in self._desired_names and is_fine:
@@ -182,7 +183,7 @@ class ModelControl:
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Refuse other requests for the model meanwhile, as Triton does: they fail at once."""
+        """Refuse other requests for the model during this one. They fail at once, as in Triton."""
         with self._ordering:
             if name in self._ordered:
                 raise _conflict(name)
@@ -211,7 +212,7 @@ class ModelControl:
     def _pin(self, name: str, version: int | None, *, retry: bool = True) -> tuple[int | None, str]:
         """Pin (None: unpin) and wait for the new desired state. Return the pin before, and the problem.
 
-        Without `retry`, earlier failures are kept.
+        Without `retry`, earlier failures stay.
         """
         with self._setting:
             before = self._put_pin(name, version)
@@ -227,7 +228,7 @@ class ModelControl:
         return self._source.unpin(name) if version is None else self._source.pin(name, version)
 
     def _version_before(self, name: str, there: Iterable[int]) -> int:
-        """Return the highest version below the one that serves now, those left out whose load failed."""
+        """Return the highest version below the one that serves now, without those whose load failed."""
         serves = self._serving(name)
         if serves is None:
             raise InvalidRequest(f"no version of model '{name}' serves now; name the one to roll back to")

@@ -1,5 +1,5 @@
 """Model state: what the manager knows of one model (desired versions, generations, failures, retries, evicted
-versions). Guarded by the manager's lock; it decides nothing."""
+versions). Guarded by the manager's lock. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def _loading_reason(since_ns: int) -> str:
 
 @dataclass(slots=True)
 class Failure:
-    """A load that failed. `retry_at_s` is the unix time of the next try; None if only new files or a load request help.
+    """A load that failed. `retry_at_s` is the unix time of the next attempt; None if only new files or a load request
+    help.
 
     `is_due`: that time has come.
     """
@@ -122,7 +123,8 @@ class ModelState:
     awaits: str = ""
     """Member that the next load of an ensemble waits for."""
     keep_alive_s: float | None = None
-    """Time without requests after which it is unloaded, as the last request that said so wants it; math.inf: never."""
+    """Time without requests after which it is unloaded, as the last request with a `keep_alive` wants it; math.inf:
+    never."""
     renewals: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Versions to load again although their files have not changed: their fingerprint, and a mark."""
 
@@ -248,7 +250,7 @@ class ModelState:
         return "; ".join(parts)
 
     def index_rows(self) -> dict[int, tuple[str, str]]:
-        """Return (state, reason) of each version, in Triton's words."""
+        """Return (state, reason) of each version, with Triton's names."""
         failed = self.failed()
         rows: dict[int, tuple[str, str]] = dict.fromkeys(self.retired, ("UNAVAILABLE", UNLOADED))
         rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})

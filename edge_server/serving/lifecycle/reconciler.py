@@ -36,14 +36,14 @@ from edge_server.telemetry.event_bus import (
 log = logging.getLogger(__name__)
 
 _THREAD_AGAIN_NS = 1_000_000_000
-"""After how long a thread that the system did not grant is asked for again."""
+"""Interval at which a thread is asked for again that the system refused."""
 
 _SLOT_PATIENCE_S = 60.0
-"""A load that takes longer does not keep others from loading any more."""
+"""A load that takes longer does not block other loads any more."""
 
 _CLOSE_COUNT = 8
 _CLOSE_PATIENCE_S = 1.0
-"""How many versions are closed at a time, and after how long one does not keep others from being closed any more."""
+"""Number of versions that are closed at a time, and the time after which a closing does not block others any more."""
 
 
 class Reconciler:
@@ -76,14 +76,14 @@ class Reconciler:
         self.proceeding: set[str] = set()
         """Models whose next actions are being started; under the lock."""
         self._lacking_memory: set[str] = set()
-        """Models whose load failed because memory was short; it may hold others too."""
+        """Models whose load failed for lack of memory; may contain others too."""
         self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _SLOT_PATIENCE_S)
         self._loads = LoaderThreads(self._slots, lambda work: self.start_thread("edge-load", work))
         self._closings = LoaderThreads(
             LoadSlots(_CLOSE_COUNT, timer, _CLOSE_PATIENCE_S), lambda work: self.start_thread("edge-drain", work)
         )
         self.running: set[object] = set()
-        """A mark for each load and drain that is under way."""
+        """One mark for each load and drain in progress."""
         self.is_closed = False
         self.router = Router(self.changed, self.models, timer, limits, events, self._demand)
         unloading = Unloading(self._is_wanted, lambda: self.is_closed, self._start_retire, self.evict)
@@ -109,7 +109,7 @@ class Reconciler:
             attempt = model.to_serve()
             if model.desired.reason and not attempt:
                 break
-            # The model's own policy is known once its configuration was read: Placement asks again with it.
+            # The model's own policy is known after its configuration was read; LoadAdmission checks again with it.
             action = next_action(attempt, [item.snapshot() for item in model.loaded], model.failed())
             if action is None:
                 break
@@ -139,7 +139,7 @@ class Reconciler:
         model.begin_load(action)
 
     def _start_retire(self, model: ModelState, version: ServedVersion) -> None:
-        # First out of the routing table, so that a refused request finds the successor there.
+        # Removed from the routing table first, so that a refused request finds the successor there.
         self.router.publish(model, without=version)
         version.stop_accepting()
         self._events.add(MODEL_DRAINING, model=model.name, version=version.version, generation=version.generation)
@@ -181,7 +181,7 @@ class Reconciler:
 
     def evict(self, model: ModelState, reason: str) -> None:
         """Unload a model that stays desired; the next request loads it again."""
-        # An earlier demand is fulfilled; it may have come when nothing was evicted.
+        # An earlier demand is satisfied; it may have come when nothing was evicted.
         model.is_demanded = False
         model.keep_alive_s = None
         for item in model.loaded:
@@ -240,14 +240,14 @@ class Reconciler:
             version = self._loader.open(desired, resolved, generation)
         except ChangedWhileLoading as error:
             if not self._is_wanted(model, action):
-                # The new desired for the changed files is there already: nothing failed.
+                # The desired state for the changed files is already set: nothing failed.
                 return None, None
             cause = error.detached()
         except EdgeServerError as error:
             cause = error.detached()
         except BaseException as error:
-            # Whatever a runtime does while it loads costs only this version: sys.exit(), too, must not end the
-            # thread, for the model would be loading for ever.
+            # An error of a runtime while it loads affects only this version. Even sys.exit() must not end the thread:
+            # the model would stay in LOADING for ever.
             log.exception("model '%s' version %d failed to load", name, action.version)
             cause = LoadError(f"{type(error).__name__}: {error}")
         else:

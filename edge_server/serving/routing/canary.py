@@ -15,22 +15,24 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
 
 _WINDOW = 1024
-"""How many of its latest requests a version is judged by."""
+"""Number of a version's latest requests that are compared."""
 
 _JUDGE_EVERY = 32
-"""The p99 is compared once for so many answers of the canary: sorting the windows for each would cost too much."""
+"""The p99 is compared once for so many answers of the canary: sorting the windows for each answer would cost too
+much."""
 
 
 _NOISE_NS = 1_000_000
-"""A p99 that differs by less says nothing: waking a thread late costs as much, and tiny models take less in all."""
+"""A smaller difference of the p99 means nothing: waking a thread late costs as much, and tiny models take less in
+all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryTerms:
-    """`share` 0..1 of the requests without a version. The canary falls back when, after `min_requests` of each version,
-    its error rate is more than `max_error_rate` above the other's, or its p99 latency more than `max_p99_ratio` times
-    the other's, and at least 1 ms above it. Failures that alone exceed the band are enough before that.
-    """
+    """Terms of a canary. `share` 0..1 of the requests without a version. After `min_requests` of each version the
+    canary falls back if its error rate is more than `max_error_rate` above the other's, or if its p99 latency is more
+    than `max_p99_ratio` times the other's and at least 1 ms above it. Failures that alone exceed the error rate are
+    enough before that."""
 
     share: float
     max_error_rate: float = 0.05
@@ -39,7 +41,7 @@ class CanaryTerms:
 
 
 def canary_terms(spec: ModelSpec) -> CanaryTerms | None:
-    """Return the terms that the model's parameters state, None without `canary_share`. Raises BadModelConfig."""
+    """Return the terms in the model's parameters; None without `canary_share`. Raises BadModelConfig."""
     if "canary_share" not in spec.parameters:
         return None
     return CanaryTerms(
@@ -66,14 +68,14 @@ def _number(spec: ModelSpec, key: str, default: float, low: float, high: float) 
 
 
 class ResultWindow:
-    """The latest requests of one version: how long each took, and which failed. Thread-safe."""
+    """Latencies and failures of the latest requests of one version. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken_ns: deque[int | None] = deque(maxlen=_WINDOW)
 
     def add(self, taken_ns: int | None) -> None:
-        """Note a request by its latency; None: it failed."""
+        """Record a request's latency; None: it failed."""
         with self._lock:
             self._taken_ns.append(taken_ns)
 
@@ -99,7 +101,7 @@ class ResultSummary:
 
 
 def judge(terms: CanaryTerms, canary: ResultSummary, stable: ResultSummary) -> str | None:
-    """Return why the canary should take no more requests, None while it keeps to its terms."""
+    """Return why the canary should get no more requests; None while it meets its terms."""
     allowed = stable.error_rate + terms.max_error_rate
     if canary.failed_count > allowed * max(canary.count, terms.min_requests):
         return (
@@ -117,7 +119,7 @@ def judge(terms: CanaryTerms, canary: ResultSummary, stable: ResultSummary) -> s
 
 
 class ObservedVersion(Protocol):
-    """A version that tells how its requests end."""
+    """A version that reports the end of its requests."""
 
     version: int
     generation: int
@@ -128,9 +130,9 @@ class ObservedVersion(Protocol):
 
 
 class CanaryTrial:
-    """One canary beside the version before it. Begins with `begin`, ends with `end`; both are the manager's to call.
+    """One canary beside the version before it. The manager calls `begin` and `end`.
 
-    `on_failed(reason)` is called once, on the thread that answered the request which decided it.
+    `on_failed(reason)` is called once, on the thread that answered the deciding request.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class CanaryTrial:
     def takes_next(self) -> bool:
         """Return whether the next request without a version goes to the canary.
 
-        Of any n requests in a row, n times the share go there, give or take one; no chance is involved.
+        Of any n requests in a row, n times the share go there, plus or minus one; there is no randomness.
         """
         number = next(self._count)
         share = self.terms.share
@@ -185,7 +187,7 @@ class CanaryTrial:
 
 
 def promise_difference(newest: ModelSpec, before: ModelSpec) -> str | None:
-    """Return how the inputs or outputs of two versions differ, None when clients can take one for the other."""
+    """Return how the inputs or outputs of two versions differ; None if clients can use either."""
     for what, new, old in (("inputs", newest.inputs, before.inputs), ("outputs", newest.outputs, before.outputs)):
         if sorted(map(_promise, new)) != sorted(map(_promise, old)):
             return f"its {what} differ from those of the version before it"

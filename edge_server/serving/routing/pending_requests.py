@@ -28,10 +28,10 @@ class _Stage(enum.Enum):
 
 
 class PendingRequest:
-    """Stands for the ticket that the request has not got yet; to its caller the two are the same.
+    """Replaces the ticket that the request does not have yet; to its caller both are the same.
 
-    One of those who race for it (loaded, not loadable, cancelled, too late) gets it. `submit` must not answer before
-    it returns unless through `sink`, and leaves the request's `release` to this object when it raises.
+    Exactly one of several racing events (loaded, failed to load, cancelled, timed out) ends the wait. `submit` must not
+    answer before it returns, unless through `sink`, and leaves the request's `release` to this object if it raises.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PendingRequest:
         self._parked_ns = time.monotonic_ns()
 
     def wait_until_loaded(self, timer: Timer, timeout_s: float) -> None:
-        """Begin to wait: for `timeout_s`, or as long as the request itself may take when that is less."""
+        """Begin to wait for `timeout_s`, or for the request's own timeout if that is shorter."""
         limit_us = min(timeout_s * 1e6, self.request.timeout_us or float("inf"))
         when_ns = min(self._parked_ns + int(limit_us * 1000), self.request.deadline_ns or sys.maxsize)
         alarm = timer.call_at(when_ns, self._expire)
@@ -60,7 +60,7 @@ class PendingRequest:
             alarm.cancel()
 
     def resume(self) -> None:
-        """Submit it, unless it was answered meanwhile. Whatever refuses it now is its answer."""
+        """Submit the request, unless it was answered meanwhile. An error of the submission is its answer."""
         if not self._leave(_Stage.SUBMITTING):
             return
         try:
@@ -69,7 +69,7 @@ class PendingRequest:
             self._answer(error.detached())
             return
         except Exception as error:
-            # One request that breaks its codec's promises must not keep those parked behind it from their answers.
+            # A sink that raises must not keep the pending requests behind it from their answers.
             log.exception("request '%s' to model '%s' failed when it was resumed", self.request.id, self.request.model)
             self._answer(ServingFault(f"{type(error).__name__}: {error}"))
             return
@@ -85,7 +85,7 @@ class PendingRequest:
             self._answer(error)
 
     def cancel(self) -> None:
-        """Take the request back: answered CANCELLED at once while it waits, else as any submitted request."""
+        """Cancel the request: answered CANCELLED at once while it waits, else like any submitted request."""
         with self._lock:
             self._is_cancelled = True
             ticket = self._ticket
@@ -102,7 +102,7 @@ class PendingRequest:
             self._answer(DeadlineExceeded(f"Request timeout expired while model '{name}' was being loaded for it"))
 
     def _leave(self, then: _Stage) -> bool:
-        """Take the right to end the wait. True for exactly one caller."""
+        """Claim the right to end the wait. True for exactly one caller."""
         with self._lock:
             if self._stage is not _Stage.WAITING:
                 return False
@@ -113,7 +113,7 @@ class PendingRequest:
         return True
 
     def _what_is_left(self) -> Request:
-        """Return the request with the time it waited taken off its own time limit."""
+        """Return the request with its timeout reduced by the time it waited."""
         if not self.request.timeout_us:
             return self.request
         waited_us = (time.monotonic_ns() - self._parked_ns) // 1000
@@ -124,7 +124,7 @@ class PendingRequest:
         try:
             self._sink(Response(request.model, request.version or 0, request.id, error=error))
         except Exception:
-            # A sink must not raise; one that does must not keep the requests parked behind it from their answers.
+            # A sink that raises must not keep the pending requests behind it from their answers.
             log.exception("a response to request '%s' could not be delivered", request.id)
         if request.release is not None:
             request.release()

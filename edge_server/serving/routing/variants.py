@@ -1,8 +1,9 @@
 """Model variants: a lighter model answers for a heavier one while the machine is too hot or short of power.
 
-A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. Who
-watches over the box chooses when (`VariantChoice`); here stands whether it may be: the lighter model serves, and takes
-and gives what the heavier one does, so that no client notices but by the answer's parameter `edge_variant`.
+A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. The
+governor decides when variants are used (`VariantChoice`). This module decides whether a variant may be used: it must
+serve, and have the same inputs and outputs as the heavier model. Clients see it only in the response parameter
+`edge_variant`.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ VARIANT_KEY = "variant"
 """Key of config.pbtxt's parameters: the lighter model's name."""
 
 VARIANT_PARAMETER = "edge_variant"
-"""Parameter of a response that another model than the one asked for has computed: which one."""
+"""Response parameter with the name of the lighter model that computed the response."""
 
 _IMAGE_KEYS = ("image_", "network_image_")
-"""How a picture becomes the input. Where that differs, the same tensor means something else to the lighter model."""
+"""Parameters of picture preparation. If they differ, the same tensor has another meaning for the lighter model."""
 
 
 class VariantChoice(Protocol):
     """Thread-safe; returns at once."""
 
     def stand_in(self, name: str) -> str | None:
-        """Return the model that is to answer for `name` now; None: itself."""
+        """Return the model that should answer for `name` now; None: itself."""
 
 
 class RouteTable(Protocol):
-    """As much of the manager as is needed here."""
+    """The part of the manager that is needed here."""
 
     def routes_of(self, name: str) -> Routes | None:
-        """Return the routing table of a model, None when nothing of it serves."""
+        """Return the routing table of a model; None if it has no serving version."""
 
     def serving_names(self) -> Sequence[str]:
-        """Return the models of which something serves."""
+        """Return the models with a serving version."""
 
 
 class Variants:
@@ -53,15 +54,15 @@ class Variants:
         self._table = table
         self._judged: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
         self._named: set[str] = set()
-        """Models that were loaded and name a variant, some of them perhaps no more."""
+        """Models that were loaded and named a variant; some may not be loaded any more."""
 
     def choose(self, choice: VariantChoice | None) -> None:
         """Use `choice` from now on. None: no variant answers for another model."""
         self.choice = choice
 
     def pairs(self) -> Mapping[str, str]:
-        """Return the variant of each serving model that names one, if the variant serves and fits: for
-        requests, or at least for frames, which are fitted anew."""
+        """Return the variant of each serving model that names one, if the variant serves and fits: for requests, or at
+        least for frames, which are prepared for the model that gets them."""
         found = {}
         for name in self._table.serving_names():
             heavy = self._spec(name)
@@ -80,14 +81,14 @@ class Variants:
     def stand_in(self, name: str) -> ModelSpec | None:
         """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
 
-        Whether the two promise the same is not looked at: a frame is fitted to the model that will see it.
+        Inputs and outputs are not compared: a frame is prepared for the model that gets it.
         """
         choice = self.choice
         lighter = None if choice is None else choice.stand_in(name)
         return None if lighter is None or lighter == name else self._spec(lighter)
 
     def tensor_stand_in(self, name: str) -> str | None:
-        """Return the lighter model that is to answer a request made for `name`, if it takes and gives the same."""
+        """Return the lighter model for a request to `name`, if its inputs and outputs are the same."""
         light = self.stand_in(name)
         heavy = None if light is None else self._spec(name)
         if light is None or heavy is None or self._difference(heavy, light):
@@ -95,7 +96,7 @@ class Variants:
         return light.name
 
     def note(self, name: str) -> str:
-        """Return why the variant of a model cannot answer for it, "" if it can or none is named."""
+        """Return why the variant of a model cannot answer for it; "" if it can, or if there is no variant."""
         heavy = self._spec(name)
         lighter = None if heavy is None else variant_of(heavy)
         if heavy is None or lighter is None:
@@ -132,12 +133,12 @@ class Variants:
 
 
 def variant_of(spec: ModelSpec) -> str | None:
-    """Return the name of the lighter model that a model declares, None when it declares none."""
+    """Return the name of the lighter model in a model's parameters, None if there is none."""
     return spec.parameters.get(VARIANT_KEY, "").strip() or None
 
 
 def variant_difference(heavy: ModelSpec, light: ModelSpec) -> str:
-    """Return in words why requests to one model cannot be answered by another; "" when they can."""
+    """Return why requests to one model cannot be answered by another; "" if they can."""
     if heavy.name == light.name:
         return f"model '{heavy.name}' names itself"
     differences = (
@@ -150,7 +151,7 @@ def variant_difference(heavy: ModelSpec, light: ModelSpec) -> str:
 
 
 def marked(sink: ResponseSink, lighter: str) -> ResponseSink:
-    """Return a sink that says in each response which model has computed it."""
+    """Return a sink that adds the name of the computing model to each response."""
 
     def take(response: Response) -> None:
         response.parameters = {**response.parameters, VARIANT_PARAMETER: lighter}
@@ -175,7 +176,7 @@ def _tensors_difference(
 
 
 def _covers(heavy: InputSpec | OutputSpec, light: InputSpec | OutputSpec) -> bool:
-    """Return whether the lighter one's dims take, or give, nothing but what the heavier one's allow."""
+    """Return whether the lighter model's shapes are within those of the heavier one."""
     if len(heavy.dims) != len(light.dims):
         return False
     wide, narrow = (light.dims, heavy.dims) if isinstance(heavy, InputSpec) else (heavy.dims, light.dims)

@@ -12,7 +12,7 @@ from edge_server.serving.routing.canary import CanaryTrial, canary_terms, promis
 
 @dataclass(frozen=True, slots=True)
 class RejectedCanary:
-    """A newest version that takes no requests without a version any more; its next generation may again."""
+    """A newest version that gets no more requests without a version; its next generation may again."""
 
     generation: int
     reason: str
@@ -20,8 +20,8 @@ class RejectedCanary:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """`ready` maps versions to what serves them, highest first; never empty. `first` takes requests without a version,
-    but for the share of the trial's canary."""
+    """`ready` maps versions to their serving generation, highest first; never empty. `first` gets the requests without
+    a version, except for the share of the trial's canary."""
 
     ready: dict[int, ServedVersion]
     first: ServedVersion
@@ -35,7 +35,7 @@ class Routes:
         return self.first
 
     def share_of(self, version: ServedVersion) -> float:
-        """Return which part of the requests without a version it takes."""
+        """Return the version's share of the requests without a version."""
         share = self.trial.terms.share if self.trial is not None else 0.0
         if version is self.canary:
             return share
@@ -55,9 +55,9 @@ def plan_routes(
     fallen: RejectedCanary | None,
     on_failed: Callable[[CanaryTrial, str], None],
 ) -> tuple[Routes | None, RejectedCanary | None]:
-    """Return the table for what is ready, and the canary that has fallen, if the newest version is one.
+    """Return the table for the ready versions, and the rejected canary if the newest version is one.
 
-    A trial of the same two versions goes on; any other begins anew, and the old one is ended.
+    A trial of the same two versions continues; any other begins anew, and the old one ends.
     """
     routes, fallen = _plan(ready, before, fallen, on_failed)
     old = before.trial if before is not None else None
