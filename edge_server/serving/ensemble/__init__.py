@@ -1,1 +1,1 @@
-"""Ensembles: a version made of the versions of other models, and one request on its way through the steps."""
+"""Ensembles: a version made of the versions of other models, and the requests that go through its steps."""

@@ -28,23 +28,23 @@ from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
 
 _PATIENCE_S = 5.0
-"""How long a decoupled step that runs too far ahead is held up at a time. Two ensembles may hold up each other's
-models, and must not do so for ever."""
+"""How long a decoupled step that is too far ahead is held at a time. Two ensembles may hold each other's models, and
+must not do so for ever."""
 
 TensorFlow: TypeAlias = GraphRun[Tensor]
 
 
 class SubmitStep(Protocol):
-    """Has a model answer a step's request. Raises EdgeServerError; then `request.release` was not called."""
+    """Sends a step's request to a model. Raises EdgeServerError; `request.release` was not called then."""
 
     def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleContext:
-    """What the runs of one ensemble version have in common. `has_answer_of_parts`: outputs may be left out.
+    """Shared by the runs of one ensemble version. `has_answer_of_parts`: outputs may be missing in a response.
 
-    `on_released` is called once for each run, when nothing holds its inputs any more.
+    `on_released` is called once for each run, when nothing uses its inputs any more.
     """
 
     spec: ModelSpec
@@ -57,7 +57,7 @@ class EnsembleContext:
 
 
 class _Call:
-    """A step's request on its way: the sink of its responses."""
+    """A step's request in progress: the sink of its responses."""
 
     __slots__ = ("_run", "is_over", "launch", "submitted_ns", "ticket")
 
@@ -73,7 +73,7 @@ class _Call:
 
 
 class EnsembleRequest:
-    """Thread-safe. The lock is never held across a submit, a sink or a cancel."""
+    """Thread-safe. The lock is never held during a submit, a call of a sink, or a cancel."""
 
     def __init__(self, terms: EnsembleContext, ticket: Ticket, plan: StepPlan, flow: TensorFlow) -> None:
         self.ticket = ticket
@@ -84,10 +84,10 @@ class EnsembleRequest:
         self._room = threading.Condition(self._lock)
         self._calls: set[_Call] = set()
         self._here: dict[int, deque[tuple[_Call, Response]]] = {}
-        """Threads that work for this run now, each with the responses that reached it meanwhile: a member that answers
-        while it is being submitted to must not nest calls, step by step."""
+        """Threads that work on this run now, each with the responses that reached it meanwhile. A member that answers
+        during its submit must not nest calls, step by step."""
         self._events = 1
-        """Responses taken and not yet worked off, and the beginning."""
+        """Number of responses that came and are not processed yet, and 1 until the first steps are submitted."""
         self._unreleased = 0
         self._is_released = False
         self._answer: Mapping[str, Tensor] | None = None
@@ -96,7 +96,7 @@ class EnsembleRequest:
         self._infer_ns = 0
 
     def begin(self, *, hold_us: float) -> None:
-        """Submit the first steps. `hold_us`: for how long this thread may be held to compute steps, all in all."""
+        """Submit the first steps. `hold_us`: how long this thread may be held to compute steps, in all."""
         began_ns = time.monotonic_ns()
         ident = threading.get_ident()
         with self._lock:
@@ -107,7 +107,7 @@ class EnsembleRequest:
         self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
     def answer(self, response: Response) -> None:
-        """Answer with what the response cache holds, in place of `begin`, unless it was cancelled meanwhile."""
+        """Answer with the cached response, instead of `begin`, unless the request was cancelled meanwhile."""
         ticket = self.ticket
         if ticket.claim():
             if ticket.request.trace is not None:
@@ -116,7 +116,7 @@ class EnsembleRequest:
             self._close()
 
     def hold(self) -> None:
-        """Keep the inputs until `let_go`: somebody else than a step reads them."""
+        """Keep the inputs until `let_go`: something else than a step reads them."""
         with self._lock:
             self._unreleased += 1
 
@@ -124,7 +124,7 @@ class EnsembleRequest:
         self._release_one()
 
     def take(self, call: _Call, response: Response) -> None:
-        """Take a response of a step's model, on any thread."""
+        """Receive a response of a step's model, on any thread."""
         ident = threading.get_ident()
         with self._lock:
             self._events += 1
@@ -138,11 +138,11 @@ class EnsembleRequest:
             self._hold_up(call)
 
     def cancel(self) -> None:
-        """Answer CANCELLED, unless the final response was sent already, and take back the steps under way."""
+        """Answer CANCELLED, unless the final response was sent already, and cancel the steps in progress."""
         self.fail(Cancelled(f"request to model '{self._terms.spec.name}' was cancelled"))
 
     def fail(self, error: EdgeServerError) -> bool:
-        """Answer with the error. False when the final response was sent already."""
+        """Answer with the error. Return False if the final response was sent already."""
         ticket = self.ticket
         if not ticket.claim():
             return False
@@ -155,7 +155,7 @@ class EnsembleRequest:
         return True
 
     def _drain(self, ident: int, *, hold_us: float, began_ns: int) -> None:
-        """Go on with what came to this thread, which may be held for `hold_us` from `began_ns` on."""
+        """Process the responses that came to this thread. It may be held for `hold_us` from `began_ns` on."""
         events = self._here[ident]
         while True:
             with self._lock:
@@ -171,7 +171,7 @@ class EnsembleRequest:
     def _digest(
         self, call: _Call, response: Response
     ) -> tuple[list[StepLaunch[Tensor]], list[dict[str, Tensor]], EdgeServerError | None]:
-        """Put a response where it belongs. Called under the lock."""
+        """Store a response as input of the next steps or as output. Called under the lock."""
         if response.is_final:
             call.is_over = True
             call.ticket = None
@@ -191,7 +191,7 @@ class EnsembleRequest:
         for answer in answers:
             self._send(answer)
         for index, launch in enumerate(launches, 1):
-            # The last one alone runs here: the others run beside it.
+            # Only the last step runs on this thread: the others run in parallel.
             is_last = index == len(launches)
             if not self._launch(launch, hold_us=hold_us if is_last and not launch.step.is_decoupled else 0.0):
                 break
@@ -253,7 +253,7 @@ class EnsembleRequest:
             self.ticket.send(self._response(answer, is_final=False))
 
     def _finish(self) -> None:
-        """Send what closes the stream of responses."""
+        """Send the final response of the stream."""
         terms, ticket = self._terms, self.ticket
         if not terms.spec.is_decoupled:
             missing = [name for name in self._plan.wanted if name not in (self._answer or {})]
@@ -300,14 +300,14 @@ class EnsembleRequest:
         self._infer_ns += time.monotonic_ns() - started_ns
 
     def _named(self, error: EdgeServerError, step: Step) -> EdgeServerError:
-        """Return the error of a step's model with the step in its words."""
+        """Return the error of a step's model with the name of the step in its message."""
         named = copy.copy(error)
         named.message = f"in ensemble '{self._terms.spec.name}', {step}: {error.message}"
         named.args = (named.message,)
         return named.detached()
 
     def _hold_up(self, call: _Call) -> None:
-        """Keep a decoupled model's thread until the steps behind it have caught up."""
+        """Hold a decoupled model's thread until the steps behind it have caught up."""
 
         def has_room() -> bool:
             return self.ticket.is_closed or self._flow.open_scope_count(call.launch) < self._terms.max_inflight
@@ -316,7 +316,7 @@ class EnsembleRequest:
             self._room.wait_for(has_room, _PATIENCE_S)
 
     def _close(self) -> None:
-        """Take back what is under way, once the final response was claimed."""
+        """Cancel the steps in progress, after the final response was claimed."""
         with self._lock:
             tickets = [call.ticket for call in self._calls if call.ticket is not None]
             self._room.notify_all()
@@ -325,7 +325,7 @@ class EnsembleRequest:
         self._release_if_over()
 
     def _release_one(self) -> None:
-        """Note that a step's model holds the inputs of its request no more."""
+        """Called when a step's model no longer uses the inputs of its request."""
         with self._lock:
             self._unreleased -= 1
         self._release_if_over()

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class Members(Protocol):
-    """The models around an ensemble. From any thread."""
+    """The other models, as an ensemble uses them. Thread-safe."""
 
     @property
     def submit(self) -> SubmitStep:
-        """Has a member answer, as any request to it."""
+        """Send a request to a member, like any other request."""
 
     def member_spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification of a member. Raises MemberMissing with the reason why it does not serve."""
 
 
 class EnsembleVersion:
-    """See ServedVersion. Its generation goes with those of its members: when one changes, it is made anew.
+    """See ServedVersion. When a member changes, the ensemble gets a new generation.
 
-    In `statistics` queue and compute times are sums over the steps, side by side or not, as in Triton.
+    Queue and compute times in `statistics` are sums over the steps, parallel or not, as in Triton.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class EnsembleVersion:
         self._terms: EnsembleContext
 
     def open(self) -> None:
-        """Check the steps against the members as they are now. Raises MemberMissing, BadModelConfig."""
+        """Check the steps against the present members. Raises MemberMissing, BadModelConfig."""
         started = time.monotonic()
         self._move(VersionState.LOADING)
         try:
             members = self._member_specs()
             self._graph = build_step_graph(self.spec, members)
             if self.spec.is_cached:
-                # Imported by the first that asks for it, as below: most servers have no cache.
+                # Imported by the first ensemble that needs it: most servers have no cache.
                 from edge_server.serving.cache.lookup import check_members_cacheable
 
                 check_members_cacheable(self.spec, members)
@@ -120,7 +120,7 @@ class EnsembleVersion:
         self._move(VersionState.READY)
 
     def _use_cache(self) -> None:
-        """Let answers come from the cache, if the server has one. The fingerprint changes with those of the members."""
+        """Create the cache lookup, if the server has a cache. The fingerprint changes with those of the members."""
         from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
         from edge_server.serving.cache.request_key import RequestKeys, identity
 
@@ -143,8 +143,8 @@ class EnsembleVersion:
         return specs
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRequest:
-        """Check and begin. Raises InvalidRequest, DeadlineExceeded, or Draining when it is being retired; then the
-        caller still owns the request. What a member refuses is sent as the answer."""
+        """Check a request and begin. Raises InvalidRequest, DeadlineExceeded, or Draining if the version is being
+        retired; the caller still owns the request then. An error of a member is sent as the answer."""
         rows = self._check.head(request).rows
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
@@ -164,11 +164,11 @@ class EnsembleVersion:
         if self._recall is not None and call is not None:
             is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us == math.inf)
             if not is_looked_up_later:
-                # Before it is in flight: inputs that cannot be read are raised, and must leave nothing there.
+                # Before the request is in flight: inputs that cannot be read raise, and must leave nothing behind.
                 found = self._recall.find(call)
         is_read_here = is_looked_up_later or request.trace is not None
         if is_read_here:
-            # From when it is in flight the run may be failed by another thread, and would let go of the inputs.
+            # From now on another thread may fail the run, which would release the inputs.
             run.hold()
         with self._lock:
             if self._refusal is not None:
@@ -185,7 +185,7 @@ class EnsembleVersion:
         return run
 
     def _go_on(self, run: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
-        """Go on with a request that was looked up in the response cache."""
+        """Continue a request after its lookup in the response cache."""
         if found is None:
             run.begin(hold_us=hold_us)
         else:
@@ -202,13 +202,13 @@ class EnsembleVersion:
             self._tell_if_idle()
 
     def resume(self) -> None:
-        """Do nothing: what the gate holds back waits with the members."""
+        """Do nothing: requests that admission control holds back wait at the members."""
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """Its members' sequences end on their own."""
+        """Do nothing: the members' sequences end on their own."""
 
     def stop_accepting(self) -> None:
-        """Refuse what comes from now on; requests on their way go on."""
+        """Refuse new requests; those in flight continue."""
         self._move(VersionState.DRAINING)
         with self._lock:
             self._refusal = lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded")
@@ -219,7 +219,8 @@ class EnsembleVersion:
             self._idle.wait_for(lambda: not self._in_flight)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
+        """Call the function on the timer's thread once the last request is over; after `stop_accepting`. Returns at
+        once."""
         with self._lock:
             self._on_idle = call
             self._tell_if_idle()
@@ -233,24 +234,24 @@ class EnsembleVersion:
             self._on_idle = None
 
     def abandon_waiting(self) -> int:
-        """Fail all requests on their way: each waits for a step, here or there. Return how many that were."""
+        """Fail all requests in flight, which wait for a step. Return their number."""
         with self._lock:
             runs = list(self._in_flight)
         words = f"Server is stopping, scheduler for model '{self.name}' has stopped"
         return sum(run.fail(Draining(words)) for run in runs)
 
     def abandon_running(self) -> int:
-        """Fail what is not answered yet, and return how many that were."""
+        """Fail all unanswered requests, and return their number."""
         return self.abandon_waiting()
 
     def close(self) -> None:
-        """Come to the end; there is nothing to give back."""
+        """Do nothing: there is nothing to free."""
         self._move(VersionState.CLOSING)
         self._move(VersionState.RETIRED)
 
     def probe(self) -> float:
-        """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried where they do not suit:
-        serving takes ensembles without trying them."""
+        """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried if they do not fit; an
+        ensemble is served without such a run."""
         done = threading.Event()
         answers: list[Response] = []
 
@@ -275,12 +276,12 @@ class EnsembleVersion:
 
     @property
     def last_used_ns(self) -> int:
-        """When it last answered, or was made; of time.monotonic_ns."""
+        """Time of the last answer, else of the creation (time.monotonic_ns)."""
         return self._counters.last_used_ns
 
     @property
     def run_numbers(self) -> Mapping[str, int]:
-        """None: what hangs are the instances of members."""
+        """None: only instances of members can hang."""
         return {}
 
     def observe(self, observer: Callable[[int | None], None] | None) -> None:
@@ -288,14 +289,14 @@ class EnsembleVersion:
         self._counters.observe(observer)
 
     def stop_for_good(self, reason: str) -> None:
-        """Take nothing new any more, and say why."""
+        """Accept no more requests, for this reason."""
         self.reason = reason
         self._move(VersionState.FAILED)
         with self._lock:
             self._refusal = lambda: NotReady(reason, retry_after_s=None)
 
     def close_after_hang(self) -> None:
-        """Answer for all requests on their way, and come to the end when the members have let go of them."""
+        """Answer all requests in flight, and close when the members have released them."""
         self.abandon_waiting()
         self.drain()
         self._move(VersionState.RETIRED)
@@ -341,8 +342,7 @@ def _no_cancel(ticket: Ticket) -> None:
 
 
 def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) -> ModelSpec:
-    """Return the specification with what an ensemble has from its members: labels of outputs that name none, and
-    whether it answers any number of times."""
+    """Return the specification completed from the members: labels of outputs, and whether it is decoupled."""
     outputs = []
     for item in spec.outputs:
         maker = graph.maker(item.name)

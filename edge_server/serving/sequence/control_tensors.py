@@ -51,7 +51,7 @@ class Controls:
                 raise self._bad_id(control, f"{limits.min} to {limits.max}", str(sequence_id))
 
     def tensors(self, entries: Sequence[Entry], row_count: int) -> dict[str, Tensor]:
-        """Return the controls of a batch. Rows that no entry has are not ready, and in no sequence."""
+        """Return the controls of a batch. Rows without an entry are not ready and belong to no sequence."""
         rows = [entry.row for entry in entries]
         tensors = {}
         for control in self._controls:
@@ -78,7 +78,7 @@ class Controls:
 
 
 class StateTensors:
-    """What the model's states begin as, and how those of several sequences become a batch and leave it."""
+    """Initial states of the model, and the states of several sequences as a batch."""
 
     def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
         self._model = spec.name
@@ -94,13 +94,13 @@ class StateTensors:
         return bool(self._states)
 
     def load(self, model_dir: Path) -> None:
-        """Read the initial states. Raises BadModelConfig for a file that is not there or has not the stated size."""
+        """Read the initial states. Raises BadModelConfig for a file that is missing or has another size than stated."""
         self._initial = {
             state.input_name: _initial(self._model, state, model_dir, has_rows=self._has_rows) for state in self._states
         }
 
     def gather(self, entries: Sequence[Entry], row_count: int) -> dict[str, Array]:
-        """Return the states of a batch; a sequence that starts has the initial ones, rows of nobody have zeros."""
+        """Return the states of a batch: initial ones for a sequence that starts, zeros for unused rows."""
         batch: dict[str, Array] = {}
         for state in self._states:
             parts = [self._of(entry)[state.input_name] for entry in entries]
@@ -115,7 +115,7 @@ class StateTensors:
         return batch
 
     def checked(self, outputs: Mapping[str, Array], row_count: int) -> None:
-        """Raise BackendError for a state that is not there or is not what the configuration promises."""
+        """Raise BackendError for a state that is missing or differs from the configuration."""
         for state in self._states:
             array = outputs.get(state.output_name)
             expected = (row_count, *state.dims) if self._has_rows else state.dims
@@ -133,7 +133,8 @@ class StateTensors:
                 )
 
     def keep(self, outputs: Mapping[str, Array], entries: Sequence[Entry]) -> None:
-        """Let each sequence of a batch that went well have its new state: copies, but for what nobody else sees."""
+        """Store the new state of each sequence after a batch without errors; copied, unless nothing else uses the
+        array."""
         for entry in entries:
             sequence = entry.sequence
             if sequence is None:
@@ -151,7 +152,7 @@ class StateTensors:
                 sequence.state_key = tuple(array.shape for array in kept.values())
 
     def begin(self, entries: Sequence[Entry]) -> None:
-        """Have every sequence that starts forget what it had; whether the run goes well or not, it begins anew."""
+        """Forget the states of every sequence that starts: it begins anew even if the run fails."""
         for entry in entries:
             if entry.is_start and entry.sequence is not None:
                 entry.sequence.state, entry.sequence.state_key = None, None
@@ -175,8 +176,8 @@ class StateTensors:
 
 
 def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tensor]:
-    """Return the extra inputs that a generated request of `rows` rows needs: none for most models,
-    for one with sequences that each row is the only request of a sequence. Raises BadModelConfig."""
+    """Return the extra inputs of a generated request of `rows` rows: none for most models; for a model with sequences
+    those that make each row a sequence of one request. Raises BadModelConfig."""
     batching = spec.sequence
     if batching is None:
         return {}
@@ -189,7 +190,7 @@ def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tenso
 
 
 def step_of(entry: Entry) -> SequenceStep:
-    """Return the sequence step for the model: START may come from a request that was cancelled."""
+    """Return the sequence step for the model. START may come from an earlier request that was cancelled."""
     return SequenceStep(entry.id, entry.is_start, entry.is_end)
 
 
@@ -202,7 +203,7 @@ def blank(dtype: DType, shape: tuple[int, ...], value: float = 0) -> Array:
 
 def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool) -> Array:
     stated = state.initial
-    # A dimension of any size is 1 until the model says otherwise: Triton's rule.
+    # A dimension of any size is 1 until the model returns another one, as in Triton.
     dims = tuple(1 if dim == -1 else dim for dim in (state.dims if stated is None else stated.dims))
     shape = (1, *dims) if has_rows else dims
     if stated is None or not stated.file_name:
@@ -226,7 +227,7 @@ def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool)
 
 
 def _strings(data: bytes, count: int, what: str) -> Array:
-    """Return strings as KServe's raw tensors hold them: the length, 4 bytes little-endian, before each."""
+    """Return strings in KServe's raw form: 4 bytes of length, little-endian, before each."""
     found: list[bytes] = []
     at = 0
     while at < len(data) and len(found) <= count:

@@ -23,7 +23,7 @@ from edge_server.serving.sequence.control_tensors import Controls, StateTensors,
 
 
 class SequenceBatch(list[Ticket]):
-    """The tickets of a batch, and what their scheduler knows of them."""
+    """The tickets of a batch with their sequence entries."""
 
     def __init__(self, turn: SequenceTurn[Ticket]) -> None:
         super().__init__(turn.items)
@@ -36,7 +36,7 @@ class SequenceBatch(list[Ticket]):
 
 
 class SequenceExecutor(BatchExecutor):
-    """Runs batches of one version. `states` must have been loaded by then."""
+    """Runs batches of one version. `states` must be loaded before the first one."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SequenceExecutor(BatchExecutor):
         if session.takes_requests:
             self._execute_requests(session, batch)
         elif finished := self._run_rows(session, batch):
-            # Here, as their sequences go on then.
+            # Counted here, because their sequences continue then.
             self._outlet.release(finished)
         return ()
 
@@ -86,7 +86,7 @@ class SequenceExecutor(BatchExecutor):
     def _spread(
         self, inputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int
     ) -> dict[str, Array]:
-        """Return the inputs with each request's row where its sequence has its place, and zeros elsewhere."""
+        """Return the inputs, with each request in the row of its sequence's slot, and zeros elsewhere."""
         rows = [entry.row for entry in entries]
         whole: dict[str, Array] = {}
         for name, array in inputs.items():
@@ -126,8 +126,8 @@ class SequenceExecutor(BatchExecutor):
         super()._execute_requests(session, batch)
 
     def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
-        """Return the executions with the controls among their inputs, in the order of the rows; where the model takes
-        READY, with one for each row in which there is nothing to do."""
+        """Return the executions with the controls among their inputs, in the order of the rows. If the model takes
+        READY, unused rows have an execution too."""
         assert isinstance(batch, SequenceBatch)
         tensors = self._controls.tensors(batch.entries, batch.row_count)
         for execution, entry in zip(executions, batch.entries, strict=True):
@@ -144,7 +144,7 @@ class SequenceExecutor(BatchExecutor):
 
 
 class IdleRow:
-    """What a session of requests is given for a row that no sequence uses now. Its answer goes nowhere."""
+    """Execution for a row that no sequence uses now. Its responses are dropped."""
 
     def __init__(self, like: Request, controls: Mapping[str, Tensor]) -> None:
         inputs = {

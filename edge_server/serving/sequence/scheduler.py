@@ -30,12 +30,12 @@ _MOST_WAITING = 1_000_000
 
 
 class SequenceScheduler(Scheduler):
-    """As the default scheduler, but that a batch belongs to the instance to which its sequences are bound.
+    """Like the default scheduler, but a batch belongs to the instance to which its sequences are bound.
 
-    What keeps a version from being closed are requests, not sequences: one that lives on without a request under way
-    ends with its version, and its next request, if it does not say START, is refused by the successor.
+    Requests, not sequences, keep a version from being closed. A sequence without a request in flight ends with its
+    version; its next request, if it has no START, is refused by the successor.
 
-    Of an iterative model each request is a sequence: under the id that it brings, else under one that is made here.
+    For an iterative model each request is a sequence, with the id of the request or one that is made here.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class SequenceScheduler(Scheduler):
 
     @property
     def live_count(self) -> int:
-        """How many sequences hold a slot."""
+        """Number of sequences with a slot."""
         return self._line.live_count
 
     @property
     def backlog_count(self) -> int:
-        """How many sequences wait for a slot."""
+        """Number of sequences that wait for a slot."""
         return self._line.backlog_count
 
     def open(self, instances: Sequence[Instance]) -> None:
@@ -78,7 +78,7 @@ class SequenceScheduler(Scheduler):
         super().open(instances)
 
     def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
-        """As of any scheduler; raises InvalidRequest, too, for what is no step of a sequence."""
+        """As in any scheduler; also raises InvalidRequest for a request that is not a valid step of a sequence."""
         ticket.sequence_entry = self._new_entry(ticket)
         super().submit(ticket, is_inline=is_inline)
 
@@ -90,7 +90,7 @@ class SequenceScheduler(Scheduler):
             ticket.send_final(response)
 
     def release(self, tickets: Sequence[Ticket]) -> None:
-        """As of any scheduler; the sequences of the tickets go on."""
+        """As in any scheduler; the sequences of the tickets continue."""
         now_ns = time.monotonic_ns()
         with self._lock:
             for ticket in tickets:
@@ -106,7 +106,7 @@ class SequenceScheduler(Scheduler):
         runs: list[Run] = []
         expired: list[Ticket] = []
         with self._lock:
-            # Whoever cancels closes the ticket first, and looks under the lock whether it waits then.
+            # A cancelling thread closes the ticket first, and then checks under the lock whether it waits.
             goes_on = not ticket.is_closed and not self._is_abandoned
             if goes_on:
                 assert ticket.sequence_entry is not None
@@ -119,7 +119,7 @@ class SequenceScheduler(Scheduler):
         self.release([ticket])
 
     def end_sequence(self, sequence_id: int | str) -> None:
-        """End a sequence whose client is gone. Returns at once: what may run now is begun from another thread."""
+        """End a sequence whose client has disconnected. Returns at once: another thread starts what may run now."""
         now_ns = time.monotonic_ns()
         with self._lock:
             self._line.end(sequence_id, now_ns)
@@ -133,7 +133,7 @@ class SequenceScheduler(Scheduler):
     def _new_entry(self, ticket: Ticket) -> SequenceEntry[Ticket]:
         step = ticket.request.sequence
         if self._is_iterative:
-            # A made number fits every type of correlation id, INT32 among them.
+            # A generated number fits every type of correlation id, including INT32.
             step = SequenceStep(next(self._made_ids) % _MOST_ID + 1 if step is None else step.id, is_start=True)
         elif step is None:
             raise InvalidRequest(
@@ -170,13 +170,13 @@ class SequenceScheduler(Scheduler):
             runs.append((chosen, self._take(chosen, now_ns)))
         else:
             if self._claims is not None:
-                # No more may run now: who waited on would be next in turn, and asked again and again.
+                # No more may run now. Otherwise a waiting sequence would be next in turn and asked again and again.
                 self._claims.stop_waiting()
         self._set_alarm(may_start=len(runs) < room)
         return runs, expired
 
     def _chosen(self, due: Sequence[Instance]) -> Instance | None:
-        """Return the instance to run next of those that have something to do; None when all have to wait."""
+        """Return the next instance to run of those with waiting steps; None if all must wait."""
         if not due:
             return None
         return due[-1] if self._claims is None else self._claims.choose(due)
@@ -187,7 +187,7 @@ class SequenceScheduler(Scheduler):
         batch = SequenceBatch(self._line.take(number, now_ns))
         if self._orders:
             for ticket, entry in zip(batch, batch.entries, strict=True):
-                # One that runs again has its place in the order already.
+                # An instance that runs again already has its place in the order.
                 if entry.is_start or not self._is_iterative:
                     self._orders[number].enter(ticket)
         return batch
@@ -208,7 +208,7 @@ def _count(spec: ModelSpec, key: str, default: int) -> int:
     if text is None:
         return default
     digits = text.strip()
-    # No number that fits has more digits, and Python refuses to read thousands of them.
+    # A valid number has no more digits, and Python refuses to read thousands of digits.
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else 0
     if not 1 <= number <= _MOST_WAITING:
         raise BadModelConfig(
@@ -225,8 +225,8 @@ def schedule(
     admission_control: AdmissionControl,
     limiter: RateLimiter | None,
 ) -> tuple[Scheduler, BatchExecutor, StateTensors | None]:
-    """Return a version's scheduler and executor, and what must be loaded before either is used: the initial states of
-    a model with sequences, None for any other."""
+    """Return a version's scheduler and executor, and the initial states to load before their use; None for a model
+    without sequences."""
     if spec.sequence is None:
         scheduler = Scheduler(spec, counters, timer, admission_control, limiter)
         return scheduler, BatchExecutor(spec, plan, counters, scheduler), None
