@@ -1,7 +1,7 @@
 """InferenceService: the operations that all front ends call, such as inference, status and model control.
 
-Front ends turn wires into core nouns and back; everything they may ask of the server stands here. All methods may be
-called from any thread. Those marked *blocking* may take as long as a model load: call them off the event loop.
+Front ends translate between a wire and the types of core. All that they may ask of the server is here. Any thread may
+call the methods. Those marked *blocking* may take as long as a model load: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Triton's names, in Triton's order, of the extensions that this server serves."""
+"""Extensions that this server has, with Triton's names and in Triton's order."""
 
 _CUDA_MEMORY = "cuda_shared_memory"
-"""Named only where there is a GPU to register memory of, and clients may."""
+"""Listed only if there is a GPU whose memory can be registered, and clients may do so."""
 
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 NOT_LOADED = "NOT_LOADED"
-"""The state of a version that is in the repository and not in the desired state. Triton's index has no word for it."""
+"""State of a version that is in the repository but not in the desired state. Triton's index has no name for it."""
 
 READING_THREAD_HOLD_US = 300.0
-"""For how long a thread that reads for many clients may be held to compute one answer. A run below this costs the
-requests behind it less than handing it to another thread costs all of them."""
+"""How long a thread that reads for many clients may be held to compute one answer, in microseconds. A shorter run
+delays the requests behind it less than passing it to another thread delays them all."""
 
 _ROUTE_ATTEMPTS = 16
 """How often a request retries if its version is just being retired. One retry is normal."""
 
 
 class Readiness(enum.Enum):
-    """Which models must serve for the server to be ready. One of which any version serves always counts as serving."""
+    """Which models must serve for the server to be ready. A model with any serving version counts as serving."""
 
     STRICT = "every model of the desired state"
     KEEPS_SERVING = "every model that has served since it was added"
@@ -88,7 +88,7 @@ class EngineSource(Protocol):
 
 
 class InferenceService:
-    """Thread-safe. It holds no request: submitted ones belong to versions and tickets."""
+    """Thread-safe. Holds no request: submitted ones belong to versions and tickets."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class InferenceService:
         """Whether the first desired state was reached."""
         self._is_stopping = False
         self.is_in_drain_delay = False
-        """Whether the server will stop soon: it is not ready, and answers everything."""
+        """Whether the server stops soon: it is not ready, but still answers everything."""
         self._metric_sources: list[MetricSource] = []
 
     # -- the server --------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class InferenceService:
         self.events.publish(SERVER_READY)
 
     def begin_drain_delay(self) -> None:
-        """Be not ready from now on, and answer everything until `stop_accepting`."""
+        """Report not ready from now on, and answer everything until `stop_accepting`."""
         self.is_in_drain_delay = True
 
     def stop_accepting(self) -> None:
@@ -147,7 +147,7 @@ class InferenceService:
         return not self._is_stopping
 
     def is_ready(self) -> bool:
-        """Return whether inference is offered, and by every model that counts for `Readiness`."""
+        """Return whether the server, and every model that counts for `Readiness`, accepts inference."""
         if self._is_stopping or self.is_in_drain_delay or not self.has_started:
             return False
         return self._readiness is Readiness.ANY or not self._manager.has_unserved(
@@ -160,9 +160,9 @@ class InferenceService:
     # -- one model, or all that serve --------------------------------------------------------------------------------
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
-        """Return whether it can serve, by its own word too where it has a check for that. *Blocking* for seconds then.
+        """Return whether the model can serve; its own health check counts too. *Blocking*, for seconds if it has one.
 
-        Raises UnknownModel for a name that no repository holds.
+        Raises UnknownModel for a name that no repository has.
         """
         if self._is_stopping or self.is_in_drain_delay:
             return False
@@ -189,7 +189,7 @@ class InferenceService:
         )
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification that a request to (name, version) would meet now.
+        """Return the specification for a request to (name, version) now.
 
         Raises UnknownModel, NotReady, and Draining once the server stops.
         """
@@ -204,8 +204,8 @@ class InferenceService:
             raise self._unknown(error) from None
 
     def _unknown(self, error: UnknownModel) -> EdgeServerError:
-        """Return the error as it stands once the models found at the start are loaded, or failed to load. Before that
-        a model that is not known may just not be there yet: clients and balancers are to try again."""
+        """Return the error after the models found at the start are loaded, or failed to load. Before that an unknown
+        model may only not be loaded yet: clients and load balancers should try again."""
         return error if self.has_started else NotReady(f"the server is starting: {error.message}")
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
@@ -222,13 +222,14 @@ class InferenceService:
         return [item.statistics() for item in reversed(versions)]
 
     def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
-        """Return the trace settings of a model, or with "" of models without their own settings. Raises InvalidRequest
-        for a model that does not serve."""
+        """Return the trace settings of a model; with "", those of models without their own. Raises InvalidRequest for a
+        model that does not serve."""
         self._check_traceable(name)
         return self.traces.get(name)
 
     def update_trace_settings(self, name: str, raw: Mapping[str, object]) -> dict[str, str | list[str]]:
-        """Change what is traced, see core.trace.parse_change, and return all of it. *Blocking* for a moment at most.
+        """Change what is traced, see core.trace_settings.parse_change, and return all settings. *Blocking* for a
+        moment.
 
         Raises InvalidRequest, and Unsupported for the file.
         """
@@ -255,7 +256,7 @@ class InferenceService:
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """Return every model with the state and reason of each version that was ever desired.
 
-        What lies where models are expected and cannot be one is UNAVAILABLE, with the reason.
+        A file or folder that cannot be a model is UNAVAILABLE, with the reason.
         """
         pins = self._source.pins()
         entries = [_with_pin(entry, pins.get(entry.name)) for entry in self._manager.index()]
@@ -268,7 +269,8 @@ class InferenceService:
         return sorted(entries, key=lambda entry: entry.name)
 
     def versions(self, name: str | None = None) -> list[VersionReport]:
-        """Return every version of every model, or of one, with its past; those too that are on disk only. *Blocking.*
+        """Return every version of every model, or of one, with its history, including those that are only on disk.
+        *Blocking.*
 
         States are those of the repository index, and NOT_LOADED. Raises UnknownModel, ServingFault.
         """
@@ -310,22 +312,22 @@ class InferenceService:
         self._control.unload(name, unload_dependents=unload_dependents)
 
     def rollback(self, name: str, version: int | None = None) -> PinReport:
-        """Pin a model to a version, None: the one before, and wait for it. *Blocking*, see ModelControl.rollback."""
+        """Pin a model to a version (None: the one before), and wait for it. *Blocking*, see ModelControl.rollback."""
         return self._control.rollback(name, version)
 
     def unpin(self, name: str) -> PinReport:
-        """Let the version policy decide again. *Blocking*, see ModelControl.unpin."""
+        """Remove a pin, so that the version policy applies. *Blocking*, see ModelControl.unpin."""
         return self._control.unpin(name)
 
     # -- for models -------------------------------------------------------------------------------------
 
     def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
-        """Return the `metric_tags` of a version, none when it does not serve any more."""
+        """Return the `metric_tags` of a version; none if it does not serve any more."""
         serving = self._manager.ready_versions(name)
         return next((item.spec.metric_tags for item in serving if item.version == version), {})
 
     def add_metrics(self, source: MetricSource) -> None:
-        """Show a model's own metric families from now on. The same source counts once."""
+        """Add a model's own metric families to the metrics page. Adding a source again has no effect."""
         if source not in self._metric_sources:
             self._metric_sources.append(source)
 
@@ -344,7 +346,7 @@ class InferenceService:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
-        """Return the same as `model_spec`, from the memo of the request's head while that is current."""
+        """Return the same as `model_spec`; from the memo of the request's header if that is still valid."""
         known = self._known_version(memo)
         return self.model_spec(name, version) if known is None else known.spec
 
@@ -359,13 +361,12 @@ class InferenceService:
     def submit(
         self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
     ) -> SubmittedRequest:
-        """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
+        """Check and enqueue one request; `sink` then gets its responses, the last one with `is_final`.
 
-        `hold_us`: for how many microseconds the calling thread may be held to compute the answer before this returns: 0
-        for never, READING_THREAD_HOLD_US for a thread that reads for many clients, math.inf for one that would only
-        wait otherwise. Where calls that hang are watched for, it counts as 0. An error found at once (unknown model,
-        wrong tensor, full queue) is raised instead of sent, and then `request.release` has been called and the sink is
-        never called.
+        `hold_us`: how many microseconds the calling thread may be held to compute the answer before this returns. 0:
+        never; READING_THREAD_HOLD_US: a thread that reads for many clients; math.inf: a thread that would only wait
+        otherwise. It counts as 0 if hung calls are watched for. An error found at once (unknown model, wrong tensor,
+        full queue) is raised and not sent; `request.release` was called then, and the sink is never called.
         """
         if not self._manager.callers_may_run:
             hold_us = 0.0
@@ -377,7 +378,7 @@ class InferenceService:
                 try:
                     return version.submit(request, sink, hold_us=hold_us)
                 except Draining:
-                    # Retired since then: the general way finds its successor.
+                    # Retired since then: the ordinary lookup finds its successor.
                     memo.route = None
             return self._submit(request, sink, hold_us=hold_us)
         except BaseException:
@@ -390,7 +391,7 @@ class InferenceService:
         self._manager.set_keep_alive(model, seconds)
 
     def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:
-        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        """End a sequence whose client has disconnected. Does nothing for an unknown one. Returns at once."""
         with contextlib.suppress(UnknownModel, NotReady):
             self._manager.route(model, version).end_sequence(sequence_id)
 
@@ -404,7 +405,7 @@ class InferenceService:
                 version = self._manager.route_request(lighter, None)
                 return version.submit(request, marked(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
-                # Retired between lookup and call: look up again, or let the model itself answer.
+                # Retired between lookup and call: look up again, or use the model itself.
                 continue
         return self._submit(request, sink, hold_us=hold_us)
 
@@ -426,7 +427,7 @@ def _tensor_metadata(spec: ModelSpec, item: InputSpec | OutputSpec) -> TensorMet
 
 
 def _with_pin(entry: IndexEntry, pin: int | None) -> IndexEntry:
-    """Return the entry with the pin as a reason, if it tells of the pinned version or of the whole model."""
+    """Return the entry with the pin as a reason, if the pin concerns this version or the whole model."""
     if pin is None or entry.version not in ("", str(pin)):
         return entry
     note = f"pinned to version {pin}"

@@ -1,5 +1,4 @@
-"""Check whether this machine can build TensorRT engines: library, driver and GPU. Imports nothing of TensorRT where it
-cannot."""
+"""Check whether this machine can build TensorRT engines: library, driver and GPU. Imports TensorRT only if it can."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class BuildCapability:
 
 
 def find_capability(config: EngineConfig) -> BuildCapability | None:
-    """Return the means to build and run engines; None without a TensorRT, a driver or a GPU, or if it is
-    switched off. Imports nothing if the libraries are not installed."""
+    """Return the means to build and run engines; None without TensorRT, a driver or a GPU, or if it is switched off.
+    Imports nothing if the libraries are not installed."""
     if not config.is_enabled:
         return None
     installed = [name for name in TENSORRT_LIBRARIES if importlib.util.find_spec(name) is not None]

@@ -20,13 +20,13 @@ MODULE = "edge_server.backends.tensorrt.build_process_main"
 
 _LOOK_S = 0.1
 _CANCEL_PATIENCE_S = 10.0
-"""How long a process that was asked to end may take; it writes its timing cache meanwhile."""
+"""Longest time for a process to end after it was asked; it writes its timing cache meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`timeout_s` counts what the process ran, pauses left out; `memory_bytes` is what it may keep in memory, 0: any.
-    `floor_bytes`: it is ended when less than that is available to the whole box."""
+    """`timeout_s` limits the run time without pauses; `memory_bytes` the memory of the process, 0: any. `floor_bytes`:
+    the process is ended if less memory is available on the whole machine."""
 
     timeout_s: float
     memory_bytes: int = 0
@@ -35,8 +35,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class BuildOutcome:
-    """`end` is "built", "verified", "cancelled" or "failed"; `facts` what the process said with it. `reason` says why
-    it failed; `is_final`: the same again would fail again."""
+    """`end` is "built", "verified", "cancelled" or "failed"; `facts` are those of the process's last message. `reason`
+    says why it failed; `is_final`: another attempt would fail in the same way."""
 
     end: str
     facts: Mapping[str, Any]
@@ -46,7 +46,7 @@ class BuildOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BuildControl:
-    """What the process is asked at every look. `should_cancel` and `should_pause` return why, "" for no."""
+    """Checked repeatedly during a build. `should_cancel` and `should_pause` return the reason, "" for no."""
 
     should_cancel: Callable[[], str]
     should_pause: Callable[[], str]
@@ -55,7 +55,7 @@ class BuildControl:
 
 
 def run_child(job: Mapping[str, object], bounds: Bounds, orders: BuildControl) -> BuildOutcome:
-    """Run one job to its end. Never raises for what the process does."""
+    """Run one job to its end. Never raises for an error of the process."""
     try:
         child = JsonProcess(MODULE)
     except OSError as error:
@@ -85,7 +85,7 @@ class _Run:
         return end or self._end_without_words()
 
     def _follow(self) -> BuildOutcome | None:
-        """Hand on what the process says until it has said its last, or is gone."""
+        """Pass on the messages of the process until its last one, or until it has ended."""
         then_s = time.monotonic()
         while True:
             try:
@@ -105,7 +105,7 @@ class _Run:
             self._look(now_s)
 
     def _look(self, now_s: float) -> None:
-        """Pause, cancel or kill, as it is time to."""
+        """Pause, cancel or kill the process when it is due."""
         if self._cancel_at_s is not None:
             if now_s - self._cancel_at_s > _CANCEL_PATIENCE_S:
                 self._child.signal(signal.SIGKILL)
@@ -116,7 +116,7 @@ class _Run:
         if self._stop_reason or self._orders.should_cancel():
             self._cancel_at_s = now_s
             self._resume()
-            # What has run long enough may write down what it measured; what takes memory gives it back now.
+            # A process that ran too long may write its measurements; one that takes too much memory must free it now.
             self._child.signal(signal.SIGKILL if too_much else signal.SIGTERM)
         else:
             self._keep_pace()
@@ -155,20 +155,20 @@ class _Run:
 
 
 def build_job(order: EngineOrder, folder: Path, timing_cache: Path, device: CudaDevice | None) -> dict[str, object]:
-    """Return the job of building an engine into a folder; `device` None: for no GPU in particular."""
+    """Return the job of building an engine into a folder; `device` None: for no particular GPU."""
     return {
         "task": "build",
         "order": order_to_json(order),
         "folder": str(folder),
         "capability": [0, 0] if device is None else list(device.capability),
         "timing_cache": str(timing_cache),
-        # On a board TensorRT would try things out in three quarters of the memory that the models live in.
+        # On a board TensorRT would use three quarters of the memory, which the models need too.
         "pool_bytes": device.total_bytes // 8 if device is not None and device.is_integrated else 0,
     }
 
 
 def verify_job(order: EngineOrder, folder: Path, samples: Path) -> dict[str, object]:
-    """Return the job of comparing the answers of the engine in a folder with those in a file."""
+    """Return the job of comparing the outputs of the engine in a folder with those in a file."""
     return {
         "task": "verify",
         "order": order_to_json(order),
@@ -179,7 +179,7 @@ def verify_job(order: EngineOrder, folder: Path, samples: Path) -> dict[str, obj
 
 
 def facts_of(order: EngineOrder, said: Mapping[str, Any]) -> dict[str, object]:
-    """Return the facts that the cache stores of a built engine. `said` is the last message of the process."""
+    """Return the facts that the cache stores with a built engine. `said` is the last message of the process."""
     return {
         "model": order.model,
         "version": order.version,

@@ -1,10 +1,10 @@
 """Engine build queue: returns cached TensorRT engines and queues builds for missing ones.
 
-A version that finds no engine is served by the next runtime. Once it serves, a process apart builds the engine, one at
-a time and only while the box is cool; another checks it against the serving runtime; then it goes into the cache, and
-the version is loaded anew by the ordinary change of generations, which finds it there. Whatever goes wrong on the way
-changes nothing about what serves. An engine that another server, or `edge-server optimize`, builds in the same cache is
-waited for, and one whose GPU is lost to this process is not begun.
+A version without an engine is served by the next runtime. Once it serves, a separate process builds the engine, one at
+a time and only while the machine is cool. Another process compares it with the serving runtime. Then it is stored in
+the cache, and the version is reloaded and finds it there. A failure on the way changes nothing about what serves. If
+another server, or `edge-server optimize`, builds the engine in the same cache, this one waits for it. An engine for a
+GPU that this process has lost is not built.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _END_PATIENCE_S = 20.0
-"""How long the end of a build is waited for: twice what its process is given to end by itself."""
+"""How long the end of a build is waited for: twice the time that its process has to end by itself."""
 
 _CLAIM_LOOK_S = 1.0
-"""How often an engine that another process builds is looked at."""
+"""Interval at which an engine that another process builds is checked."""
 
 
 class EngineBuildQueue:
-    """`find` belongs to loading threads, which may come from the start; nothing is built before `start`."""
+    """Loading threads may call `find` at any time; nothing is built before `start`."""
 
     def __init__(self, cache: EngineCache, box: GpuIdentity, bounds: Bounds, side: ServingCallbacks) -> None:
         self.cache = cache
@@ -50,13 +50,13 @@ class EngineBuildQueue:
         self._maker = EngineBuilder(cache, bounds, side, self._ledger, self._is_closing)
         self._thread: threading.Thread | None = None
         self.lookups: Counter[str] = Counter()
-        """How many times an engine was there, and how many times not: hit, miss."""
+        """Numbers of lookups that found an engine, and that did not: hit, miss."""
 
     # -- asked by the backend, on loading threads ---------------------------------------------------------------------
 
     def find(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified engine for an order; None when it is to be built first. Raises LoadError's kin never:
-        what is wrong with the cache is told in the report."""
+        """Return the verified engine for an order; None if it must be built first. Never raises LoadError: problems of
+        the cache are in the report."""
         try:
             key = key_of(order, cuda_driver.devices()[order.device_id], self._box, self._hashes)
         except (OSError, IndexError, cuda_driver.CudaFault) as error:
@@ -72,13 +72,13 @@ class EngineBuildQueue:
                     ledger.set_ready(build, entry.facts)
                 return EngineFile(entry.plan, key.digest, partial(self._reject, build))
             if build.state is BuildState.READY:
-                # It was thrown away, or damaged on disk.
+                # It was deleted, or damaged on disk.
                 build.move(BuildState.WAITING, "the engine that was there is gone or damaged")
             ledger.changed.notify_all()
         return None
 
     def _reject(self, build: Build, reason: str) -> None:
-        """Throw away an engine that was verified and does not open after all."""
+        """Delete an engine that was verified but cannot be opened."""
         self.cache.drop(build.key)
         self._ledger.note_rejected(build, reason)
 
@@ -96,8 +96,8 @@ class EngineBuildQueue:
         return families(self.report(), self._ledger.outcomes, self.lookups)
 
     def cancel(self, model: str, version: int | None = None) -> int:
-        """Take back the builds for a model that wait or are under way; return how many. They are not begun again before
-        an order, new files, or a restart. Raises UnknownModel when there is no engine for such a model."""
+        """Cancel the waiting and running builds for a model; return their number. They begin again only after an order,
+        new files, or a restart. Raises UnknownModel if there is no engine for such a model."""
         with self._ledger.changed:
             found = self._ledger.of(model, version)
             open_ones = [build for build in found if build.state in UNDER_WAY or build.is_due(float("inf"))]
@@ -109,8 +109,8 @@ class EngineBuildQueue:
         return len(open_ones)
 
     def order_again(self, model: str, version: int | None = None) -> int:
-        """Build what failed or was taken back, now; return how many. Raises UnknownModel, and DeviceLost when there is
-        nothing but what needs a GPU that is lost to this process."""
+        """Build now what failed or was cancelled; return the number. Raises UnknownModel, and DeviceLost if all of it
+        needs a GPU that this process has lost."""
         with self._ledger.changed:
             stopped = [
                 build
@@ -129,20 +129,20 @@ class EngineBuildQueue:
     # -- working it off, on a thread of its own -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to build. Once the server has started: what serves comes first."""
+        """Begin to build. Called once the server has started: serving comes first."""
         self._thread = threading.Thread(target=self._loop, name="edge-engines", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Take back what is under way, and begin nothing more. Returns at once."""
+        """Cancel the running build, and begin no more. Returns at once."""
         self._is_closing.set()
         with self._ledger.changed:
             self._ledger.changed.notify_all()
 
     def close(self) -> None:
-        """As `end`, and wait for the process that builds to end. May be called again, and without `start`.
+        """As `end`, and wait for the building process to end. May be called again, and without `start`.
 
-        One that hangs in a driver cannot be ended: it is left, and this process ends without it.
+        A process that hangs in a driver cannot be ended: it is left behind.
         """
         self.end()
         if self._thread is not None:
@@ -166,12 +166,12 @@ class EngineBuildQueue:
             except (EngineCacheFault, EdgeServerError, OSError) as error:
                 self._ledger.note_failed(build, str(error) or type(error).__name__, is_final=False)
             except Exception as error:
-                # A bug in here must cost an engine, not all that follow.
+                # A bug here must fail one engine, not all later ones.
                 log.exception("%s failed in a way that nobody expected", build.title)
                 self._ledger.note_failed(build, f"{type(error).__name__}: {error}", is_final=True)
 
     def _can_begin(self, build: Build) -> bool:
-        """Return whether it is time: the version has been loaded by another runtime, or none could, and the box is
+        """Return whether the build may begin: another runtime has loaded the version, or none could, and the machine is
         cool."""
         lost = self._side.lost_gpu(build.order)
         if lost:
@@ -185,7 +185,7 @@ class EngineBuildQueue:
         try:
             is_there = build.order.path.exists()
         except OSError as error:
-            # A network file system that went away: not a word about whether the model is there.
+            # A network file system that is away says nothing about whether the model exists.
             why = f"'{build.order.path}' cannot be read: {error.strerror}"
             self._ledger.note_waiting(build, why, time.monotonic() + _CLAIM_LOOK_S)
             return False
@@ -194,7 +194,7 @@ class EngineBuildQueue:
         return is_there
 
     def _make(self, build: Build) -> None:
-        """Make an engine, unless another process is at it: then it is looked for again, a little later."""
+        """Make an engine. If another process is building it, check for it again a little later."""
         claim = self.cache.claim(build.key)
         if claim is None:
             again_s = time.monotonic() + _CLAIM_LOOK_S

@@ -33,13 +33,13 @@ _CHANGED = "the model, or what is asked of its engine, changed"
 
 
 class BuildRegistry:
-    """`changed` guards all builds, and is notified when one may have come due. What is named `note_...` may be called
-    from any thread, without it."""
+    """`changed` guards all builds, and is notified when one may be due. Functions named `note_...` may be called from
+    any thread, without it."""
 
     def __init__(self, announce: PublishEvent) -> None:
         self.changed = threading.Condition()
         self.outcomes: Counter[str] = Counter()
-        """How many builds ended in which way: ready, failed, cancelled."""
+        """Number of builds by result: ready, failed, cancelled."""
         self._announce = announce
         self._builds: dict[tuple[str, int], Build] = {}
 
@@ -62,7 +62,7 @@ class BuildRegistry:
         return build
 
     def of(self, model: str, version: int | None) -> list[Build]:
-        """Return the builds for a model's versions, or for one. Raises UnknownModel when there is none."""
+        """Return the builds for a model's versions, or for one. Raises UnknownModel if there is none."""
         found = [item for (name, number), item in self._builds.items() if name == model and version in (None, number)]
         if not found:
             raise UnknownModel(f"no engine is, or is to be, built for model '{model}'")
@@ -83,7 +83,7 @@ class BuildRegistry:
                 del self._builds[build.name]
 
     def note_waiting(self, build: Build, why: str, due_s: float | None = None) -> None:
-        """Say what one that is due waits for, and when it is looked at again (time.monotonic), None: at once."""
+        """Set what a due build waits for, and when it is checked again (time.monotonic); None: at once."""
         with self.changed:
             if build.state in UNDER_WAY or build.cancel_reason:
                 return
@@ -116,14 +116,14 @@ class BuildRegistry:
             build.move(BuildState.VERIFYING)
 
     def note_paused(self, build: Build, state: BuildState, why: str) -> None:
-        """Note that one pauses, and why; "": that it goes on, in `state`."""
+        """Set a build to paused for a reason; "": it continues, in `state`."""
         with self.changed:
             build.move(BuildState.PAUSED if why else state, why)
         log.info("%s %s", build.title, f"pauses: {why}" if why else "goes on")
         self._tell(ENGINE_BUILD_PAUSED if why else ENGINE_BUILD_RESUMED, build, reason=why)
 
     def note_ready(self, build: Build, facts: Mapping[str, object], compared: str) -> None:
-        """Note an engine that was built here, and compared with another runtime."""
+        """Record an engine that was built here, and compared with another runtime."""
         with self.changed:
             self.set_ready(build, facts)
             build.attempt_count = 0
@@ -135,7 +135,7 @@ class BuildRegistry:
         self._tell_ready(build)
 
     def note_found(self, build: Build, facts: Mapping[str, object]) -> None:
-        """Note an engine that another process has built meanwhile."""
+        """Record an engine that another process has built meanwhile."""
         with self.changed:
             self.set_ready(build, facts)
             build.attempt_count = 0
@@ -143,7 +143,7 @@ class BuildRegistry:
         self._tell_ready(build)
 
     def note_rejected(self, build: Build, reason: str) -> None:
-        """Note that one that was verified did not open after all; it is built anew, a little later."""
+        """Record that a verified engine could not be opened; it is built again a little later."""
         with self.changed:
             build.attempt_count += 1
             build.fail(f"the engine did not open: {reason}", is_final=False)
@@ -155,7 +155,8 @@ class BuildRegistry:
     def note_failed(self, build: Build, reason: str, *, is_final: bool) -> None:
         with self.changed:
             if build.state not in UNDER_WAY and not is_final:
-                # It was not begun: that counts too, or a cache that cannot be written to would be tried for ever.
+                # A build that could not begin counts too. Otherwise a cache that cannot be written to would be tried
+                # for ever.
                 build.attempt_count += 1
             build.fail(reason, is_final=is_final)
             build.phase = ""
@@ -187,7 +188,7 @@ _FIRST_RETRY_S = 30.0
 _LONGEST_RETRY_S = 3600.0
 
 MOST_ATTEMPTS = 5
-"""Builds that fail in a row for a cause that may pass; after that only an order, or a restart, tries again."""
+"""Failures in a row, for a cause that may pass, after which only an order or a restart tries again."""
 
 
 class BuildState(enum.Enum):
@@ -205,7 +206,7 @@ UNDER_WAY = frozenset({BuildState.BUILDING, BuildState.PAUSED, BuildState.VERIFY
 
 @dataclass(slots=True, eq=False)
 class Build:
-    """`cancel_reason`, when not empty, is the order to end it. `due_s` is when it may be begun (time.monotonic)."""
+    """`cancel_reason`, if not empty, is the order to end it. `due_s` is when it may begin (time.monotonic)."""
 
     order: EngineOrder
     key: EngineKey
@@ -238,7 +239,7 @@ class Build:
             self.reason = reason
 
     def fail(self, reason: str, *, is_final: bool) -> None:
-        """Note a failure, and when it is tried again: after 30 s, 1 min, 2 min ... an hour."""
+        """Record a failure, and when to try again: after 30 s, 1 min, 2 min ... an hour."""
         self.move(BuildState.FAILED, reason)
         if is_final or self.attempt_count >= MOST_ATTEMPTS:
             return

@@ -35,7 +35,7 @@ from edge_server.serving.execution.warmup import build
 from edge_server.telemetry.event_bus import PublishEvent
 
 _PROGRESS_STEP_PERCENT = 5.0
-"""How far a build must have come since the last event of its progress, unless the phase changed."""
+"""Smallest progress of a build between two events, unless the phase changed."""
 
 _SAMPLES = "samples.npz"
 
@@ -63,7 +63,7 @@ class ServingCallbacks:
 
 
 class EngineBuilder:
-    """Used by one thread. Once `is_closing` is set it takes back what is under way."""
+    """Used by one thread. After `is_closing` is set it cancels the running work."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class EngineBuilder:
         self._is_closing = is_closing
 
     def make(self, build: Build) -> None:
-        """Build, verify, keep and hand over one engine, by who has the claim to it.
+        """Build, verify, store and activate one engine, for which this process has the claim.
 
         Raises CacheFault, EdgeServerError, OSError.
         """
@@ -106,7 +106,7 @@ class EngineBuilder:
         self._ledger.note_built(build, float(str(facts["took_s"])))
         outcome = self._run(build, served is not None, verify_job(build.order, folder, folder / _SAMPLES))
         if outcome.end != "verified":
-            # What crashed may have crashed for want of memory: the plan is kept, and tried again.
+            # It may have crashed for lack of memory: the plan is kept, and tried again.
             if outcome.is_final:
                 self._cache.discard(build.key)
             self._end(build, outcome)
@@ -114,7 +114,7 @@ class EngineBuilder:
         self._hand_over(build, served, {**facts, "difference": outcome.facts["difference"]})
 
     def _write_samples(self, build: Build, served: ServedVersion | None, path: Path) -> None:
-        """Ask the serving runtime for what is right. Raises EdgeServerError, OSError."""
+        """Get the correct outputs from the serving runtime. Raises EdgeServerError, OSError."""
         spec = served.spec if served is not None else build.order.spec
         assert spec is not None
         requests = requests_for(spec, build.order, build.order.path.parent.parent)
@@ -143,11 +143,12 @@ class EngineBuilder:
         return run_child(job, self._bounds, orders)
 
     def _why_not(self, build: Build, was_served: bool) -> str:
-        """Return why a build is to end, "" when it is to go on."""
+        """Return why a build must end, "" if it may continue."""
         if self._is_closing.is_set():
             return "the server stops"
         if not build.cancel_reason:
-            # A load that wants another engine has said so by now, see `find`; one that wants the same need not stop it.
+            # A load that needs another engine has called `find` by now; one that needs the same engine need not stop
+            # it.
             is_unloaded = was_served and self._side.serving(*build.name) is None
             if lost := self._side.lost_gpu(build.order):
                 build.cancel_reason = lost
@@ -156,7 +157,7 @@ class EngineBuilder:
         return build.cancel_reason
 
     def _hand_over(self, build: Build, served: ServedVersion | None, facts: dict[str, object]) -> None:
-        """Keep a verified engine, and have the version loaded anew."""
+        """Store a verified engine, and reload the version."""
         compared = f"{served.report().runtime}" if served is not None else ""
         entry = self._cache.commit(build.key, {**facts, "compared_with": compared, "tolerance": build.order.tolerance})
         self._ledger.note_ready(build, entry.facts, compared)
@@ -177,8 +178,8 @@ Submit = Callable[[Request, ResponseSink], object]
 
 
 def requests_for(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[Request]:
-    """Return the requests that an engine is checked with: every declared warm-up sample, and one of random numbers of
-    the shapes that the engine is made fastest for. Raises WarmupFailed for data that cannot be read."""
+    """Return the requests for checking an engine: every declared warm-up sample, and one of random numbers in the
+    shapes that the engine is optimized for. Raises WarmupFailed for data that cannot be read."""
     declared = [sample for sample in spec.warmup if sample.batch_size > 0]
     made = [build(spec, sample, model_dir) for sample in [*declared, _made_up(spec, order)]]
     made[-1] = Request(spec.name, {**made[-1].inputs, **_best_values(spec, order)}, id=made[-1].id)
@@ -186,12 +187,12 @@ def requests_for(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[R
 
 
 def answers(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
-    """Have the serving version answer. Raises what it raises; ServingFault when no answer comes."""
+    """Run the request on the serving version. Raises its errors; ServingFault if there is no response."""
     return [VerificationSample(_given(spec, request), _made(spec, _ask(request, submit))) for request in requests]
 
 
 def unanswered(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
-    """Return the requests without answers, where nothing serves that could give them."""
+    """Return the requests without outputs, if no serving version can compute them."""
     return [VerificationSample(_given(spec, request), {}) for request in requests]
 
 
@@ -206,13 +207,13 @@ def _made_up(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
         best = profile[item.name].best[skip:]
         dims = best if item.reshape is None else tuple(1 if size == -1 else size for size in item.dims)
         is_float = item.dtype.numpy.kind == "f" and item.dtype is not DType.BF16
-        # Integers are indices as often as not: zeros are in every vocabulary.
+        # Integers are often indices: zero is in every vocabulary.
         inputs.append(WarmupInput(item.name, item.dtype, dims, "random" if is_float else "zero"))
     return WarmupSample("engine check", rows, tuple(inputs))
 
 
 def _best_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
-    """Return the shape tensors' values that the engine is made fastest for, as a client sends them."""
+    """Return the values of shape tensors that the engine is optimized for, in the form that a client sends."""
     skip = 1 if spec.max_batch_size > 0 else 0
     profile = order.profiles[0]
     return {
@@ -242,7 +243,7 @@ def _ask(request: Request, submit: Submit) -> Response:
 
 
 def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
-    """Return a request's inputs with the shapes that a runtime is given."""
+    """Return a request's inputs in the shapes that a runtime gets."""
     told = batched_shape_inputs(spec)
     rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
     return {
@@ -252,7 +253,7 @@ def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
 
 
 def _made(spec: ModelSpec, response: Response) -> dict[str, Array]:
-    """Return an answer's outputs with the shapes that a runtime yields."""
+    """Return a response's outputs in the shapes that a runtime returns."""
     told = batched_shape_outputs(spec)
     return {
         tensor.name: prepend_batch_size(tensor.array[0], len(tensor.array))

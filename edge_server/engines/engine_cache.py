@@ -41,21 +41,22 @@ _ABANDONED_S = 7 * 86_400.0
 
 
 class EngineCacheFault(Exception):
-    """The folder cannot be used; says why."""
+    """The folder cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedEngine:
-    """A verified engine. `facts` is what engine.json says."""
+    """A verified engine. `facts` is the content of engine.json."""
 
     plan: Path
     facts: Mapping[str, object]
 
 
 class EngineCache:
-    """One folder, for any number of processes. What is below work/ is for the one that has the claim to it.
+    """One folder, for any number of processes. Only the process with the claim may use the folder of a build below
+    work/.
 
-    `limit_bytes`: engines that were not used for longest are deleted beyond it; 0: none is. Thread-safe.
+    `limit_bytes`: above it, the engines that were not used for longest are deleted; 0: none is. Thread-safe.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
@@ -65,7 +66,7 @@ class EngineCache:
         self._sound: dict[str, tuple[int, int]] = {}
 
     def open(self) -> None:
-        """Make the folder, and tidy up what a crash left. Raises CacheFault."""
+        """Make the folder, and delete what a crash left. Raises CacheFault."""
         try:
             for name in ("engines", "work", "timing"):
                 (self._folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ class EngineCache:
                     self._tidy(path)
 
     def _tidy(self, path: Path) -> None:
-        """Delete what a crash left of a build, its lock's file included. Raises OSError."""
+        """Delete what a crash left of a build, including its lock file. Raises OSError."""
         taken = claim(self._lock_file(path.name.removesuffix(LOCK)))
         if taken is not None:
             with taken:
@@ -89,11 +90,11 @@ class EngineCache:
                     shutil.rmtree(path)
 
     def claim(self, key: EngineKey) -> BuildLock | None:
-        """Return the right to build an engine, None while another has it. Ask `find` again once it is granted: another
-        may have built it meanwhile. Raises CacheFault."""
+        """Return the right to build an engine, None while another process has it. Call `find` again when it is granted:
+        the other may have built it meanwhile. Raises CacheFault."""
         path = self._lock_file(key.digest)
         try:
-            # Somebody may have cleared the cache away.
+            # The cache may have been deleted by hand.
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return claim(path)
         except OSError as error:
@@ -107,7 +108,7 @@ class EngineCache:
         return self._folder / "work" / f"{digest}{LOCK}"
 
     def find(self, key: EngineKey) -> CachedEngine | None:
-        """Return the verified engine with that key; one that is damaged is thrown away."""
+        """Return the verified engine with that key; a damaged one is deleted."""
         folder = self._folder / "engines" / key.digest
         plan = folder / PLAN
         facts = _read(folder / ENGINE_FACTS)
@@ -116,7 +117,7 @@ class EngineCache:
         try:
             is_sound = self._is_sound(key.digest, plan, str(facts.get("plan_sha256")))
         except OSError as error:
-            # Gone since the look above, thrown away by another process; or a disk that stutters: it took long to build.
+            # Deleted by another process since the check above; or a disk error, and the engine took long to build.
             log.warning("the engine '%s' cannot be read: %s", plan, error.strerror)
             return None
         if not is_sound:
@@ -140,7 +141,7 @@ class EngineCache:
         return words_for(nearest)
 
     def work_folder(self, key: EngineKey) -> Path:
-        """Return the folder in which the engine is built, by who has the claim. Raises CacheFault."""
+        """Return the folder in which the engine is built; needs the claim. Raises CacheFault."""
         folder = self._folder / "work" / key.digest
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,11 +162,11 @@ class EngineCache:
         return facts if is_whole else None
 
     def note_built(self, key: EngineKey, facts: Mapping[str, object]) -> None:
-        """Remember that the plan in the work folder is whole. Raises CacheFault."""
+        """Record that the plan in the work folder is complete. Raises CacheFault."""
         self._write(self._folder / "work" / key.digest / BUILD_FACTS, {**facts, "key": dict(key.fields)})
 
     def commit(self, key: EngineKey, facts: Mapping[str, object]) -> CachedEngine:
-        """Put a verified engine into its place, with the claim to it. Raises CacheFault."""
+        """Move a verified engine into its place; needs the claim. Raises CacheFault."""
         work, place = self._folder / "work" / key.digest, self._folder / "engines" / key.digest
         self._write(work / ENGINE_FACTS, {**facts, "key": dict(key.fields)})
         (work / BUILD_FACTS).unlink(missing_ok=True)
@@ -185,13 +186,13 @@ class EngineCache:
         return CachedEngine(place / PLAN, facts)
 
     def drop(self, key: EngineKey) -> None:
-        """Delete a verified engine. What another process builds in its place stays."""
+        """Delete a verified engine. An engine that another process builds in its place stays."""
         with self._lock:
             self._sound.pop(key.digest, None)
             shutil.rmtree(self._folder / "engines" / key.digest, ignore_errors=True)
 
     def discard(self, key: EngineKey) -> None:
-        """Delete an engine that was built and is not to be verified again, with the claim to it."""
+        """Delete an engine that was built and will not be verified again; needs the claim."""
         shutil.rmtree(self._folder / "work" / key.digest, ignore_errors=True)
 
     def timing_file(self, key: EngineKey) -> Path:
@@ -201,17 +202,17 @@ class EngineCache:
         return self._folder / "timing" / f"{name}.cache"
 
     def size(self) -> tuple[int, int]:
-        """Return how many verified engines there are, and their bytes."""
+        """Return the number of verified engines, and their bytes."""
         sizes = [size for _, size, _ in self._entries()]
         return len(sizes), sum(sizes)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return when each was last used, its bytes, and its folder."""
+        """Return, for each engine, its time of last use, its bytes, and its folder."""
         found: list[tuple[float, int, Path]] = []
         try:
             folders = list((self._folder / "engines").iterdir())
         except OSError:
-            # Somebody cleared the cache away: there are none, and whoever asks, as the metrics page, is told that.
+            # The cache was deleted by hand: there are no engines, and the metrics page says so.
             return found
         for folder in folders:
             with contextlib.suppress(OSError):
@@ -228,12 +229,12 @@ class EngineCache:
                 if total <= self._limit_bytes:
                     break
                 if folder.name != kept:
-                    # One that is in use is in memory: its file is not needed until the next load.
+                    # An engine in use is in memory: its file is not needed until the next load.
                     shutil.rmtree(folder, ignore_errors=True)
                     total -= size
 
     def _is_sound(self, digest: str, plan: Path, expected: str) -> bool:
-        """Return whether the plan is as it was verified; read once for as long as it is not touched."""
+        """Return whether the plan has its verified hash. It is read once, and again only if the file changes."""
         found = plan.stat()
         mark = (found.st_size, found.st_mtime_ns)
         with self._lock:
@@ -278,20 +279,20 @@ _LONGEST_WORDS = 300
 
 
 class BuildLock:
-    """The right to build one engine; without a guarantee on file systems that have no locks."""
+    """The right to build one engine; without a guarantee on file systems without locks."""
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
         self._path = path
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let others build. May be called again."""
+        """Let other processes build it. May be called again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         with contextlib.suppress(OSError):
             self._path.unlink()
-        # Closing alone would leave it to a forked child that inherited the descriptor.
+        # Closing alone would leave the lock to a forked child that inherited the descriptor.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
@@ -306,8 +307,8 @@ class BuildLock:
 
 
 def claim(path: Path) -> BuildLock | None:
-    """Return the right that the file at `path` stands for, None while another process, or another part of this one, has
-    it. Returns at once. Raises OSError."""
+    """Return the lock of the file at `path`, None while another process, or another part of this one, has it. Returns
+    at once. Raises OSError."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -325,7 +326,7 @@ def claim(path: Path) -> BuildLock | None:
                 raise
             log.warning("'%s' cannot be locked: another server may build the same engine: %s", path, error.strerror)
             return BuildLock(path, None)
-        # Its holder let go of it, and deleted it, between our opening and our locking.
+        # Its holder released and deleted it after this process opened it, and before it was locked.
         os.close(descriptor)
 
 

@@ -31,7 +31,7 @@ _WORDS = {
     "options": "other options are asked for",
     "plugins_sha256": "its plugins changed",
 }
-"""Field -> how people are told that it differs."""
+"""Field -> text for people about its difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class EngineKey:
 
 
 def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: FileHashes) -> EngineKey:
-    """Return an order's key on a box. Reads the model's files. Raises OSError."""
+    """Return an order's key on a machine. Reads the model's files. Raises OSError."""
     plugins = [Path(text) for text in order.options.get("trt_extra_plugin_lib_paths", "").split(";") if text]
     fields: dict[str, object] = {
         **order.recipe(),
@@ -58,7 +58,7 @@ def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: Fil
         "tpc_mask": box.tpc_mask,
         "plugins_sha256": [hashes.of_file(path) for path in plugins],
     }
-    # As it comes back from a file: tuples are lists.
+    # In the form that JSON returns: tuples are lists.
     fields = json.loads(json.dumps(fields))
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return EngineKey(fields, hashlib.sha256(text.encode()).hexdigest()[:32])
@@ -70,7 +70,7 @@ def words_for(differences: tuple[str, ...]) -> str:
 
 
 class FileHashes:
-    """SHA-256 of files, remembered for as long as a file stays as it is: models of gigabytes are read once."""
+    """SHA-256 of files, kept while a file does not change: models of gigabytes are read once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class FileHashes:
         return digest.hexdigest()
 
     def of_model(self, path: Path) -> str:
-        """Return the hash of an ONNX file, and of the files beside it that it names: its weights may lie there."""
+        """Return the hash of an ONNX file and of the files beside it that it names, which may have its weights."""
         beside = [other for other in sorted(path.parent.rglob("*")) if other != path and other.is_file()]
         named = _named_in(path, beside) if beside else []
         if not named:
@@ -119,15 +119,15 @@ _MASK = re.compile(r"^\s*TPC_POWER_GATING\s+TPC_PG_MASK\s+(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """`l4t`: "36.4.3", "" where it is no Jetson. `tpc_mask`: which of the GPU's processors the power mode has gated, as
-    nvpmodel's configuration writes it, "" where it gates none or does not say."""
+    """`l4t`: "36.4.3", "" if it is no Jetson. `tpc_mask`: the GPU's processors that the power mode has switched off, as
+    in nvpmodel's configuration; "" if it switches none off or does not say."""
 
     l4t: str = ""
     tpc_mask: str = ""
 
 
 def read_gpu_identity(root: Path = Path("/")) -> GpuIdentity:
-    """Read the files of NVIDIA's system below `root`. What cannot be read counts as absent."""
+    """Read the files of NVIDIA's system below `root`. A file that cannot be read counts as absent."""
     release = _RELEASE.search(_text(root / "etc/nv_tegra_release"))
     if release is None:
         return GpuIdentity()

@@ -21,14 +21,14 @@ _LONGEST_LINE = 300
 
 
 class NoAnswer(Exception):
-    """It has said nothing for as long as was waited; it lives."""
+    """The process lives and sent no message within the time."""
 
 
 class JsonProcess:
-    """`python -m MODULE`, its standard input and output for JSON, its standard error for complaints.
+    """`python -m MODULE`: JSON on its standard input and output, error texts on its standard error.
 
-    Two threads read what it says, so that it never waits for a reader. All else is used by one thread. What is
-    constructed must be waited for: `end`, `kill` or `join`.
+    Two threads read its output, so that it never waits for a reader. One thread uses everything else. After
+    construction `end`, `kill` or `join` must be called.
     """
 
     def __init__(self, module: str) -> None:
@@ -51,7 +51,7 @@ class JsonProcess:
             raise OSError(errno.EAGAIN, f"the system grants no thread to read from it: {error}") from None
 
     def _let_go(self) -> None:
-        """End a process that not all readers could be had for."""
+        """End a process for which not all reader threads could be started."""
         self._process.kill()
         self._process.wait()
         for reader in self._readers:
@@ -66,7 +66,7 @@ class JsonProcess:
         return self._process.pid
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Write one line. What has ended already does not hear it, and says so by its end."""
+        """Write one line. Does nothing if the process has ended; reading its messages shows that."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -86,20 +86,20 @@ class JsonProcess:
             raise NoAnswer from None
 
     def signal(self, number: int) -> None:
-        # `wait` is the using thread's alone, so the number cannot have been given to another process.
+        # Only the using thread calls `wait`, so the process number cannot belong to another process yet.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def join(self) -> None:
-        """Wait until it is gone, and until all that it said has been read."""
+        """Wait until it has ended and all its output was read."""
         self._process.wait()
         for reader in self._readers:
             reader.join()
         self.tell_no_more()
 
     def end(self, patience_s: float) -> None:
-        """Close its input, and make sure that it is gone: it may take so long to leave by itself."""
+        """Close its input, and kill it if it does not end in this time."""
         self.tell_no_more()
         try:
             self._process.wait(patience_s)
@@ -109,7 +109,7 @@ class JsonProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once. May be called again."""
+        """Kill it at once. May be called again."""
         self.signal(signal.SIGKILL)
         self.join()
 

@@ -1,5 +1,4 @@
-"""FrameService: creates the frame streams with the first camera, so that a server without cameras saves their
-memory."""
+"""FrameService: creates the frame streams with the first camera, so that a server without cameras uses less memory."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ class FrameService:
         self._is_stopped = False
 
     def open(self, call: RpcCall) -> FrameCall:
-        """Open the side of one call of FrameService/Stream."""
+        """Create the handler of one call of FrameService/Stream."""
         from edge_server.frontends.frames.stream_call import FrameCall
 
         return FrameCall(self._opened, call)
 
     def reports(self) -> Sequence[FrameStreamReport]:
-        """Return the streams that are open."""
+        """Return the open streams."""
         return [] if self._streams is None else self._streams.reports()
 
     def families(self) -> list[Family]:
@@ -47,11 +46,11 @@ class FrameService:
         return [] if self._streams is None else list(self._streams.families())
 
     def refused_counts(self) -> Mapping[str, int]:
-        """Return, by model, how many frames the governor refused."""
+        """Return the number of frames that the governor refused, by model."""
         return {} if self._streams is None else self._streams.refused_counts()
 
     def stop(self) -> None:
-        """End every stream with its last results, and take no more."""
+        """End every stream with its last results, and accept no more."""
         with self._lock:
             self._is_stopped = True
             streams = self._streams

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class FrameCall:
-    """One call of the one RPC of the service. `streams` makes what streams need when the first one comes."""
+    """One call of the service's only RPC. `streams` creates the frame streams at the first call."""
 
     def __init__(self, streams: Callable[[], StreamRegistry], call: RpcCall) -> None:
         self._make_streams = streams
@@ -28,14 +28,14 @@ class FrameCall:
         self._has_left = self._is_stopping = False
         self._may_send = True
         self._first_end = threading.Lock()
-        """Taken when the end was logged."""
+        """Held once the end was logged."""
 
     # -- events of the call
 
     def on_message(self, message: Message) -> None:
         stream = self._stream
         if stream is None:
-            # What the first camera needs takes its time: vision, the model's description.
+            # The first camera takes time: vision is imported, and the model's description is read.
             run_blocking(self._call, partial(self._open, message))
             return
         try:
@@ -63,7 +63,7 @@ class FrameCall:
         self._flush()
 
     def on_client_left(self) -> None:
-        # Said before looking: the thread that opens the stream looks at this when it is open.
+        # Set before checking: the thread that opens the stream checks it when the stream is open.
         self._has_left = True
         if self._stream is not None:
             self._close(self._stream)
@@ -92,12 +92,12 @@ class FrameCall:
             return
         if self._is_stopping:
             stream.stop()
-        # Called with the streams' lock held, which a transport's own work must not wait for.
+        # Called with the streams' lock held, during which the transport must not do its own work.
         stream.watch(self._call.wake)
         self._call.receive()
 
     def _flush(self) -> None:
-        """Send what there is, as long as the transport takes it. Only for `on_woken` and `on_sent`: one at a time."""
+        """Send results as long as the transport accepts them. Only for `on_woken` and `on_sent`, one at a time."""
         stream = self._stream
         if stream is None:
             return
@@ -105,7 +105,7 @@ class FrameCall:
             try:
                 message = stream.next_message()
                 if message is not None:
-                    # False before `on_sent` can come, which may be before `send` is back.
+                    # False before `on_sent` can be called, which may be before `send` returns.
                     self._may_send = False
                     if self._call.send((encode_server_message(*message),)):
                         self._may_send = True
