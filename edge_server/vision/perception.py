@@ -73,16 +73,16 @@ class PerceptionPlan:
         A request for an annotated picture alone draws the declared results. Raises InvalidRequest, with the missing
         configuration key, for classes, detections or a mask that the model does not declare.
         """
-        wishes_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
-        if wishes_nothing:
+        returns_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
+        if returns_nothing:
             what = self.what
             return replace(returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask)
-        for is_wished, plan, noun, key in (
+        for is_requested, plan, noun, key in (
             (returns.top_k, self.classes, "classes", "image_top_k' or 'class_output"),
             (returns.has_detections, self.detections, "detections", "detection_head"),
             (returns.has_mask, self.mask, "a mask", "mask_output"),
         ):
-            if is_wished and plan is None:
+            if is_requested and plan is None:
                 raise InvalidRequest(
                     f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'"
                 )

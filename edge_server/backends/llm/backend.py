@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,6 +31,9 @@ EXPORT_FILE = "openvino_tokenizer.xml"
 """File by which the folder of an OpenVINO export is known."""
 
 _BLOCK_TOKENS = 32
+
+_NICENESS = 5
+"""Of the child process: a step computes on all cores, and other models have deadlines."""
 
 _ONNX_CONTEXT = 4096
 """Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
@@ -142,6 +146,7 @@ def open_openvino(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.openvino_engine import OpenVinoEngine
 
+    os.nice(_NICENESS)
     settings = _settings(job)
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
@@ -151,6 +156,7 @@ def open_onnx(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.onnx_engine import OnnxEngine
 
+    os.nice(_NICENESS)
     size = _read_genai_size(job.file)
     settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
     folder = job.file.path.parent

@@ -155,7 +155,7 @@ class Manager:
         with self._changed:
             if self._reconciler.is_closed:
                 raise Draining(f"Server is stopping, model '{desired.name}' can be neither loaded nor unloaded")
-            self._replace_wish(desired, retry=retry)
+            self._replace_desired(desired, retry=retry)
         self._events.publish()
 
     def set_desired_state(self, desired: Iterable[DesiredModel], kept: Collection[str] = ()) -> None:
@@ -176,7 +176,7 @@ class Manager:
             # Ensembles must see the desired state of all their members before any action starts.
             self._reconciler.proceeding.update(order)
             for name in order:
-                self._replace_wish(whole[name])
+                self._replace_desired(whole[name])
             self._reconciler.proceeding.difference_update(order)
             for name in order:
                 self._reconciler.proceed(self._models[name])
@@ -328,7 +328,7 @@ class Manager:
         model = self._models.get(desired.name)
         return model is not None and model.stated is desired and not desired.members
 
-    def _replace_wish(self, desired: DesiredModel, *, retry: bool = False) -> None:
+    def _replace_desired(self, desired: DesiredModel, *, retry: bool = False) -> None:
         model = self._models.setdefault(desired.name, ModelState(desired))
         model.stated = desired
         self._dependents.add_members(desired.name, desired.members)
@@ -337,8 +337,8 @@ class Manager:
             model.evicted.clear()
             model.has_served = False
         for version, failure in list(model.failures.items()):
-            wished = desired.versions.get(version)
-            if retry or wished is None or wished.fingerprint != failure.fingerprint:
+            wanted = desired.versions.get(version)
+            if retry or wanted is None or wanted.fingerprint != failure.fingerprint:
                 failure.forget_retry()
                 # There is no retry to come. If the same files become desired again, that is a new attempt.
                 failure.is_due = failure.can_heal

@@ -171,20 +171,20 @@ class ModelState:
 
     def failed(self) -> dict[int, Failure]:
         """Return the desired versions whose present files failed to load."""
-        wished = self.desired.versions
+        desired = self.desired.versions
         return {
             number: failure
             for number, failure in sorted(self.failures.items())
-            if number in wished and wished[number].fingerprint == failure.fingerprint and not failure.is_due
+            if number in desired and desired[number].fingerprint == failure.fingerprint and not failure.is_due
         }
 
     def resting(self) -> dict[int, EvictedVersion]:
         """Return the desired versions that stay evicted until a request needs them."""
-        wished = self.desired.versions
+        desired = self.desired.versions
         return {
             number: cold
             for number, cold in self.evicted.items()
-            if number in wished and wished[number].fingerprint == cold.fingerprint
+            if number in desired and desired[number].fingerprint == cold.fingerprint
         }
 
     def to_serve(self) -> dict[int, str]:
@@ -208,10 +208,10 @@ class ModelState:
         """
         if self.stated.members:
             return False
-        as_wished = {item.version: item.fingerprint for item in self.loaded if item.state is VersionState.READY}
-        wished = {number: desired.fingerprint for number, desired in self.desired.versions.items()}
+        serving = {item.version: item.fingerprint for item in self.loaded if item.state is VersionState.READY}
+        desired = {number: item.fingerprint for number, item in self.desired.versions.items()}
         is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.loaded)
-        return bool(as_wished) and as_wished == wished and not self.desired.reason and is_quiet
+        return bool(serving) and serving == desired and not self.desired.reason and is_quiet
 
     def idle_unload_s(self, limits: ManagerLimits) -> float | None:
         """Return after how many seconds without requests it is unloaded; None: never, or it is not loaded."""

@@ -1,0 +1,155 @@
+"""The engine over OpenVINO GenAI, with the tiny model: batching, cancellation, a full KV cache, the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_server.backends.llm.model_size import read_gguf
+from edge_server.backends.llm.openvino_engine import OpenVinoEngine
+from edge_server.backends.llm.settings import read_settings
+from edge_server.backends.llm.token_engine import FinishReason, Sampling
+
+pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+pytestmark = pytest.mark.full
+
+TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+CHATS = {
+    "count from three": 60,
+    "days from Friday": 30,
+    "what is the capital of Japan?": 20,
+    "say hello": 12,
+    "count from nine": 40,
+    "what is the capital of France?": 10,
+    "give me json": 16,
+    "days from Monday": 25,
+}
+"""Question -> most tokens of the answer."""
+
+
+class Driven:
+    """An engine that a test steps by hand."""
+
+    def __init__(self, **parameters: str) -> None:
+        settings = read_settings("tiny", {"deterministic": "true", **parameters}, read_gguf(TINY), 32)
+        self.engine = OpenVinoEngine(TINY, settings)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.steps = 0
+        self._number = 0
+
+    def add(self, question: str, max_tokens: int, **sampling: bool) -> int:
+        return self.add_prompt(
+            self.engine.chat_prompt([{"role": "user", "content": question}], ()), max_tokens, **sampling
+        )
+
+    def add_prompt(self, prompt: str, max_tokens: int, **sampling: bool) -> int:
+        self._number += 1
+        self.tokens[self._number] = []
+        tokens = self.engine.encode(prompt)
+        self.engine.add(self._number, tokens, Sampling(max_tokens=max_tokens, temperature=0.0, **sampling))
+        return self._number
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.steps += 1
+            for event in self.engine.step():
+                assert not event.error, event.error
+                self.tokens[event.number] += event.tokens
+                if event.finish is not None:
+                    self.finished[event.number] = event.finish
+
+    def run(self) -> int:
+        """Step until the engine is idle. Return the number of steps."""
+        before = self.steps
+        while not self.engine.is_idle():
+            self.step()
+        return self.steps - before
+
+    def text(self, number: int) -> str:
+        return self.engine.decode([self.tokens[number]])[0]
+
+
+@pytest.fixture(scope="module")
+def drive() -> Callable[..., Driven]:
+    engines: dict[tuple[tuple[str, str], ...], Driven] = {}
+
+    def make(**parameters: str) -> Driven:
+        key = tuple(sorted(parameters.items()))
+        if key not in engines:
+            engines[key] = Driven(**parameters)
+        return engines[key]
+
+    return make
+
+
+def test_eight_chats_together_take_the_steps_of_the_longest_and_have_their_own_texts(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    alone = {}
+    steps_alone = 0
+    for question, most in CHATS.items():
+        number = driven.add(question, most)
+        steps_alone += driven.run()
+        alone[question] = driven.text(number)
+    numbers = {question: driven.add(question, most) for question, most in CHATS.items()}
+    assert driven.run() <= 30
+    assert steps_alone > 90
+    assert {question: driven.text(number) for question, number in numbers.items()} == alone
+
+
+def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its_neighbour_intact(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    number = driven.add("count from three", 60)
+    driven.run()
+    expected = driven.text(number)
+    for _ in range(200):
+        gone = driven.add("count from zero", 60)
+        driven.step(3)
+        driven.engine.cancel(gone)
+        driven.step(3)
+        assert driven.engine.is_idle()
+    assert driven.engine.figures().used_blocks == 0
+    neighbour, gone = driven.add("count from three", 60), driven.add("count from zero", 60)
+    driven.step(4)
+    driven.engine.cancel(gone)
+    driven.run()
+    assert driven.text(neighbour) == expected
+
+
+def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_together_all_complete(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="6", enable_prefix_caching="false")
+    number = driven.add("say hello", 400, ignore_eos=True)
+    driven.run()
+    assert driven.finished[number] == "length"
+    assert 100 < len(driven.tokens[number]) < 192
+    number = driven.add("count from zero", 70, ignore_eos=True)
+    driven.run()
+    numbers = [driven.add("count from zero", 70, ignore_eos=True) for _ in range(3)]
+    driven.run()
+    assert [driven.tokens[other] for other in numbers] == [driven.tokens[number]] * 3
+    assert len(driven.tokens[number]) == 70
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Driven]) -> None:
+    driven = drive(num_kv_blocks="64", max_num_batched_tokens="16")
+    prompt = "one two three four five six seven eight nine ten " * 5
+    size = len(driven.engine.encode(prompt))
+
+    def steps_to_first_token() -> int:
+        before, number = driven.steps, driven.add_prompt(prompt, 4)
+        while not driven.tokens[number]:
+            driven.step()
+        found = driven.steps - before
+        driven.run()
+        return found
+
+    assert steps_to_first_token() >= size // 16
+    assert steps_to_first_token() <= 4
