@@ -185,6 +185,10 @@ class RequestSession(abc.ABC):
     def execute(self, executions: Sequence[Execution]) -> None:
         """Handle the requests of one batch. An exception fails all executions that are not closed."""
 
+    hands_over: bool = False
+    """Whether `execute` only hands the requests to a thread of the session, and returns at once. In a child process the
+    thread that receives messages then calls it."""
+
     has_health_check: bool = False
     """Whether `is_healthy` does more than return True."""
 

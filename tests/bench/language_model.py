@@ -90,7 +90,7 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     parameters = {"enable_prefix_caching": "false"}
     engine = OpenVinoEngine(path, read_settings("model", parameters, read_gguf(path), 32))
-    prompt = list(engine.encode(engine.chat_prompt([{"role": "user", "content": QUESTION}])))
+    prompt = list(engine.encode(engine.chat_prompt([{"role": "user", "content": QUESTION}], ())))
     numbers = [0]
     with tempfile.TemporaryDirectory() as folder:
         version = Path(folder) / "model/1"

@@ -65,6 +65,8 @@ class _Generation:
 class LlmSession(RequestSession):
     """Text over a token engine. The session owns the engine and closes it."""
 
+    hands_over = True
+
     def __init__(
         self,
         model: str,

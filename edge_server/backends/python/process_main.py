@@ -206,7 +206,11 @@ class ModelRunner:
             batch, requests = rest
             executions = [RemoteExecution(number, request, self) for number, request in requests]
             self._open.update({number: item for (number, _), item in zip(requests, executions, strict=True)})
-            self._jobs.put(lambda: self._execute(batch, executions))
+            if self._session is not None and self._session.hands_over:
+                # A change of threads would wait for the GIL, which a step of a language model holds.
+                self._execute(batch, executions)
+            else:
+                self._jobs.put(lambda: self._execute(batch, executions))
         elif kind == "response":
             self._calls.receive_response(rest[0], rest[1], offset)
         elif kind == "answer":
