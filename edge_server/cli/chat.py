@@ -89,7 +89,7 @@ class Chat:
         try:
             with contextlib.closing(self._stream(messages)) as pieces:
                 for text in pieces:
-                    print(text, end="", flush=True)
+                    print(_safe(text) if sys.stdout.isatty() else text, end="", flush=True)
                     answer += text
         finally:
             if answer:
@@ -125,6 +125,11 @@ class Chat:
         print(flush=True)
         if usage is not None:
             _print_figures(usage, begin_s, first_s or time.monotonic(), time.monotonic())
+
+
+def _safe(text: str) -> str:
+    """Return the text without characters that would control a terminal."""
+    return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
 def _print_figures(usage: dict[str, int], begin_s: float, first_s: float, end_s: float) -> None:

@@ -26,7 +26,7 @@ COMMAND = Path(sys.executable).with_name("edge-server")
 def url(serve: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
     models = tmp_path_factory.mktemp("models")
     for name, script in (
-        ("talker", {"answers": {"hello": HELLO, "again": "Yes."}}),
+        ("talker", {"answers": {"hello": HELLO, "again": "Yes.", "steer": "a\x1b[2Jb"}}),
         ("slow", {"answers": {"talk": LONG}, "step_s": 0.005}),
     ):
         (models / name / "1").mkdir(parents=True)
@@ -132,6 +132,9 @@ def test_a_conversation_in_a_terminal_keeps_what_was_said_until_it_is_ended(url:
     # "be brief", "hello" and "again", the first answer, and a line end between two of them.
     chat.wait_for(r"Yes\.\r\n.*47 tokens of prompt, 4 of answer")
     chat.wait_for("> ")
+    chat.type("steer\n")
+    chat.wait_for(r"\na\[2Jb\r\n")
+    chat.wait_for("> ")
     chat.type("\x04")
     assert chat.process.wait(30) == 0
 
@@ -143,5 +146,5 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(url: str, terminal: Any) -> No
     chat.wait_for("word word word")
     chat.type("\x03")
     chat.wait_for(r"\n> ")
-    chat.type("\x03")
+    chat.type("\x04")
     assert chat.process.wait(30) == 0
