@@ -94,6 +94,9 @@ class EventEndpoints:
             await response.prepare(request)
             await _write(request, response, b": the events of edge-server\n\n")
             while True:
+                if request.transport is None:
+                    # Before Python 3.12, `wait_for` drops a cancellation that comes together with its result.
+                    raise ConnectionResetError("the client has disconnected")
                 is_closing = self._is_closing
                 waker.clear()
                 for event in self._bus.history(after):
