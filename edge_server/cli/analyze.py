@@ -24,7 +24,7 @@ from edge_server.cli.table import clean, clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.tuning.load.client_interface import RequestRefused
-from edge_server.tuning.load.configuration_search import LEFT_AT_THE_END, RankedTrial, Search, SearchLimits
+from edge_server.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
 from edge_server.tuning.load.grpc_client import GrpcControl
 from edge_server.tuning.load.http_client import HttpControl
 from edge_server.tuning.load.interrupts import Interrupts
@@ -32,7 +32,7 @@ from edge_server.tuning.load.measurement_session import MOST_WORKERS, MeasuredSe
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.report import to_json
 from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
-from edge_server.tuning.load.server_trials import ModelFolder, Trials, loaded, private_server
+from edge_server.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
 from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
 
 WINDOW_MS = 200
@@ -72,7 +72,7 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
         is_cut = True
     finally:
         screen.erase()
-    is_cut = is_cut or interrupts.is_due
+    is_cut = is_cut or interrupts.is_pending
     if search is not None and search.latest:
         _tell(options, search)
         for line in left_out:
@@ -109,7 +109,7 @@ def _plan(
             f"model '{model.name}' is a model of sequences: no request of it can be measured by itself"
         )
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
-        backend = loaded(HttpControl(server.url, (), 30.0), model.name)["backend"]
+        backend = served_model(HttpControl(server.url, (), 30.0), model.name)["backend"]
         control = GrpcControl(MeasuredServer("grpc", server.address).endpoint(), 30.0)
         try:
             facts = control.model(model.name, "")
@@ -150,7 +150,7 @@ def _plan(
         backend,
         concurrencies,
         words.input_choice(options, options.request_batch_size),
-        words.patience_of(options),
+        words.measurement_times(options),
         interrupts,
         options.latency_limit_ms,
         options.start_timeout,
@@ -202,10 +202,10 @@ class _Progress:
         if not self._done:
             return 0.0
         trial_s = (now_s - self._round_began_s) / self._done
-        count = self._search.in_round
+        count = self._search.candidates_in_round
         left_s = (count - self._done) * trial_s
-        while count > LEFT_AT_THE_END:
-            count, trial_s = max(-(-count // 2), LEFT_AT_THE_END), 2 * trial_s
+        while count > FINALIST_COUNT:
+            count, trial_s = max(-(-count // 2), FINALIST_COUNT), 2 * trial_s
             left_s += count * trial_s
         passed_s = now_s - self._began_s
         return passed_s / (passed_s + left_s)
@@ -215,7 +215,7 @@ class _Progress:
             self._done += 1
         else:
             self._round, self._done, self._round_began_s = round_number, 0, self._clock()
-        line = f"round {round_number + 1}, {self._done + 1} of {self._search.in_round}: {candidate}"
+        line = f"round {round_number + 1}, {self._done + 1} of {self._search.candidates_in_round}: {candidate}"
         share = self.share()
         left = estimate(share, self._clock() - self._began_s)
         if not self._screen.is_terminal:
@@ -240,7 +240,7 @@ def _table(search: Search, output: TextIO | None = None) -> str:
     reasons: dict[str, list[str]] = {}
     for item in ranked:
         if item.point is None:
-            reasons.setdefault("; ".join(item.broken), []).append(str(item.outcome.candidate))
+            reasons.setdefault("; ".join(item.violations), []).append(str(item.outcome.candidate))
     measured = [_row(item, item.point) for item in ranked if item.point is not None]
     has_notes = any(row[-1] for row in measured)
     rows = measured if has_notes else [row[:-1] for row in measured]
@@ -263,7 +263,7 @@ def _row(item: RankedTrial, point: MeasuredPoint) -> tuple[str, ...]:
         "-" if outcome.difference is None else f"{outcome.difference:.2g}",
         outcome.precision,
         f"{point.seconds:.1f} s" + ("" if point.is_steady else " ~"),
-        "; ".join(item.broken),
+        "; ".join(item.violations),
     )
 
 
@@ -325,7 +325,7 @@ def _one(item: RankedTrial, cores: int) -> dict[str, object]:
         "memory_mb": outcome.memory_mb,
         "power_w": outcome.power_w,
         "allowed": item.is_allowed,
-        "reasons": list(item.broken),
+        "reasons": list(item.violations),
         "points": [to_json(point, cores) for point in outcome.points],
     }
 
@@ -339,7 +339,7 @@ def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, be
             continue
         color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
         says = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
-        says += "".join(f"; {text}" for text in item.broken)
+        says += "".join(f"; {text}" for text in item.violations)
         bars.append(Bar(str(item.outcome.candidate), point.throughput, says, color))
     facts = f"inferences a second; objective {options.objective}"
     if unmeasured_count:
@@ -429,7 +429,7 @@ def _parser() -> argparse.ArgumentParser:
         help="requests under way; default: 1 and what fills instances and batches; 1 when the objective is latency",
     )
     words.add_input_options(inputs)
-    words.add_patience_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
+    words.add_measurement_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
     parser.add_argument(
         "--start-timeout", type=kinds.number(1, 3600), default=120.0, metavar="S", help="for a server to be ready"
     )

@@ -96,7 +96,7 @@ def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
     control = target.control()
     try:
         model = control.model(options.model, options.model_version)
-        session = LoadSession(target, model, control, words.patience_of(options), pid=local_process(target))
+        session = LoadSession(target, model, control, words.measurement_times(options), pid=local_process(target))
         session.batch = options.batch_size
         session.shares_memory = options.shared_memory
         session.output_bytes = options.output_shared_memory_size
@@ -252,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="room for an output whose size the model does not tell; default: 1 MiB",
     )
-    words.add_patience_options(parser.add_argument_group("measurement"), WINDOW_MS)
+    words.add_measurement_options(parser.add_argument_group("measurement"), WINDOW_MS)
     _add_connection(parser.add_argument_group("connection"))
     results = parser.add_argument_group("results")
     results.add_argument("--json", type=Path, metavar="FILE", help="write the figures there; -: instead of the table")

@@ -45,7 +45,7 @@ def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
     return InputChoice(kinds[-1] if kinds else "random", batch, dict(options.shape), tuple(files), options.seed)
 
 
-def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
+def add_measurement_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
     group.add_argument(
         "--measurement-interval",
         type=whole(10, 600_000),
@@ -72,7 +72,7 @@ def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None
     )
 
 
-def patience_of(options: argparse.Namespace) -> MeasurementTimes:
+def measurement_times(options: argparse.Namespace) -> MeasurementTimes:
     return MeasurementTimes(
         options.measurement_interval / 1000,
         options.measurement_request_count,
