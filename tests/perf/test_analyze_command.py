@@ -193,7 +193,7 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
         objective="throughput", latency_limit_ms=None, memory_limit_mb=None, power_limit_watts=None,
         difference_limit=0.01, json=tmp_path / "report.json", svg=None,
     )  # fmt: skip
-    analyze._save(options, ModelFolder(tmp_path, new_config()), search, None, [])
+    analyze._write_reports(options, ModelFolder(tmp_path, new_config()), search, None, [])
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -219,7 +219,7 @@ def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp
     search = Search(trial, SearchLimits())
     best = search.run(list(rates))
     options = argparse.Namespace(objective="throughput")
-    picture = analyze._picture(options, ModelFolder(tmp_path, new_config()), search, best)
+    picture = analyze._chart(options, ModelFolder(tmp_path, new_config()), search, best)
     told = [float(rate) for rate in re.findall(r">([0-9.]+)/s, p99", picture)]
     assert len(told) == len(rates)
     assert told == sorted(told, reverse=True)

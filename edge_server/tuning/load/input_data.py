@@ -22,7 +22,7 @@ from edge_server.tuning.load.client_interface import ModelFacts, TensorFacts
 
 Array = npt.NDArray[Any]
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Largest generated tensor. A mistaken shape must not fill the memory."""
 
 STRING_BYTES = 128
@@ -107,10 +107,10 @@ def _generated_input(
     model: ModelFacts, tensor: TensorFacts, choice: InputChoice, generator: np.random.Generator
 ) -> Tensor:
     shape = _shape(model, tensor, choice)
-    if math.prod(shape) * (tensor.dtype.itemsize or STRING_BYTES) > MOST_BYTES:
+    if math.prod(shape) * (tensor.dtype.itemsize or STRING_BYTES) > MAX_BYTES:
         raise InvalidRequest(
             f"input '{tensor.name}' of model '{model.name}' would have {math.prod(shape)} elements in the shape"
-            f" {list(shape)}; at most {MOST_BYTES >> 20} MiB are sent"
+            f" {list(shape)}; at most {MAX_BYTES >> 20} MiB are sent"
         )
     return Tensor(tensor.name, tensor.dtype, _values(tensor.dtype, shape, choice.kind, generator))
 

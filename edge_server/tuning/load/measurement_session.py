@@ -26,7 +26,7 @@ from edge_server.tuning.load.process_usage import Usage, is_local, listener_of, 
 from edge_server.tuning.load.shared_memory import in_bodies, in_shared_memory
 
 PROTOCOLS = ("grpc", "stream", "http")
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 
 OnWindow = Callable[[list[MeasurementWindow]], None]
 
