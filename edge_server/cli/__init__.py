@@ -1,5 +1,5 @@
-"""Command line: one file per command, each a function from arguments to an exit code.
+"""Command line: one file per command, each with a function `run(arguments)` that returns an exit code.
 
-Sits on top of everything: `serve` and `check` build a server, `status` talks to a running one over the wire only.
-Exit codes: 0 done, 1 something failed while running, 2 it could not start as asked (flags, ports, repository).
+The top layer, which may import all others. `serve` and `check` build a server; `status` and others query a running one
+over the network. Exit codes: 0 success, 1 failure while running, 2 cannot start (flags, ports, repository).
 """

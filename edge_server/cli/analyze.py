@@ -1,4 +1,4 @@
-"""`edge-server analyze`: search for the configuration that serves a model best on this machine, within limits."""
+"""`edge-server analyze`: search for the best configuration of a model on this machine, within limits."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from typing import Any, TextIO
 from edge_server import __version__
 from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
-from edge_server.cli import perf_options as words
+from edge_server.cli import perf_options
 from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clean, clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.tuning.load.client_interface import RequestRefused
-from edge_server.tuning.load.configuration_search import LEFT_AT_THE_END, RankedTrial, Search, SearchLimits
+from edge_server.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
 from edge_server.tuning.load.grpc_client import GrpcControl
 from edge_server.tuning.load.http_client import HttpControl
 from edge_server.tuning.load.interrupts import Interrupts
-from edge_server.tuning.load.measurement_session import MOST_WORKERS, MeasuredServer, has_bf16, usable_cores
+from edge_server.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16, usable_cores
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.report import to_json
 from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
-from edge_server.tuning.load.server_trials import ModelFolder, Trials, loaded, private_server
+from edge_server.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
 from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
 
 WINDOW_MS = 200
-MOST_DIFFERENCE = 0.01
-MOST_CANDIDATES = 200
+MAX_DIFFERENCE = 0.01
+MAX_CANDIDATES = 200
 
 HEADS = (
     "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED",
@@ -46,7 +46,7 @@ HEADS = (
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Search; 0 when a configuration keeps the limits, 1 when none does, 130 after Ctrl-C."""
+    """Search. Return 0 if a configuration keeps the limits, 1 if none does, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     with Interrupts() as interrupts:
         return _analyze(options, interrupts)
@@ -72,19 +72,19 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
         is_cut = True
     finally:
         screen.erase()
-    is_cut = is_cut or interrupts.is_due
+    is_cut = is_cut or interrupts.is_pending
     if search is not None and search.latest:
-        _tell(options, search)
+        _print_table(options, search)
         for line in left_out:
             print(f"not tried: {clean(line)}")
     if best is not None and search is not None and not is_cut:
-        _recommend(best, search)
+        _print_recommendation(best, search)
         if target is not None:
             _write_variant(target, str(apply(best.outcome.candidate, model.config, trials.backend)))
             print(f"written: {target}; serve it with --model-config-name={options.write}")
     if search is not None and search.latest:
-        # Last: a report that cannot be written costs nothing but itself.
-        _save(options, model, search, best, left_out)
+        # Last, because a file that cannot be written must not prevent the other output.
+        _write_reports(options, model, search, best, left_out)
     if is_cut:
         print(
             "edge-server analyze: interrupted; no configuration was written, and no server is left behind",
@@ -100,16 +100,18 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
 def _plan(
     options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts
 ) -> tuple[Trials, list[ServerCandidate], list[str]]:
-    """Serve the model as it is configured once, to learn what it is; return the trial, the
-    candidates, and the candidates that cannot run here, with the reason."""
+    """Serve the unchanged model once to read its metadata, and plan the search.
+
+    Return the trials, the candidates, and the reasons for candidates that cannot run here.
+    """
     cores = usable_cores()
     if model.config.HasField("sequence_batching"):
-        # Its requests belong to sequences; and a dynamic batcher that is tried would take the place of the sequences.
+        # Its requests depend on each other, and a candidate's dynamic batcher would replace the sequence batcher.
         raise RequestRefused(
-            f"model '{model.name}' is a model of sequences: no request of it can be measured by itself"
+            f"model '{model.name}' is a model of sequences: its requests cannot be measured one by one"
         )
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
-        backend = loaded(HttpControl(server.url, (), 30.0), model.name)["backend"]
+        backend = served_model(HttpControl(server.url, (), 30.0), model.name)["backend"]
         control = GrpcControl(MeasuredServer("grpc", server.address).endpoint(), 30.0)
         try:
             facts = control.model(model.name, "")
@@ -118,16 +120,16 @@ def _plan(
     if facts.is_ensemble:
         raise RequestRefused(f"model '{model.name}' is an ensemble: analyze its members")
     if facts.is_decoupled:
-        raise RequestRefused(f"model '{model.name}' is decoupled: its requests have no one answer to measure")
+        raise RequestRefused(f"model '{model.name}' is decoupled: a request may have any number of responses")
     files = [item.name for item in model.path.glob("[0-9]*/*")]
     filename = model.config.default_model_filename or ("model.onnx" if "model.onnx" in files else "")
     base = default_space(backend, filename, facts.max_batch_size, cores, tries_bf16=has_bf16())
     space = SearchSpace(
-        _chosen(options.backends, base.backends),
-        _chosen(options.precisions, base.precisions),
-        _chosen(options.instances, base.instances),
-        _chosen(options.threads, base.threads),
-        _chosen(options.batch_sizes, base.batches),
+        _values(options.backends, base.backends),
+        _values(options.precisions, base.precisions),
+        _values(options.instances, base.instances),
+        _values(options.threads, base.threads),
+        _values(options.batch_sizes, base.batches),
     )
     if options.threads and not {"onnxruntime", "openvino"} & set(space.backends or (backend,)):
         names = ", ".join(space.backends or (backend,))
@@ -142,15 +144,15 @@ def _plan(
         for item in candidates
         if item.backend not in missing and not (item.precision == "bf16" and why_no_bf16(item.backend or backend))
     ]
-    if len(candidates) > MOST_CANDIDATES:
-        raise InvalidRequest(f"{len(candidates)} configurations are too many; {MOST_CANDIDATES} are tried at most")
-    concurrencies = [int(level) for level in options.concurrency or _levels(options, space, cores)]
+    if len(candidates) > MAX_CANDIDATES:
+        raise InvalidRequest(f"{len(candidates)} configurations are too many; {MAX_CANDIDATES} are tried at most")
+    concurrencies = [int(level) for level in options.concurrency or _default_concurrencies(options, space, cores)]
     trials = Trials(
         model,
         backend,
         concurrencies,
-        words.input_choice(options, options.request_batch_size),
-        words.patience_of(options),
+        perf_options.input_choice(options, options.request_batch_size),
+        perf_options.measurement_times(options),
         interrupts,
         options.latency_limit_ms,
         options.start_timeout,
@@ -159,7 +161,7 @@ def _plan(
 
 
 def _why_missing(backend: str) -> str:
-    """Return why a backend cannot run anything here, "" where it can."""
+    """Return the reason why a backend cannot run here, or ""."""
     try:
         load_backend(backend)
     except BackendMissing as error:
@@ -167,22 +169,22 @@ def _why_missing(backend: str) -> str:
     return ""
 
 
-def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list[Any]:
+def _values(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list[Any]:
     if given is None:
         return list(otherwise)
     return [int(item) if isinstance(item, float) else item for item in given]
 
 
-def _levels(options: argparse.Namespace, space: SearchSpace, cores: int) -> list[float]:
-    """Return loads that show what a configuration can do: one request, and enough to fill instances and batches."""
+def _default_concurrencies(options: argparse.Namespace, space: SearchSpace, cores: int) -> list[float]:
+    """Return the default concurrencies: one request, and enough requests to fill all instances and batches."""
     if options.objective == "latency":
         return [1]
-    most = max([*space.batches, 2 * max([*space.instances, cores])])
-    return sorted({1.0, float(min(most, 32)), float(min(2 * most, 64))})
+    full = max([*space.batches, 2 * max([*space.instances, cores])])
+    return sorted({1.0, float(min(full, 32)), float(min(2 * full, 64))})
 
 
 class _Progress:
-    """Says what is being tried, and how long the rest may take."""
+    """Shows the current trial and the estimated remaining time."""
 
     def __init__(self, screen: Screen, search: Search, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
@@ -191,21 +193,21 @@ class _Progress:
         self._began_s = self._round_began_s = clock()
         self._round = -1
         self._done = 0
-        """Trials that have ended in this round."""
+        """Number of finished trials in this round."""
 
     def share(self) -> float:
-        """Return which part of the whole time has passed, 0 while no trial of this round has ended.
+        """Return the elapsed fraction of the estimated total time, or 0 before the first trial of a round has ended.
 
-        Each round takes the better half of the candidates, and each of these twice as long.
+        Each round measures half as many candidates, and each for twice as long.
         """
         now_s = self._clock()
         if not self._done:
             return 0.0
         trial_s = (now_s - self._round_began_s) / self._done
-        count = self._search.in_round
+        count = self._search.candidates_in_round
         left_s = (count - self._done) * trial_s
-        while count > LEFT_AT_THE_END:
-            count, trial_s = max(-(-count // 2), LEFT_AT_THE_END), 2 * trial_s
+        while count > FINALIST_COUNT:
+            count, trial_s = max(-(-count // 2), FINALIST_COUNT), 2 * trial_s
             left_s += count * trial_s
         passed_s = now_s - self._began_s
         return passed_s / (passed_s + left_s)
@@ -215,7 +217,7 @@ class _Progress:
             self._done += 1
         else:
             self._round, self._done, self._round_began_s = round_number, 0, self._clock()
-        line = f"round {round_number + 1}, {self._done + 1} of {self._search.in_round}: {candidate}"
+        line = f"round {round_number + 1}, {self._done + 1} of {self._search.candidates_in_round}: {candidate}"
         share = self.share()
         left = estimate(share, self._clock() - self._began_s)
         if not self._screen.is_terminal:
@@ -228,19 +230,19 @@ class _Progress:
 
 
 def _ranked(search: Search) -> list[RankedTrial]:
-    """Return those measured longest first, the best of them first."""
+    """Return the trials, those of later rounds first, and the best of each round first."""
     return sorted(
         search.latest.values(), key=lambda item: (item.point is not None, item.outcome.round, item.rank), reverse=True
     )
 
 
 def _table(search: Search, output: TextIO | None = None) -> str:
-    """Return the figures, and below them why some have none: a reason is a sentence, and would make a column of it."""
+    """Return the table, and below it the reasons for candidates without results. Reasons are too long for a column."""
     ranked = _ranked(search)
     reasons: dict[str, list[str]] = {}
     for item in ranked:
         if item.point is None:
-            reasons.setdefault("; ".join(item.broken), []).append(str(item.outcome.candidate))
+            reasons.setdefault("; ".join(item.violations), []).append(str(item.outcome.candidate))
     measured = [_row(item, item.point) for item in ranked if item.point is not None]
     has_notes = any(row[-1] for row in measured)
     rows = measured if has_notes else [row[:-1] for row in measured]
@@ -263,30 +265,26 @@ def _row(item: RankedTrial, point: MeasuredPoint) -> tuple[str, ...]:
         "-" if outcome.difference is None else f"{outcome.difference:.2g}",
         outcome.precision,
         f"{point.seconds:.1f} s" + ("" if point.is_steady else " ~"),
-        "; ".join(item.broken),
+        "; ".join(item.violations),
     )
 
 
-def _tell(options: argparse.Namespace, search: Search) -> None:
+def _print_table(options: argparse.Namespace, search: Search) -> None:
     print(_table(search, sys.stdout))
     if options.power_limit_watts is not None and all(item.outcome.power_w is None for item in search.latest.values()):
-        print("power: not measured, this box tells none; --power-limit-watts was not applied")
+        print("power: not measured, because this machine has no power sensor; --power-limit-watts was not applied")
 
 
-def _save(
+def _write_reports(
     options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None, left_out: Sequence[str]
 ) -> None:
-    """Write the report and the picture. Raises InvalidRequest."""
+    """Write the JSON report and the SVG chart. Raises InvalidRequest."""
     cores = usable_cores()
     if options.json is not None:
         document = {**_document(options, model, search, best, cores), "left_out": list(left_out)}
-        _write(options.json, "--json", _as_text(document))
+        _write(options.json, "--json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     if options.svg is not None:
-        _write(options.svg, "--svg", _picture(options, model, search, best))
-
-
-def _as_text(document: dict[str, object]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+        _write(options.svg, "--svg", _chart(options, model, search, best))
 
 
 def _document(
@@ -304,11 +302,11 @@ def _document(
         },
         "cores": cores,
         "recommended": None if best is None else str(best.outcome.candidate),
-        "configurations": [_one(item, cores) for item in _ranked(search)],
+        "configurations": [_trial_as_json(item, cores) for item in _ranked(search)],
     }
 
 
-def _one(item: RankedTrial, cores: int) -> dict[str, object]:
+def _trial_as_json(item: RankedTrial, cores: int) -> dict[str, object]:
     candidate, outcome = item.outcome.candidate, item.outcome
     return {
         "name": str(candidate),
@@ -320,17 +318,17 @@ def _one(item: RankedTrial, cores: int) -> dict[str, object]:
         "runtime": outcome.runtime,
         "precision": outcome.precision,
         "rounds": outcome.round + 1,
-        # Infinite where a reference of next to nothing was missed: JSON has no word for that.
+        # The difference is infinite if the reference is close to zero; JSON has no infinity.
         "difference": outcome.difference if math.isfinite(outcome.difference or 0.0) else None,
         "memory_mb": outcome.memory_mb,
         "power_w": outcome.power_w,
         "allowed": item.is_allowed,
-        "reasons": list(item.broken),
+        "reasons": list(item.violations),
         "points": [to_json(point, cores) for point in outcome.points],
     }
 
 
-def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None) -> str:
+def _chart(options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None) -> str:
     bars, unmeasured_count = [], 0
     for item in _ranked(search):
         point = item.point
@@ -338,9 +336,9 @@ def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, be
             unmeasured_count += 1
             continue
         color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
-        says = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
-        says += "".join(f"; {text}" for text in item.broken)
-        bars.append(Bar(str(item.outcome.candidate), point.throughput, says, color))
+        label = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
+        label += "".join(f"; {text}" for text in item.violations)
+        bars.append(Bar(str(item.outcome.candidate), point.throughput, label, color))
     facts = f"inferences a second; objective {options.objective}"
     if unmeasured_count:
         facts += f"; {unmeasured_count} more could not be measured"
@@ -349,25 +347,25 @@ def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, be
     return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
 
 
-def _recommend(best: RankedTrial, search: Search) -> None:
+def _print_recommendation(best: RankedTrial, search: Search) -> None:
     default = next((item for item in search.latest.values() if item.outcome.candidate.is_default), None)
     print(f"recommended: {best.outcome.candidate}")
     if default is not None and default is not best and default.point is not None and best.point is not None:
         gain = best.point.throughput / default.point.throughput
         p99 = best.point.percentiles_ms[99] / default.point.percentiles_ms[99]
         if math.isfinite(gain) and math.isfinite(p99):
-            print(f"beside the configuration as it is: {gain:.2f} times the throughput, {p99:.2f} times the p99")
+            print(f"compared with the present configuration: {gain:.2f} times the throughput, {p99:.2f} times the p99")
 
 
 def _variant_path(model: ModelFolder, name: str, may_overwrite: bool) -> Path:
     path = model.path / "configs" / f"{name}.pbtxt"
     if path.exists() and not may_overwrite:
-        raise InvalidRequest(f"--write {name}: {path} is there already; --overwrite replaces it")
+        raise InvalidRequest(f"--write {name}: {path} exists already; --overwrite replaces it")
     return path
 
 
 def _write_variant(path: Path, text: str) -> None:
-    """Write it in one step: a server that follows the repository sees the old file or the new one."""
+    """Replace the file atomically, because a server may be watching the repository."""
     try:
         path.parent.mkdir(exist_ok=True)
         part, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
@@ -390,13 +388,13 @@ def _write(path: Path, flag: str, text: str) -> None:
         raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
 
 
-def _name(text: str) -> str:
+def _variant_name(text: str) -> str:
     if not text or not all(letter.isalnum() or letter in "-_." for letter in text) or text.startswith("."):
         raise argparse.ArgumentTypeError(f"expected letters, digits, '-', '_' and '.', got '{text}'")
     return text
 
 
-def _list(text: str) -> list[str]:
+def _name_list(text: str) -> list[str]:
     found = [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise argparse.ArgumentTypeError("expected NAME,NAME")
@@ -406,73 +404,92 @@ def _list(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server analyze",
-        description="Search the configuration that serves a model best on this box: runtime, precision, instances, "
-        "threads and batch size. Each is served by a server of its own, on free ports, from links to the model's "
-        "files; all are measured briefly, the better half twice as long, until three are left. The box should have "
-        "nothing else to do. Exit code 0: a configuration keeps the limits.",
+        description="Search for the best configuration of a model on this machine: runtime, precision, instances, "
+        "threads and batch size. Each configuration gets its own server on free ports, with links to the model's "
+        "files. All are measured briefly, then the better half for twice the time, until three are left. The machine "
+        "should be otherwise idle. Exit code 0: a configuration keeps the limits.",
         allow_abbrev=False,
     )
     parser.add_argument("-m", "--model", required=True, help="name of the model")
     parser.add_argument(
-        "--model-repository", type=Path, required=True, metavar="FOLDER", help="the repository on this box"
+        "--model-repository", type=Path, required=True, metavar="FOLDER", help="the repository on this machine"
     )
     _add_goal(parser.add_argument_group("goal"))
-    _add_space(parser.add_argument_group("what is tried"))
+    _add_space(parser.add_argument_group("search space"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument(
         "--request-batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
     )
     inputs.add_argument(
         "--concurrency",
-        type=words.levels(1, MOST_WORKERS, is_whole=True),
+        type=perf_options.levels(1, MAX_WORKERS, is_whole=True),
         metavar="RANGE",
-        help="requests under way; default: 1 and what fills instances and batches; 1 when the objective is latency",
+        help="requests in flight; default: 1 and enough to fill instances and batches; only 1 for objective latency",
     )
-    words.add_input_options(inputs)
-    words.add_patience_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
+    perf_options.add_input_options(inputs)
+    perf_options.add_measurement_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
     parser.add_argument(
-        "--start-timeout", type=kinds.number(1, 3600), default=120.0, metavar="S", help="for a server to be ready"
+        "--start-timeout",
+        type=kinds.number(1, 3600),
+        default=120.0,
+        metavar="S",
+        help="time limit for a server to get ready",
     )
     results = parser.add_argument_group("results")
-    results.add_argument("--write", type=_name, metavar="NAME", help="write the winner to configs/NAME.pbtxt")
-    overwrite = results.add_argument("--overwrite", action="store_true", help="replace a configs/NAME.pbtxt")
+    results.add_argument(
+        "--write", type=_variant_name, metavar="NAME", help="write the best configuration to configs/NAME.pbtxt"
+    )
+    overwrite = results.add_argument("--overwrite", action="store_true", help="replace an existing configs/NAME.pbtxt")
     kinds.add_alias(results, "--force", overwrite)
-    results.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all results there")
     results.add_argument("--svg", type=Path, metavar="FILE", help="draw the configurations there")
     return parser
 
 
 def _add_goal(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
-    group.add_argument("--latency-limit-ms", type=kinds.number(0.001), metavar="MS", help="p99 as a client sees it")
-    group.add_argument("--memory-limit-mb", type=kinds.number(1), metavar="MB", help="of the whole server")
-    group.add_argument("--power-limit-watts", type=kinds.number(0.1), metavar="W", help="of the box, where it tells")
+    group.add_argument(
+        "--latency-limit-ms", type=kinds.number(0.001), metavar="MS", help="p99 latency, measured by the client"
+    )
+    group.add_argument("--memory-limit-mb", type=kinds.number(1), metavar="MB", help="memory of the whole server")
+    group.add_argument(
+        "--power-limit-watts", type=kinds.number(0.1), metavar="W", help="power of the machine, if it has a sensor"
+    )
     group.add_argument(
         "--difference-limit",
         type=kinds.number(0),
-        default=MOST_DIFFERENCE,
+        default=MAX_DIFFERENCE,
         metavar="PART",
-        help="of the outputs from those of the configuration as it is, as a part of the largest value; default: "
-        f"{MOST_DIFFERENCE}",
+        help="largest difference from the outputs of the present configuration, relative to the largest value; "
+        f"default: {MAX_DIFFERENCE}",
     )
 
 
 def _add_space(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--backends", type=_list, metavar="A,B", help="default: onnxruntime and openvino for ONNX, else the model's own"
+        "--backends",
+        type=_name_list,
+        metavar="A,B",
+        help="default: onnxruntime and openvino for ONNX, else the model's own",
     )
     group.add_argument(
-        "--precisions", type=_list, metavar="A,B", help="default: f32, and bf16 where the processor computes in it"
+        "--precisions", type=_name_list, metavar="A,B", help="default: f32, and bf16 if the processor supports it"
     )
     group.add_argument(
-        "--instances", type=words.levels(1, 64, is_whole=True), metavar="RANGE", help="default: 1 and the cores"
+        "--instances",
+        type=perf_options.levels(1, 64, is_whole=True),
+        metavar="RANGE",
+        help="default: 1 and the number of cores",
     )
     group.add_argument(
-        "--threads", type=words.levels(1, 256, is_whole=True), metavar="RANGE", help="default: 1 and the cores"
+        "--threads",
+        type=perf_options.levels(1, 256, is_whole=True),
+        metavar="RANGE",
+        help="default: 1 and the number of cores",
     )
     group.add_argument(
         "--batch-sizes",
-        type=words.levels(1, 1024, is_whole=True),
+        type=perf_options.levels(1, 1024, is_whole=True),
         metavar="RANGE",
-        help="largest batch that dynamic batching gathers, 1: it is off; default: 1 and the model's max_batch_size",
+        help="largest dynamic batch, 1: no dynamic batching; default: 1 and the model's max_batch_size",
     )

@@ -1,4 +1,4 @@
-"""Busy line: shows what a command is working on."""
+"""Busy line: shows the current activity of a command on the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show `what` on standard error until the block ends, and then wipe it out; nothing where that is no terminal."""
+def busy_line(activity: str) -> Iterator[None]:
+    """Show `activity` on standard error until the block ends, then erase it. Do nothing without a terminal."""
     is_shown = sys.stderr is not None and sys.stderr.isatty()
     if is_shown:
-        print(f"{what} ...", end="\r", file=sys.stderr, flush=True)
+        print(f"{activity} ...", end="\r", file=sys.stderr, flush=True)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from edge_server.cli.busy_line import working
+from edge_server.cli.busy_line import busy_line
 from edge_server.cli.table import render
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
@@ -21,25 +21,25 @@ HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD 
 
 HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
-Loads and warms every model of the repositories as `serve` would, runs one inference each (the first warm-up sample, or
-zeros with every free dimension set to 1, where that fails to 64), and prints a table. MEMORY is how much the process
-grew while the model loaded. A model that `serve` would take, but whose inputs cannot be guessed, is listed as "not
-tried". Exits 0 when `serve` would serve everything, 1 with reasons when not, 2 when a repository cannot be read, 78
-when an option is wrong."""
+Loads and warms up every model of the repositories as `serve` would, runs one inference of each, and prints a table. The
+input is the first warm-up sample, or zeros with every free dimension set to 1, or to 64 if 1 fails. MEMORY is the
+growth of the process while the model loads. A model that `serve` would accept, but whose input shapes are unknown, is
+listed as "not tried". Exits with 0 if `serve` would serve every model, with 1 and the reasons if not, with 2 if a
+repository cannot be read, and with 78 if an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Check the repositories named as plain arguments; return the exit code."""
+    """Check the repositories given as positional arguments; return the exit code."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0 if arguments else 2
     flags = [word if word.startswith("-") else f"--model-repository={word}" for word in arguments]
-    # Warnings and worse go to the log; the table is the news.
+    # Only warnings are logged: the table and the reasons report the rest.
     parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment())
     config = _one_by_one(parsed.config)
     core = build(config, setup_logging(config.log))
     try:
-        with working("loading models"):
+        with busy_line("loading models"):
             copy_first(config.repository, core.mirrors)
             core.manager.set_desired_state(first_desired_state(config.repository, core.source).values())
             core.manager.wait_settled()
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _one_by_one(config: ServerConfig) -> ServerConfig:
-    """Load everything there is, one model after the other, so that memory can be told apart."""
+    """Return a configuration that loads all models one after the other, to measure the memory of each."""
     repository = dataclasses.replace(
         config.repository, control_mode="none", load_thread_count=1, max_resident_models=0, idle_unload_s=0.0
     )
@@ -74,7 +74,7 @@ def _report(core: ServerParts) -> int:
             reasons.append(reason_line(version.name, str(version.version), str(error)))
         rows.append(_row(core, version, infer_ms))
     if rows:
-        print(render(HEADS, rows, sys.stdout, least=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
+        print(render(HEADS, rows, sys.stdout, optional=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
     elif not reasons:
         reasons.append("there is no model in it")
     for note in notes:
@@ -92,8 +92,8 @@ def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str,
         str(report.version),
         report.backend,
         report.precision,
-        "\n".join(map(describe, metadata.inputs)),
-        "\n".join(map(describe, metadata.outputs)),
+        "\n".join(map(describe_tensor, metadata.inputs)),
+        "\n".join(map(describe_tensor, metadata.outputs)),
         f"{report.load_s * 1000:.0f}",
         infer_ms,
         f"{report.load_rss_bytes / 1e6:.0f}",
@@ -101,13 +101,13 @@ def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str,
 
 
 def reason_line(name: str, version: str, reason: str) -> str:
-    """Return "model version 2: why it is not served", where the reason named the model without that name twice."""
+    """Return "model version 2: reason". If the reason begins with the model's name, the name is not repeated."""
     title = f"{name} version {version}" if version else name
-    told = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
-    # A reason may quote a damaged file; nothing in it may steer the terminal.
-    return "".join(char if char.isprintable() else " " for char in f"{title}: {told}")
+    text = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
+    # A reason may quote a damaged file; remove control characters for the terminal.
+    return "".join(char if char.isprintable() else " " for char in f"{title}: {text}")
 
 
-def describe(tensor: TensorMetadata) -> str:
+def describe_tensor(tensor: TensorMetadata) -> str:
     """Return "name FP32[-1,3,224,224]"."""
     return f"{tensor.name} {tensor.datatype}[{','.join(map(str, tensor.shape))}]"

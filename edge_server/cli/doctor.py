@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.busy_line import working
+from edge_server.cli.busy_line import busy_line
 from edge_server.core.exit_code import ExitCode
 from edge_server.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
 from edge_server.doctor.machine import check_board, check_jetpack, check_memory, check_sensors, installed_packages
@@ -21,17 +21,21 @@ _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Look, print, and return 0 when the box can serve, 1 when something keeps it from that."""
+    """Print the findings. Return 0 if this machine can serve models, 1 if a problem prevents it."""
     parser = argparse.ArgumentParser(
         prog="edge-server doctor",
-        description="Look at this box: board, software, runtimes, permissions, memory, sensors. Changes nothing. Exits "
-        "with 1 when something keeps it from serving.",
+        description="Examine this machine: board, software, runtimes, permissions, memory, sensors. Changes nothing. "
+        "Exits with 1 if a problem prevents serving.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--user", default="", help="whose rights to look at, as root: edge is the service's user")
-    parser.add_argument("--sysfs-root", type=Path, default=Path("/"), help="folder in which /sys, /proc, /dev are")
-    parser.add_argument("--skip-runtimes", action="store_true", help="try no runtimes, which takes some seconds")
+    parser.add_argument(
+        "--user", default="", help="check the permissions of this user; needs root. The service runs as user edge"
+    )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/"), help="folder that contains sys, proc and dev")
+    parser.add_argument(
+        "--skip-runtimes", action="store_true", help="do not test the runtimes, which takes some seconds"
+    )
     options = parser.parse_args(arguments)
     try:
         user = find_user(options.user)
@@ -45,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     is_jetson = reading.soc is not None
     findings = [*check_board(files, reading), *check_jetpack(files, reading)]
     if not options.skip_runtimes:
-        with working("trying the runtimes"):
+        with busy_line("trying the runtimes"):
             findings += check_runtimes(installed_packages(files), is_jetson=is_jetson)
     findings += check_permissions(files, root, user, is_jetson=is_jetson)
     findings += [*check_memory(files, reading), *check_sensors(reading), *check_ports()]
@@ -64,18 +68,18 @@ def _text(findings: Sequence[Finding]) -> str:
         lines.append(f"{_MARKS[item.level]} {_clean(item.name):{width}}  {_clean(item.text)}".rstrip())
         if item.advice and item.level is not FindingLevel.OK:
             lines.append(f"  {'':{width}}  -> {_clean(item.advice)}")
-    bad = [item for item in findings if item.level is FindingLevel.PROBLEM]
-    doubtful = [item for item in findings if item.level is FindingLevel.WARNING]
-    lines += ["", _sum_of(len(bad), len(doubtful))]
+    problems = sum(item.level is FindingLevel.PROBLEM for item in findings)
+    warnings = sum(item.level is FindingLevel.WARNING for item in findings)
+    lines += ["", _conclusion(problems, warnings)]
     return "\n".join(lines)
 
 
-def _sum_of(problems: int, warnings: int) -> str:
+def _conclusion(problems: int, warnings: int) -> str:
     if problems:
         return f"{problems} problem(s) keep this box from serving, {warnings} warning(s)"
     return f"This box can serve; {warnings} warning(s)" if warnings else "This box can serve."
 
 
 def _clean(text: str) -> str:
-    """Return text from a file of the box with nothing in it that would steer a terminal."""
+    """Return text without control characters, because it comes from files of the machine."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -11,61 +11,63 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from edge_server.cli import http_client
-from edge_server.cli.models import moment
+from edge_server.cli.models import local_time
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 15.0
 _SILENCE_LIMIT_S = 45.0
-"""The server sends a comment every 15 s: after three of these without a word, the line is dead."""
+"""The server sends a comment every 15 s. If three are missing, the connection is broken."""
 
-Words = Callable[[Mapping[str, Any]], str]
+EventFormat = Callable[[Mapping[str, Any]], str]
 
 _RUN_HEADER = "Edge-Server-Run"
-_HEAD_FIELDS = ("number", "time_s", "kind", "model", "version", "generation", "reason")
-_MAY_PASS = (429, 502, 503, 504)
-"""Statuses that do not last: too many followers, a proxy whose server is being restarted."""
+_LEADING_FIELDS = ("number", "time_s", "kind", "model", "version", "generation", "reason")
+_RETRY_STATUSES = (429, 502, 503, 504)
+"""Temporary errors: too many followers, or a proxy whose server is restarting."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print events until interrupted, or with --no-follow those remembered; 0 when that worked, 1 when not."""
+    """Print events until interrupted, or with --no-follow only past events. Return 0 on success, 1 on failure."""
     parser = argparse.ArgumentParser(
         prog="edge-server events",
-        description="Print what happens in a running server: models loading, serving, failing, draining, unloaded, "
-        "pinned. Begins with what it remembers and goes on until interrupted, over restarts of the server too.",
+        description="Print the events of a running server, such as a model that loads, fails, drains or is pinned. "
+        "Starts with past events and continues until interrupted, also when the server restarts.",
         allow_abbrev=False,
     )
-    parser.add_argument("--after", type=_number, default=0, metavar="N", help="leave out events up to number N")
-    parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for more to come")
+    parser.add_argument("--after", type=_event_number, default=0, metavar="N", help="skip events up to number N")
+    parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for new events")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
-    words = _in_json if options.json else _in_words
+    event_format = json.dumps if options.json else event_as_text
     try:
-        return EventFollower(options, words).follow() if options.follow else _list(options, words)
+        return EventFollower(options, event_format).follow() if options.follow else _print_past(options, event_format)
     except KeyboardInterrupt:
         return 0
     except OutputClosed:
-        # The interpreter's own flush at the end must not complain.
+        # Prevents an error message when the interpreter flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except http_client.Refused as error:
         print(f"edge-server events: {error}", file=sys.stderr)
     except http_client.NO_ANSWER as error:
-        print(f"edge-server events: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
+        print(
+            f"edge-server events: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr
+        )
     return 1
 
 
 class OutputClosed(Exception):
-    """Whoever read the output has enough of it. Told apart from a connection to the server that broke."""
+    """The reader of the output has closed it. Differs from a broken connection to the server."""
 
 
-def _list(options: argparse.Namespace, words: Words) -> int:
-    for event in http_client.ask(options, f"/edge/v1/events?after={options.after}&follow=false"):
-        _print(words(event))
+def _print_past(options: argparse.Namespace, event_format: EventFormat) -> int:
+    for event in http_client.request_json(options, f"/edge/v1/events?after={options.after}&follow=false"):
+        _print_line(event_format(event))
     return 0
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -73,60 +75,61 @@ def _print(line: str) -> None:
 
 
 class EventFollower:
-    """Reads the stream and, when the line breaks, goes on where it was, waiting longer after each failure in a row."""
+    """Prints the event stream. After a broken connection, reconnects with increasing delay and continues after the
+    last event."""
 
-    def __init__(self, options: argparse.Namespace, words: Words) -> None:
+    def __init__(self, options: argparse.Namespace, event_format: EventFormat) -> None:
         self._options = options
-        self._words = words
+        self._event_format = event_format
         self._after: int = options.after
         self._run_id = ""
         self._failures = 0
 
     def follow(self) -> int:
-        """Go on until an exception: Refused for good, KeyboardInterrupt, ReaderLeft."""
+        """Print events until an exception: Refused for a permanent error, KeyboardInterrupt, or OutputClosed."""
         while True:
             try:
-                if not self._read():
+                if not self._print_stream():
                     continue
                 reason = "the server ended the stream"
             except http_client.Refused as error:
-                if error.status not in _MAY_PASS:
+                if error.status not in _RETRY_STATUSES:
                     raise
                 reason = str(error)
             except http_client.NO_ANSWER as error:
                 if isinstance(error, ValueError) and not self._run_id:
-                    raise  # an address that is none, or of something else: trying again cannot help
-                reason = http_client.reason_of(error)
+                    raise  # an invalid address, or no edge-server: a retry cannot help
+                reason = http_client.describe_failure(error)
             if self._failures == 0:
                 print(f"edge-server events: {self._options.url}: {reason}; trying again", file=sys.stderr, flush=True)
             time.sleep(min(FIRST_WAIT_S * 2**self._failures, LONGEST_WAIT_S))
             self._failures = min(self._failures + 1, 10)
 
-    def _read(self) -> bool:
-        """Print events until the stream ends. False when the server was started anew and must be read from 0."""
+    def _print_stream(self) -> bool:
+        """Print events until the stream ends. Return False if the server has restarted and events restart at 0."""
         path = f"/edge/v1/events?after={self._after}"
-        with http_client.open_answer(self._options, path, timeout_s=_SILENCE_LIMIT_S) as answer:
-            run_id = answer.headers.get(_RUN_HEADER, "")
+        with http_client.open_response(self._options, path, timeout_s=_SILENCE_LIMIT_S) as response:
+            run_id = response.headers.get(_RUN_HEADER, "")
             if self._run_id not in ("", run_id):
                 self._run_id, self._after = run_id, 0
                 return False
             self._run_id = run_id
             self._failures = 0
-            for event in events_of(answer):
-                self._receive(event)
+            for event in events_of(response):
+                self._print_event(event)
         return True
 
-    def _receive(self, event: Mapping[str, Any]) -> None:
+    def _print_event(self, event: Mapping[str, Any]) -> None:
         number = int(event["number"])
         missed = number - self._after - 1
         if missed > 0 and self._after > 0:
             print(f"edge-server events: {missed} event(s) were missed", file=sys.stderr, flush=True)
-        _print(self._words(event))
+        _print_line(self._event_format(event))
         self._after = number
 
 
 def events_of(lines: IO[bytes] | Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the data of each server-sent event. Raises ValueError for data that is no JSON object."""
+    """Yield the data of each server-sent event. Raises ValueError for data that is no JSON object with a number."""
     data: list[bytes] = []
     for raw in lines:
         line = raw.rstrip(b"\r\n")
@@ -135,31 +138,27 @@ def events_of(lines: IO[bytes] | Any) -> Iterator[Mapping[str, Any]]:
         elif not line and data:
             event = json.loads(b"\n".join(data))
             if not isinstance(event, dict) or "number" not in event:
-                raise ValueError("what came is no event")
+                raise ValueError("the data is no event")
             yield event
             data.clear()
 
 
-def _in_json(event: Mapping[str, Any]) -> str:
-    return json.dumps(event)
-
-
-def _in_words(event: Mapping[str, Any]) -> str:
-    words = [moment(event["time_s"]), f"{event['kind']:16}"]
+def event_as_text(event: Mapping[str, Any]) -> str:
+    parts = [local_time(event["time_s"]), f"{event['kind']:16}"]
     if "model" in event:
-        words.append(str(event["model"]))
+        parts.append(str(event["model"]))
     if "version" in event:
-        words.append(f"version {event['version']}")
+        parts.append(f"version {event['version']}")
     if "generation" in event:
-        words.append(f"generation {event['generation']}")
-    words += [f"{key}={value}" for key, value in event.items() if key not in _HEAD_FIELDS and value is not None]
-    line = " ".join(words).rstrip()
+        parts.append(f"generation {event['generation']}")
+    parts += [f"{key}={value}" for key, value in event.items() if key not in _LEADING_FIELDS and value is not None]
+    line = " ".join(parts).rstrip()
     line += f": {event['reason']}" if event.get("reason") else ""
-    # A reason may quote a damaged file; nothing in it may steer the terminal.
+    # A reason may quote a damaged file; remove control characters for the terminal.
     return "".join(char if char.isprintable() else " " for char in line)
 
 
-def _number(text: str) -> int:
+def _event_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
     return int(text)

@@ -1,4 +1,4 @@
-"""`edge-server governor`: simulate ways to limit heat, and replay a recorded course of temperatures."""
+"""`edge-server governor`: simulate strategies against heat, and replay recorded temperatures."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ _MAX_SECONDS = 86_400.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Simulate or replay, print a table and write the picture if asked to. 0 when done, 2 for options that make no
-    sense."""
+    """Simulate or replay, print a table, and write the chart of --svg. Return 0, or 2 for invalid options."""
     parser = argparse.ArgumentParser(
         prog="edge-server governor",
-        description="Try the governor's law: on a simulated box, or on temperatures that were recorded on a real one.",
+        description="Test the governor's control policy on a simulated board, or on recorded temperatures.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -46,20 +45,20 @@ def _add_simulate(actions: Any) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(
         "simulate",
         allow_abbrev=False,
-        help="run scenarios and compare ways to deal with heat",
-        description="The table tells, for each way to deal with heat, the hottest chip after the first two minutes, "
-        "the part of the time in which the kernel throttled, which part of the requests of each class was answered "
-        "before its deadline, answers that came late, switches of model, and joules for each answer in time.",
+        help="run scenarios and compare strategies against heat",
+        description="The table shows for each strategy: the highest chip temperature after the first two minutes, the "
+        "fraction of time in which the kernel throttled, the fraction of requests of each class answered before their "
+        "deadline, late answers, switches between model variants, and joules per answer in time.",
     )
     action.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="ambient-45", help="default: %(default)s")
-    action.add_argument("--seconds", type=float, metavar="S", help="simulated time, default one hour")
+    action.add_argument("--seconds", type=float, metavar="S", help="simulated time; default: one hour")
     svg = action.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves of the scenario")
     add_alias(action, "--picture", svg)
-    action.add_argument("--seed", type=int, default=1, metavar="N", help="of noise and arrivals")
+    action.add_argument("--seed", type=int, default=1, metavar="N", help="seed of noise and arrivals")
     action.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help=f"a constant of the box: {_constant_names()}"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help=f"a constant of the board: {_constant_names()}"
     )
-    action.add_argument("--json", action="store_true", help="print the sums as JSON")
+    action.add_argument("--json", action="store_true", help="print the results as JSON")
     return action
 
 
@@ -67,12 +66,14 @@ def _add_replay(actions: Any) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(
         "replay",
         allow_abbrev=False,
-        help="what the law would have said to a recorded course of temperatures",
+        help="run the control policy on recorded temperatures",
         description=f"TRACE is a CSV file with a first line of {', '.join(COLUMNS)}; the last two may be absent, and "
-        "an empty cell is a reading that failed. Open loop: what the law says changes nothing in the recording.",
+        "an empty cell is a failed reading. Open loop: the policy's decisions do not change the recorded temperatures.",
     )
     action.add_argument("trace", type=Path, metavar="TRACE.csv")
-    action.add_argument("--trip-c", type=float, metavar="C", help="where the box throttles, if the trace does not tell")
+    action.add_argument(
+        "--trip-c", type=float, metavar="C", help="throttling temperature of the board, if not in the trace"
+    )
     action.add_argument("--temperature-limit", type=float, default=0.0, metavar="C", help="as of `edge-server serve`")
     action.add_argument("--power-budget-watts", type=float, default=0.0, metavar="W", help="as of `edge-server serve`")
     svg = action.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves")
@@ -88,7 +89,7 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     if options.seconds is not None and not 240.0 <= options.seconds <= _MAX_SECONDS:
         parser.error(f"--seconds must lie between 240 and {_MAX_SECONDS:g}, given {options.seconds:g}")
     constants = _constants(parser, options.set)
-    sums: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     progress = Progress(sys.stderr)
     for index, name in enumerate(names):
 
@@ -97,13 +98,13 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
 
         outcomes = _compare(SCENARIOS[name], options.seconds, constants, options.seed, show)
         progress.close()
-        sums += [_sums(item) for item in outcomes]
+        results += [_result_as_json(item) for item in outcomes]
         if not options.json:
             print(_table(name, outcomes), flush=True)
         if options.svg is not None:
             _write(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
     if options.json:
-        print(json.dumps(sums))
+        print(json.dumps(results))
     return 0
 
 
@@ -124,20 +125,20 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     if options.svg is not None:
         _write(parser, options.svg, draw_replay(options.trace.name, replayed))
     if options.json:
-        print(json.dumps([_stretch(item) for item in replayed.periods]))
+        print(json.dumps([_period_as_json(item) for item in replayed.periods]))
         return 0
-    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.periods], sys.stdout))
+    print(render(REPLAY_HEADS, [_period_row(item) for item in replayed.periods], sys.stdout))
     return 0
 
 
-def _write(parser: argparse.ArgumentParser, path: Path, picture: str) -> None:
+def _write(parser: argparse.ArgumentParser, path: Path, chart: str) -> None:
     try:
-        path.write_text(picture, encoding="utf-8")
+        path.write_text(chart, encoding="utf-8")
     except OSError as error:
         parser.error(f"--svg {path}: {error.strerror}")
 
 
-def _stretch(item: StatePeriod) -> dict[str, object]:
+def _period_as_json(item: StatePeriod) -> dict[str, object]:
     return {
         "from_s": item.from_s,
         "to_s": item.to_s,
@@ -148,7 +149,7 @@ def _stretch(item: StatePeriod) -> dict[str, object]:
     }
 
 
-def _stretch_row(item: StatePeriod) -> tuple[str, ...]:
+def _period_row(item: StatePeriod) -> tuple[str, ...]:
     hottest = "-" if item.hottest_c is None else f"{item.hottest_c:.1f}"
     return (f"{item.from_s:.1f}", f"{item.to_s:.1f}", item.level.name, f"{item.least_share:.0%}", hottest, item.detail)
 
@@ -182,20 +183,20 @@ def _compare(
     seed: int,
     show: Callable[[float, str], None],
 ) -> list[SimulationResult]:
-    """Simulate the scenario once with each strategy. `show` hears the share of it that is done, and what is done."""
+    """Simulate the scenario with each strategy. Calls `show` with the finished fraction and a description."""
     if seconds is not None:
         scenario = dataclasses.replace(scenario, duration_s=seconds)
     outcomes = []
     for done, strategy in enumerate(Strategy):
 
-        def hear(share: float, done: int = done, strategy: Strategy = strategy) -> None:
+        def report(share: float, done: int = done, strategy: Strategy = strategy) -> None:
             show((done + share) / len(Strategy), f"{scenario.name}: {strategy.value}")
 
-        outcomes.append(simulate(scenario, strategy, constants=constants, seed=seed, on_progress=hear))
+        outcomes.append(simulate(scenario, strategy, constants=constants, seed=seed, on_progress=report))
     return outcomes
 
 
-def _sums(outcome: SimulationResult) -> dict[str, object]:
+def _result_as_json(outcome: SimulationResult) -> dict[str, object]:
     return {
         "scenario": outcome.scenario,
         "strategy": outcome.strategy.name.lower(),

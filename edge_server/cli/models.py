@@ -17,15 +17,15 @@ HEADS = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the versions that the server at `--url` knows; 0 when it answered, 1 when not."""
+    """Print the versions of the models of the server at `--url`. Return 0, or 1 if the server does not answer."""
     parser = argparse.ArgumentParser(
         prog="edge-server models",
-        description="Ask a running server for all versions of its models. SINCE is when the version came to its state; "
-        "SERVED counts answered requests since it was loaded; SHARE is its part of the requests that name no version.",
+        description="Show all versions of the models of a running server. SINCE is the time of the last state change. "
+        "SERVED counts requests since the version was loaded. SHARE is its share of the requests without a version.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="just this one")
-    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="show only this model")
+    parser.add_argument("--json", action="store_true", help="print the server's JSON response")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
     query = "" if options.model is None else "?" + urllib.parse.urlencode({"model": options.model})
@@ -35,22 +35,27 @@ def run(arguments: Sequence[str]) -> int:
         print(f"edge-server models: {error}", file=sys.stderr)
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
-        print(f"edge-server models: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
+        print(
+            f"edge-server models: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr
+        )
         return 1
     print(text)
     return 0
 
 
 def _text(options: argparse.Namespace, path: str) -> str:
-    """Return the rows to print. A folder without versions or with a wrong configuration is only in the index."""
+    """Return the table or the JSON text.
+
+    A folder without versions, or with an invalid configuration, appears only in the repository index.
+    """
     if options.json:
-        return json.dumps(http_client.ask(options, path), indent=1)
-    index = http_client.ask(options, "/v2/repository/index", {})
-    faulty = [_faulty(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
+        return json.dumps(http_client.request_json(options, path), indent=1)
+    index = http_client.request_json(options, "/v2/repository/index", {})
+    faulty = [_faulty_row(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
     try:
-        # What was never loaded of a faulty model has no reason of its own.
+        # Skip versions of a faulty model that were never loaded: the row of the model has the reason.
         names = {row[0] for row in faulty}
-        versions = http_client.ask(options, path)["versions"]
+        versions = http_client.request_json(options, path)["versions"]
         rows = [_row(item) for item in versions if item["generation"] or item["name"] not in names]
     except http_client.Refused:
         if not faulty:
@@ -58,16 +63,16 @@ def _text(options: argparse.Namespace, path: str) -> str:
         rows = []
     if not rows and not faulty:
         return "there is no model"
-    least = ("GENERATION", "SHARE", "SERVED")
-    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, least=least)
+    optional = ("GENERATION", "SHARE", "SERVED")
+    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, optional=optional)
 
 
 def _is_faulty(entry: Mapping[str, str]) -> bool:
-    """Return whether the index gives a reason that concerns a model as a whole."""
+    """Whether an index entry reports a problem of the model as a whole."""
     return entry.get("state") == "UNAVAILABLE" and not entry.get("version")
 
 
-def _faulty(entry: Mapping[str, str]) -> tuple[str, ...]:
+def _faulty_row(entry: Mapping[str, str]) -> tuple[str, ...]:
     return (entry["name"], "-", entry.get("state", "-"), "-", "-", "-", "-", entry["reason"])
 
 
@@ -78,13 +83,13 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
         str(item["version"]),
         item["state"],
         str(item["generation"]) if item["generation"] else "-",
-        moment(item["since_s"]) if item["since_s"] else "-",
+        local_time(item["since_s"]) if item["since_s"] else "-",
         str(item["served_count"]),
         f"{item['share']:.0%}",
         "; ".join(notes),
     )
 
 
-def moment(time_s: float) -> str:
-    """Return a unix time as the clock on this machine's wall tells it."""
+def local_time(time_s: float) -> str:
+    """Return a Unix time as date and time in the local time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

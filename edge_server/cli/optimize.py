@@ -26,22 +26,21 @@ from edge_server.tuning.trial import report
 from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose
 from edge_server.tuning.trial.child_process import ChildLimits
 from edge_server.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
-from edge_server.tuning.trial.device_listing import survey
+from edge_server.tuning.trial.device_listing import list_devices
 from edge_server.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
-from edge_server.tuning.trial.write_configuration import place_for, write
+from edge_server.tuning.trial.write_configuration import variant_path, write_variant
 
 _INTERRUPTED = 130
-"""What shells tell of a program that SIGINT ended."""
+"""Exit code of shells for a program that SIGINT ended."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare the candidates, print the table; 0 when one was chosen, 1 when none was, 2 when there is nothing to
-    compare."""
+    """Compare the candidates and print the table. Return 0 if one was chosen, 1 if none, 2 without candidates."""
     options = _parser().parse_args(arguments)
-    root, name = _place(options)
-    # --print-config lifts the demand for a repository, of which _root_of speaks in this command's words.
+    root, name = _repository_and_name(options)
+    # With --print-config a missing repository is no error; _configured_root reports it in rule of this command.
     config = parse_serve(["--print-config", *_serve_flags(options, root)], process_environment()).config
-    root = root or _root_of(config, name)
+    root = root or _configured_root(config, name)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _optimize(options, config, root, name)
@@ -67,29 +66,31 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         tuple(options.profiles or ()),
         config.repository.allows_external_links,
     )
-    terms = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
+    rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
         engines, limits = config.engines, _limits(options, config)
-        ask = functools.partial(survey, limits=dataclasses.replace(limits, open_s=limits.answer_s))
-        around = TrialEnvironment(config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), ask)
-        plan = make_plan(request, around)
-        target = place_for(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
+        device_lister = functools.partial(list_devices, limits=dataclasses.replace(limits, open_s=limits.answer_s))
+        environment = TrialEnvironment(
+            config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), device_lister
+        )
+        plan = make_plan(request, environment)
+        target = variant_path(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)
-        contest = Comparison(plan.trials, limits, _effort(options), Path(folder), progress.show)
+        comparison = Comparison(plan.trials, limits, _run_limits(options), Path(folder), progress.show)
         try:
-            outcome, chosen = contest.run(lambda outcome: choose(outcome, terms))
+            outcome, chosen = comparison.run(lambda outcome: choose(outcome, rule))
         finally:
             progress.close()
-    _tell(options, plan, outcome, chosen, terms)
+    _print_report(options, plan, outcome, chosen, rule)
     if chosen is None:
         print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
         return ExitCode.FAILED
     if target is not None:
-        write(target, plan.configs[chosen.candidate], name, _remarks(outcome, chosen, terms))
+        write_variant(target, plan.configs[chosen.candidate], name, _remarks(outcome, chosen, rule))
         out = sys.stderr if options.json else sys.stdout
         print(f"wrote {target}: edge-server serve --model-config-name={options.write} serves with it", file=out)
         if (root / name / "SHA256SUMS").exists():
-            print(f"{root / name} is signed or summed: run edge-server sign on it again", file=out)
+            print(f"{root / name} has a SHA256SUMS file: run edge-server sign on it again", file=out)
     return ExitCode.OK
 
 
@@ -100,44 +101,46 @@ def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
     )
 
 
-def _effort(options: argparse.Namespace) -> RunLimits:
+def _run_limits(options: argparse.Namespace) -> RunLimits:
     return RunLimits(
         options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else ""
     )
 
 
-def _tell(
+def _print_report(
     options: argparse.Namespace,
     plan: TrialPlan,
     outcome: ComparisonResult,
     chosen: CandidateTrial | None,
-    terms: SelectionRule,
+    rule: SelectionRule,
 ) -> None:
     if options.json:
-        found = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, terms)}
-        print(json.dumps({**found, "left_out": list(plan.left_out)}, indent=2))
+        document = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, rule)}
+        print(json.dumps({**document, "left_out": list(plan.left_out)}, indent=2))
         return
-    print(render(report.heads(outcome), report.rows(outcome, chosen, terms), sys.stdout))
+    print(render(report.column_titles(outcome), report.rows(outcome, chosen, rule), sys.stdout))
     samples = outcome.samples
     print(f"{samples['count']} sample(s) {samples['words']}, compared with {outcome.reference.candidate.title}")
     if samples["open"]:
         names = ", ".join(samples["open"])
-        print(f"dimensions of any size were taken as 1 in: {names}; --input or --profiles gives others")
-    for line in report.reasons(outcome.trials):
-        print(f"out: {_clean(line)}")
+        print(f"variable dimensions were set to 1 in: {names}; --input or --profiles gives others")
+    for line in report.failure_lines(outcome.trials):
+        print(f"failed: {_clean(line)}")
     for line in plan.left_out:
         print(f"not tried: {_clean(line)}")
 
 
-def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, terms: SelectionRule) -> list[str]:
-    apart = chosen.difference
+def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, rule: SelectionRule) -> list[str]:
+    difference = chosen.difference
     times = sorted(chosen.times_ms[1])
-    figures = "" if apart is None else f", {apart.relative:.2g} apart from {outcome.reference.candidate.title}"
+    figures = ""
+    if difference is not None:
+        figures = f", relative difference {difference.relative:.2g} from {outcome.reference.candidate.title}"
     return [
-        f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for the best {terms.objective.value}.",
+        f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for the best {rule.objective.value}.",
         f"{chosen.facts['runtime']} on {chosen.facts['device']}, {chosen.facts['precision']}: median "
-        f"{times[len(times) // 2]:.3g} ms a row{figures} (at most {terms.tolerance:g}).",
-        "It stands in for config.pbtxt as a whole: changes there have to be made here as well.",
+        f"{times[len(times) // 2]:.3g} ms a row{figures} (at most {rule.tolerance:g}).",
+        "It replaces config.pbtxt as a whole: changes there have to be made here as well.",
     ]
 
 
@@ -145,8 +148,8 @@ def _clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _place(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """Return the repository and the model's name; no repository where only the name was given."""
+def _repository_and_name(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """Return the repository and the model's name. The repository is None if only the name was given."""
     path = Path(options.model)
     if options.model_repository is not None:
         return options.model_repository, options.model
@@ -159,7 +162,7 @@ def _place(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 
 def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
-    """Return the flags of `serve` that have a say here; the environment and a file fill in the others."""
+    """Return the flags of `serve` that apply here. The environment and the configuration file set the others."""
     flags = [f"--backend-config={text}" for text in options.backend_config]
     flags += [f"--config={options.config}"] if options.config else []
     flags += [f"--model-config-name={options.model_config_name}"] if options.model_config_name else []
@@ -167,8 +170,8 @@ def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
     return [*flags, *([f"--model-repository={root}"] if root is not None else [])]
 
 
-def _root_of(config: ServerConfig, name: str) -> Path:
-    """Return the configured repository that holds the model, else the first."""
+def _configured_root(config: ServerConfig, name: str) -> Path:
+    """Return the configured repository that contains the model, or else the first one."""
     roots = [Path(path) for path in config.repository.paths if "://" not in path]
     if not roots:
         raise InvalidRequest(
@@ -180,48 +183,59 @@ def _root_of(config: ServerConfig, name: str) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server optimize",
-        description="Open a model with every runtime and precision that this box offers, each in a process of its own; "
-        "compare answers, time, and memory; print a table, and with --write keep the best as a configuration that "
-        "serve --model-config-name=NAME uses. TensorRT engines are built first, and kept for the server.",
+        description="Open a model with every runtime and precision that this machine offers, each in its own process. "
+        "Compare outputs, time and memory, and print a table. With --write, save the best one as a configuration for "
+        "serve --model-config-name=NAME. TensorRT engines are built first; the chosen one is cached for the server.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder of the model, or its name in the repository")
     add("--model-repository", type=Path, metavar="DIR", help="where the model is, when MODEL is its name")
-    version = add("--model-version", type=int, metavar="N", help="version to look at (default: the newest served)")
+    version = add("--model-version", type=int, metavar="N", help="version to compare (default: the newest served)")
     add_alias(parser, "--version", version)
     add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
     add("--runtimes", type=_names, default=[], metavar="A,B", help="try these backends only")
     add(
         "--precision", type=_names, default=[], metavar="A,B",
-        help="try these precisions only, as the parameter of that name spells them; what others are compared with is "
-        "tried in any case",
+        help="try these precisions only, in the spelling of the parameter `precision`; the reference is always tried",
     )  # fmt: skip
     add(
         "--profiles", nargs=3, metavar=("MIN", "OPT", "MAX"),
-        help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; OPT is also what inputs are made up in",
+        help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; random inputs have the OPT shape",
     )  # fmt: skip
-    add("--input", type=Path, metavar="FILE.npz", help="inputs to compare with: an array for each, samples first")
+    add("--input", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
     add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
     add(
-        "--tolerance", type=_share_or_more, default=0.01, metavar="X",
-        help="largest difference allowed, as a part of an output's largest magnitude (default: %(default)s)",
+        "--tolerance", type=_non_negative, default=0.01, metavar="X",
+        help="largest allowed difference, relative to an output's largest magnitude (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--min-top1", type=_share, default=0.0, metavar="X",
-        help="least share of samples whose best class must be the reference's (default: %(default)s)",
+        "--min-top1", type=_fraction, default=0.0, metavar="X",
+        help="smallest allowed fraction of samples with the reference's best class (default: %(default)s)",
     )  # fmt: skip
     add("--write", default="", metavar="NAME", help="write the choice to configs/NAME.pbtxt in the model's folder")
-    add("--overwrite", action="store_true", help="replace a file that is there")
+    add("--overwrite", action="store_true", help="replace an existing file")
     add("--json", action="store_true", help="print JSON")
-    add("--runs", type=_count, default=100, help="runs of each candidate and batch size (default: %(default)s)")
-    add("--seconds", type=_seconds, default=10.0, help="at most so long for those runs (default: %(default)s)")
-    add("--samples", type=_count, default=8, help="how many inputs are made up (default: %(default)s)")
-    add("--timeout-secs", type=_seconds, default=120.0, help="longest time for one answer (default: %(default)s)")
-    add("--memory-mb", type=_whole, default=0, help="MiB that a candidate may take, 0: any (default: %(default)s)")
     add(
-        "--memory-floor-mb", type=_whole, default=128,
-        help="a candidate is ended when the box has less left (default: %(default)s)",
+        "--runs", type=_positive_count, default=100, help="runs of each candidate and batch size (default: %(default)s)"
+    )
+    add("--seconds", type=_seconds, default=10.0, help="time limit for those runs (default: %(default)s)")
+    add("--samples", type=_positive_count, default=8, help="number of random inputs (default: %(default)s)")
+    add(
+        "--timeout-secs",
+        type=_seconds,
+        default=120.0,
+        help="longest time for one step of a candidate (default: %(default)s)",
+    )
+    add(
+        "--memory-mb",
+        type=_whole_number,
+        default=0,
+        help="memory limit of a candidate in MiB, 0: none (default: %(default)s)",
+    )
+    add(
+        "--memory-floor-mb", type=_whole_number, default=128,
+        help="end a candidate if the machine has fewer MiB available (default: %(default)s)",
     )  # fmt: skip
     add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")
     add("--engine-cache-dir", default="", metavar="DIR", help="as for serve")
@@ -246,11 +260,11 @@ def _number(text: str, is_fine: Callable[[float], bool], what: str) -> float:
     return value
 
 
-def _share(text: str) -> float:
-    return _number(text, lambda value: 0 <= value <= 1, "a number of 0 to 1")
+def _fraction(text: str) -> float:
+    return _number(text, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 
 
-def _share_or_more(text: str) -> float:
+def _non_negative(text: str) -> float:
     return _number(text, lambda value: value >= 0, "a number of 0 or more")
 
 
@@ -258,13 +272,13 @@ def _seconds(text: str) -> float:
     return _number(text, lambda value: 0 < value < 1e6, "a number of seconds above 0")
 
 
-def _count(text: str) -> int:
+def _positive_count(text: str) -> int:
     return int(
         _number(text, lambda value: value == int(value) if 1 <= value <= 1e6 else False, "a whole number from 1")
     )
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     return int(
         _number(text, lambda value: value == int(value) if 0 <= value <= 1e9 else False, "a whole number from 0")
     )

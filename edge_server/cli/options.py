@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.Action) -> None:
-    """Take an older spelling of an option that has one value or none. --help does not show it."""
+    """Accept an older name of an option with one value or none. --help does not show the old name."""
     if option.nargs == 0:
         parser.add_argument(
             alias, dest=option.dest, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -34,20 +34,24 @@ def add_tls_options(group: argparse._ArgumentGroup) -> None:
         default=[],
         type=header,
         metavar="KEY=VALUE",
-        help="header or metadata to send along: the key of a restricted API. Repeatable.",
+        help="header or metadata to send, such as the key of a restricted API. Repeatable.",
     )
-    group.add_argument("--tls", action="store_true", help="gRPC: encrypt, and trust whom this machine trusts")
-    group.add_argument("--tls-root", type=Path, metavar="FILE", help="gRPC: encrypt, trust this certificate (PEM)")
+    group.add_argument(
+        "--tls", action="store_true", help="gRPC: use TLS with the certificate authorities of this machine"
+    )
+    group.add_argument("--tls-root", type=Path, metavar="FILE", help="gRPC: use TLS with this root certificate (PEM)")
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
 
 
 def tls_of(options: argparse.Namespace) -> Tls | None:
-    """Return the TLS settings of the options of `add_tls_options`, None: no TLS. Raises InvalidRequest when a file
-    cannot be read."""
+    """Return the TLS settings from the options of `add_tls_options`; None means no TLS.
+
+    Raises InvalidRequest if a file cannot be read.
+    """
     if not (options.tls or options.tls_root or options.tls_cert):
         return None
-    # Brings gRPC, which commands that speak HTTP do without.
+    # Imported here, because it imports gRPC, which most commands do not need.
     from edge_server.client import Tls
 
     tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
@@ -59,6 +63,8 @@ def tls_of(options: argparse.Namespace) -> Tls | None:
 
 
 def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` to `most`."""
+
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
             raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got '{text}'")
@@ -68,6 +74,8 @@ def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a parser of finite numbers from `least` to `most`."""
+
     def read(text: str) -> float:
         try:
             found = float(text)

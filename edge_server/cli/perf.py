@@ -15,7 +15,7 @@ from typing import TextIO
 
 from edge_server import __version__
 from edge_server.cli import options as kinds
-from edge_server.cli import perf_options as words
+from edge_server.cli import perf_options
 from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
@@ -24,7 +24,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.tuning.load.chat_client import made_up_prompts
 from edge_server.tuning.load.input_data import make_inputs
 from edge_server.tuning.load.measurement_session import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     PROTOCOLS,
     LoadSession,
     MeasuredServer,
@@ -39,16 +39,16 @@ WINDOW_MS = 2000
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure each level; 0 when every request was answered well, 1 when some failed, 130 after Ctrl-C."""
+    """Measure each load level. Return 0 if every request succeeded, 1 if some failed, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         return _measure(options)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
+def _raise_interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
@@ -63,10 +63,10 @@ def _measure(options: argparse.Namespace) -> int:
         kinds.tls_of(options),
         options.timeout,
     )
-    session = _open(options, target)
+    session = _open_session(options, target)
     points: list[MeasuredPoint] = []
     levels = _levels(options, session)
-    live = _Live(options, session, len(levels))
+    live = _LiveTable(options, session, len(levels))
     session.on_window = live.window
     is_cut = False
     failure: EdgeServerError | None = None
@@ -78,26 +78,28 @@ def _measure(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         is_cut = True
     except EdgeServerError as error:
-        # The levels before it were measured, which may have taken long: they are told first.
+        # Report the measured levels first, because they may have taken a long time.
         failure = error.detached()
     finally:
         live.close()
         session.close()
     if points:
-        _tell(options, session, points)
+        _print_report(options, session, points)
     if failure is not None:
         raise failure
     if is_cut:
-        print("edge-server perf: interrupted; the figures are of what was measured until then", file=sys.stderr)
+        print("edge-server perf: interrupted; the results cover only the levels measured until then", file=sys.stderr)
         return 128 + signal.SIGINT
     return ExitCode.FAILED if any(point.failures for point in points) else ExitCode.OK
 
 
-def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
+def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
     control = target.control()
     try:
         model = control.model(options.model, options.model_version)
-        session = LoadSession(target, model, control, words.patience_of(options), pid=local_process(target))
+        session = LoadSession(
+            target, model, control, perf_options.measurement_times(options), pid=local_process(target)
+        )
         session.batch = options.batch_size
         session.shares_memory = options.shared_memory
         session.output_bytes = options.output_shared_memory_size
@@ -105,7 +107,7 @@ def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
             session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
             session.max_tokens = options.max_tokens
         elif options.frames is None:
-            session.steps = make_inputs(model, words.input_choice(options, options.batch_size))
+            session.steps = make_inputs(model, perf_options.input_choice(options, options.batch_size))
     except BaseException:
         control.close()
         raise
@@ -113,24 +115,26 @@ def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
 
 
 def _levels(options: argparse.Namespace, session: LoadSession) -> list[tuple[float, Callable[[], MeasuredPoint]]]:
-    """Return each level of load with what measures it."""
+    """Return each load level with the function that measures it."""
     if options.request_intervals is not None:
-        trace = Schedule(intervals_s=words.read_intervals(options.request_intervals))
+        trace = Schedule(intervals_s=perf_options.read_intervals(options.request_intervals))
         if options.frames is not None:
             return [(trace.mean_rate, lambda: session.with_frames(trace, options.streams, options.frame_size))]
         return [(trace.mean_rate, lambda: session.at_schedule(trace, options.max_threads))]
-    chance = options.request_distribution == "poisson"
+    by_chance = options.request_distribution == "poisson"
     if options.frames is not None:
-        paces = [Schedule(rate, chance, seed=options.seed) for rate in options.frames]
-        return [(pace.rate, partial(session.with_frames, pace, options.streams, options.frame_size)) for pace in paces]
+        schedules = [Schedule(rate, by_chance, seed=options.seed) for rate in options.frames]
+        return [
+            (item.rate, partial(session.with_frames, item, options.streams, options.frame_size)) for item in schedules
+        ]
     if options.request_rate is not None:
-        rates = [Schedule(rate, chance, seed=options.seed) for rate in options.request_rate]
-        return [(pace.rate, partial(session.at_schedule, pace, options.max_threads)) for pace in rates]
+        schedules = [Schedule(rate, by_chance, seed=options.seed) for rate in options.request_rate]
+        return [(item.rate, partial(session.at_schedule, item, options.max_threads)) for item in schedules]
     return [(level, partial(session.at_concurrency, int(level))) for level in options.concurrency]
 
 
-class _Live:
-    """A table that grows on a terminal; elsewhere a line for each window, on the standard error."""
+class _LiveTable:
+    """Live results: on a terminal a growing table, otherwise one line per window on standard error."""
 
     def __init__(self, options: argparse.Namespace, session: LoadSession, level_count: int) -> None:
         self._level_count = level_count
@@ -152,7 +156,7 @@ class _Live:
             f"{MODES[self._mode].lower()} {self._level:g}, window {len(windows)}: {point.throughput:.1f}/s, "
             f"p50 {point.percentiles_ms[50]:.2f} ms, p99 {point.percentiles_ms[99]:.2f} ms"
         )
-        # Three windows are the least; whether more are needed shows when they have been measured.
+        # At least three windows are needed. Whether more are needed is known only after measuring them.
         share = len(windows) / max(STEADY_WINDOWS, len(windows) + 1)
         text = self._progress(share, text)
         self._draw([*self._rows, point], text)
@@ -160,7 +164,7 @@ class _Live:
             print(text, file=sys.stderr, flush=True)
 
     def _progress(self, share: float, text: str) -> str:
-        """Return how far it has come, with `share` of the level that is measured, and `text`."""
+        """Return the overall progress and `text`. `share` is the finished fraction of the current level."""
         done = (len(self._rows) + share) / self._level_count
         passed_s = time.monotonic() - self._began_s
         if self._screen.is_terminal:
@@ -194,13 +198,13 @@ def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = N
     return render((MODES[mode], *heads), [cells(point) for point in points], output)
 
 
-def _tell(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
+def _print_report(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
     cores = usable_cores()
     kind = "frames" if options.frames is not None else options.protocol
     memory = ", system shared memory" if session.shares_memory else ""
     title = f"{session.model.name}, {kind}{memory}, batch size {session.batch}"
     if str(options.json) != "-":
-        # First of all: what was measured is not lost with a file that cannot be written.
+        # Before the files, because a file that cannot be written must not prevent this output.
         print(title)
         print(_table(points[0].mode, points, sys.stdout))
         for point in points:
@@ -234,10 +238,10 @@ def _write(flag: str, path: Path, text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server perf",
-        description="Measure a model of a running server (or of any that speaks KServe v2) under load. Each level is "
-        "measured in windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are the means "
-        "of a request in the server, from its statistics; SERVER CPU and CLIENT CPU are in cores. Exit code 0: every "
-        "request was answered well.",
+        description="Measure a model of a running server (or any KServe v2 server) under load. Each load level is "
+        "measured in time windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are mean "
+        "times of a request in the server, from its statistics. SERVER CPU and CLIENT CPU are in cores. Exit code 0: "
+        "every request succeeded.",
         allow_abbrev=False,
     )
     parser.add_argument("-m", "--model", required=True, help="name of the model")
@@ -248,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_load(parser.add_argument_group("load"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
-    words.add_input_options(inputs)
+    perf_options.add_input_options(inputs)
     inputs.add_argument(
         "--prompt", action="append", metavar="TEXT", help="with --protocol=chat: a question. Repeatable."
     )
@@ -266,64 +270,68 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --protocol=chat: longest answer; default: 64",
     )
-    inputs.add_argument("--shared-memory", action="store_true", help="tensors lie in system shared memory")
+    inputs.add_argument("--shared-memory", action="store_true", help="send tensors in system shared memory")
     inputs.add_argument(
         "--output-shared-memory-size",
         type=kinds.whole(1),
         default=1 << 20,
         metavar="BYTES",
-        help="room for an output whose size the model does not tell; default: 1 MiB",
+        help="space for an output of variable size; default: 1 MiB",
     )
-    words.add_patience_options(parser.add_argument_group("measurement"), WINDOW_MS)
+    perf_options.add_measurement_options(parser.add_argument_group("measurement"), WINDOW_MS)
     _add_connection(parser.add_argument_group("connection"))
     results = parser.add_argument_group("results")
-    results.add_argument("--json", type=Path, metavar="FILE", help="write the figures there; -: instead of the table")
+    results.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results there; -: print them instead of the table"
+    )
     results.add_argument("--svg", type=Path, metavar="FILE", help="draw throughput and latency there")
-    results.add_argument("-q", "--quiet", action="store_true", help="say nothing while it measures")
+    results.add_argument("-q", "--quiet", action="store_true", help="print nothing during the measurement")
     return parser
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    way = group.add_mutually_exclusive_group()
-    way.add_argument(
+    mode = group.add_mutually_exclusive_group()
+    mode.add_argument(
         "--concurrency",
-        type=words.levels(1, MOST_WORKERS, is_whole=True),
+        type=perf_options.levels(1, MAX_WORKERS, is_whole=True),
         default=[1.0],
         metavar="RANGE",
-        help="keep so many requests under way: 4, 1,2,8, 1:8, 1:16:4, or 1:16:x2; default: 1",
+        help="requests in flight: 4, 1,2,8, 1:8, 1:16:4, or 1:16:x2; default: 1",
     )
-    way.add_argument(
+    mode.add_argument(
         "--request-rate",
-        type=words.levels(0.01, 1e6, is_whole=False),
+        type=perf_options.levels(0.01, 1e6, is_whole=False),
         metavar="RANGE",
-        help="send so many requests a second, whatever the server does",
+        help="requests per second, sent without waiting for responses",
     )
-    way.add_argument(
+    mode.add_argument(
         "--frames",
-        type=words.levels(0.01, 10_000, is_whole=False),
+        type=perf_options.levels(0.01, 10_000, is_whole=False),
         metavar="RANGE",
-        help="send so many camera frames a second by a frame stream, in which the newest wins",
+        help="camera frames per second over a frame stream, in which a newer frame replaces a waiting one",
     )
     group.add_argument(
         "--request-intervals",
         type=Path,
         metavar="FILE",
-        help="send requests, or with --frames frames, at recorded times, over again: an interval in us a line",
+        help="send requests, or frames with --frames, at recorded intervals in a loop: one interval in us per line",
     )
     group.add_argument(
         "--request-distribution",
         choices=("constant", "poisson"),
         default="constant",
-        help="how requests of a rate are spread over time; default: constant",
+        help="distribution of requests over time; default: constant",
     )
     group.add_argument(
         "--max-threads",
-        type=kinds.whole(1, MOST_WORKERS),
+        type=kinds.whole(1, MAX_WORKERS),
         default=16,
         metavar="N",
-        help="requests under way at most at a rate; default: 16",
+        help="largest number of requests in flight with --request-rate; default: 16",
     )
-    group.add_argument("--streams", type=kinds.whole(1, 64), default=1, metavar="N", help="cameras, all alike")
+    group.add_argument(
+        "--streams", type=kinds.whole(1, 64), default=1, metavar="N", help="number of equal frame streams"
+    )
     group.add_argument("--frame-size", type=kinds.size, default=(640, 480), metavar="WxH", help="default: 640x480")
 
 
@@ -335,15 +343,17 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         default="grpc",
         help="chat: streamed chats of OpenAI's API with a language model; default: grpc",
     )
-    group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
+    group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
     group.add_argument(
-        "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP"
+        "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP address"
     )
     group.add_argument(
         "--metrics-url",
         default="",
         metavar="URL",
-        help="Prometheus page of a server elsewhere, for its processor time and memory: http://HOST:8002/metrics",
+        help="metrics page of a remote server, for its processor time and memory: http://HOST:8002/metrics",
     )
-    group.add_argument("--timeout", type=kinds.number(0.01), default=30.0, metavar="S", help="for each answer")
+    group.add_argument(
+        "--timeout", type=kinds.number(0.01), default=30.0, metavar="S", help="time limit for each answer"
+    )
     kinds.add_tls_options(group)

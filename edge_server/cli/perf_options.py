@@ -1,4 +1,4 @@
-"""Options of the measuring commands `perf` and `analyze`."""
+"""Options that the commands `perf` and `analyze` share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.tuning.load.input_data import InputChoice
 from edge_server.tuning.load.measurement import MeasurementTimes
 
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 
 
 def add_input_options(group: argparse._ArgumentGroup) -> None:
@@ -22,7 +22,7 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="WHAT",
-        help="random (default), zero, a .json file in perf_analyzer's form, an .npz file, NAME=FILE.npy. Repeatable.",
+        help="random (default), zero, a .json file in perf_analyzer's format, an .npz file, NAME=FILE.npy. Repeatable.",
     )
     group.add_argument(
         "--shape",
@@ -30,9 +30,9 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
         default=[],
         type=shape,
         metavar="NAME:N,N",
-        help="shape of an input without its batch dimension, where the model leaves it open. Repeatable.",
+        help="shape of an input with variable dimensions, without the batch dimension. Repeatable.",
     )
-    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of everything that is random")
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of random values")
 
 
 def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
@@ -45,34 +45,34 @@ def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
     return InputChoice(kinds[-1] if kinds else "random", batch, dict(options.shape), tuple(files), options.seed)
 
 
-def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
+def add_measurement_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
     group.add_argument(
         "--measurement-interval",
         type=whole(10, 600_000),
         default=window_ms,
         metavar="MS",
-        help=f"length of a window, of which three must agree; default: {window_ms}",
+        help=f"length of a time window; three consecutive ones must agree; default: {window_ms}",
     )
     group.add_argument(
         "--measurement-request-count",
         type=whole(1),
         default=20,
         metavar="N",
-        help="a window is prolonged, to ten times its length at most, until it holds so many answers; default: 20",
+        help="extend a window, up to ten times its length, until it has N answers; default: 20",
     )
     group.add_argument(
         "--stability-percentage",
         type=number(0.1, 1000),
         default=10.0,
         metavar="P",
-        help="how far windows may lie from their mean; default: 10",
+        help="largest deviation of windows from their mean in percent; default: 10",
     )
     group.add_argument(
-        "--max-trials", type=whole(1, 1000), default=10, metavar="N", help="windows at most; default: 10"
+        "--max-trials", type=whole(1, 1000), default=10, metavar="N", help="largest number of windows; default: 10"
     )
 
 
-def patience_of(options: argparse.Namespace) -> MeasurementTimes:
+def measurement_times(options: argparse.Namespace) -> MeasurementTimes:
     return MeasurementTimes(
         options.measurement_interval / 1000,
         options.measurement_request_count,
@@ -82,7 +82,7 @@ def patience_of(options: argparse.Namespace) -> MeasurementTimes:
 
 
 def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list[float]]:
-    """Return a reader of START[:END[:STEP]] and lists a,b,c. STEP may be xN: each level is N times the one before."""
+    """Return a parser of START[:END[:STEP]] and of lists a,b,c. With STEP xN each level is N times the last one."""
 
     def read(text: str) -> list[float]:
         try:
@@ -95,7 +95,7 @@ def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list
             kind = "whole numbers" if is_whole else "numbers"
             raise argparse.ArgumentTypeError(
                 f"expected N, N,N,N or START:END[:STEP|:xFACTOR] of {kind} from {least:g} to {most:g}, at most"
-                f" {_MOST_LEVELS} of them, got '{text}'"
+                f" {_MAX_LEVELS} of them, got '{text}'"
             )
         return found
 
@@ -105,7 +105,7 @@ def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list
 def _levels(text: str) -> list[float]:
     if ":" not in text:
         found = [float(word) for word in text.split(",")]
-        return found if len(found) <= _MOST_LEVELS else []
+        return found if len(found) <= _MAX_LEVELS else []
     start, end, step, *rest = [*text.split(":"), *(["1"] if text.count(":") == 1 else [])]
     if rest:
         return []
@@ -117,7 +117,7 @@ def _levels(text: str) -> list[float]:
         initial=float(start),
     )  # fmt: skip
     found = list(itertools.islice(itertools.takewhile(lambda value: value <= float(end) * (1 + 1e-9), series), 101))
-    return found if len(found) <= _MOST_LEVELS else []
+    return found if len(found) <= _MAX_LEVELS else []
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -129,7 +129,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def read_intervals(path: Path) -> tuple[float, ...]:
-    """Read a trace: one interval in microseconds a line, as perf_analyzer does. Raises InvalidRequest."""
+    """Read a trace in perf_analyzer's format, one interval in microseconds per line. Raises InvalidRequest."""
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Progress display: a bar with an estimate at a terminal, else one line per step."""
+"""Progress display: a bar with the estimated remaining time on a terminal, else one line per step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edge_server.cli.table import clean, clip, terminal_width
 
 _WIDTH = 24
 _LEAST_SHARE, _LEAST_S = 0.02, 1.0
-"""An estimate made sooner would be a guess."""
+"""Minimum progress before the remaining time is estimated."""
 
 
 class Progress:
-    """Writes to `out`; a bar is drawn over itself until `close`."""
+    """Writes progress to `out`. A bar is redrawn in place until `close`."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -33,14 +33,14 @@ class Progress:
         self._out.flush()
 
     def close(self) -> None:
-        """Leave an empty line where the bar was."""
+        """Erase the bar."""
         if self._is_bar:
             self._out.write("\r\x1b[K")
             self._out.flush()
 
 
 def progress_line(share: float, passed_s: float, text: str) -> str:
-    """Return "[######......]  50%, 0:12 left text" for work of which `share`, 0 to 1, took `passed_s` seconds."""
+    """Return "[######......]  50%, 0:12 left text". `share` is the finished fraction, `passed_s` the elapsed time."""
     return f"{bar(share, _WIDTH)} {share:4.0%}{estimate(share, passed_s)} {text}"
 
 
@@ -50,7 +50,7 @@ def bar(share: float, width: int) -> str:
 
 
 def estimate(share: float, passed_s: float) -> str:
-    """Return ", 0:12 left", "" while too little is done to tell."""
+    """Return ", 0:12 left", or "" if it is too early for an estimate."""
     if share < _LEAST_SHARE or passed_s < _LEAST_S:
         return ""
     return f", {minutes(passed_s * (1 - min(share, 1.0)) / share)} left"

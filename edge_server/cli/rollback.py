@@ -12,49 +12,52 @@ from edge_server.cli import http_client
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Give the order and say what came of it; 0 when it was carried out, 1 when not."""
+    """Send the request and print the result. Return 0 on success, 1 on failure."""
     parser = argparse.ArgumentParser(
         prog="edge-server rollback",
-        description="Pin a model of a running server to the version before the one that serves. No other version is "
-        "served, and new ones wait, until --undo. A version that does not load leaves everything as it was.",
+        description="Pin a model of a running server to the version before the current one. Until --undo, no other "
+        "version is served and new versions are not loaded. If the version does not load, nothing changes.",
         allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--to", type=_version, metavar="VERSION", help="pin this version instead")
-    which.add_argument("--undo", action="store_true", help="lift the pin: the version policy decides again")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--to", type=_version, metavar="VERSION", help="pin this version instead")
+    action.add_argument("--undo", action="store_true", help="remove the pin; the version policy applies again")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
     base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
     try:
         if options.undo:
-            words, problem = _undone(http_client.ask(options, f"{base}/unpin", {}))
+            text, problem = _unpinned(http_client.request_json(options, f"{base}/unpin", {}))
         else:
             body = {} if options.to is None else {"version": options.to}
-            words, problem = _pinned(http_client.ask(options, f"{base}/rollback", body)), ""
+            text, problem = _pinned(http_client.request_json(options, f"{base}/rollback", body)), ""
     except http_client.Refused as error:
         print(f"edge-server rollback: {error}", file=sys.stderr)
         return 1
     except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
-        print(f"edge-server rollback: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
+        print(
+            f"edge-server rollback: no answer from {options.url}: {http_client.describe_failure(error)}",
+            file=sys.stderr,
+        )
         return 1
-    print(words)
+    print(text)
     if problem:
-        print(f"not all of it is served: {problem}", file=sys.stderr)
+        print(f"some versions are not served: {problem}", file=sys.stderr)
     return 1 if problem else 0
 
 
 def _pinned(report: Mapping[str, Any]) -> str:
     serves = report["serves"]
     now = "it is not loaded" if serves is None else f"version {serves} serves"
-    words = f"{report['name']} is pinned to version {report['pin']}; {now}"
+    text = f"{report['name']} is pinned to version {report['pin']}; {now}"
     if not report["survives_restart"]:
-        words += "\nthe pin lasts until the server ends: it was started without --state-dir"
-    return words
+        text += "\nthe pin lasts until the server ends: it was started without --state-dir"
+    return text
 
 
-def _undone(report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the result of the rollback, and the versions that are not served."""
+def _unpinned(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the result as text, and the problem of versions that are not served, or ""."""
     serves = report["serves"]
     now = "it is not loaded" if serves is None else f"version {serves} serves"
     return f"{report['name']} is not pinned to version {report['before']} any more; {now}", str(report["problem"] or "")

@@ -20,12 +20,12 @@ from edge_server.telemetry.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
-_ENDING_S = 1.0
-"""How long threads are waited for that were told to end and may still be on their way."""
+_THREAD_END_S = 1.0
+"""Time for threads to end after shutdown."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve as the arguments, the environment and the configuration file say; return the exit code."""
+    """Serve with the settings of arguments, environment and configuration file; return the exit code."""
     set_library_defaults()
     parsed = parse_serve(arguments, process_environment())
     if parsed.asks_help:
@@ -39,17 +39,17 @@ def run(arguments: Sequence[str]) -> int:
         log.warning("%s", warning)
     manager = ServiceManager.from_environment(process_environment(), os.getpid())
     if manager.is_present:
-        # The stacks of all threads, for the journal, when the watchdog bites with SIGABRT.
+        # When systemd's watchdog sends SIGABRT, write the stacks of all threads to the journal.
         faulthandler.enable()
     code = _serve(parsed.config, settings, manager, lambda: parse_serve(arguments, process_environment()).config)
-    _end_if_held_up(code)
+    _exit_if_threads_remain(code)
     return code
 
 
 def _serve(
     config: ServerConfig, settings: LogSettings, manager: ServiceManager, read_again: Callable[[], ServerConfig]
 ) -> int:
-    # numpy comes with the first model; of aiohttp the parts that serve are taken, not the client it would bring.
+    # numpy is imported with the first model. Of aiohttp, only the server modules are imported, not the client.
     defer_import("numpy")
     defer_import("aiohttp", has_free_parts=True)
     from edge_server.process.server import serve
@@ -58,15 +58,15 @@ def _serve(
     return serve(config, settings, ProcessEnvironment(manager, read_again))
 
 
-def _end_if_held_up(code: int) -> None:
-    """End the process now if threads of models would keep it: the interpreter waits for all that are no daemons."""
-    end_s = time.monotonic() + _ENDING_S
-    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
-    for thread in left:
+def _exit_if_threads_remain(code: int) -> None:
+    """Exit at once if threads of models still run. The interpreter would wait for all threads that are no daemons."""
+    end_s = time.monotonic() + _THREAD_END_S
+    running = [item for item in threading.enumerate() if not item.daemon and item is not threading.main_thread()]
+    for thread in running:
         thread.join(max(0.0, end_s - time.monotonic()))
-    left = [thread for thread in left if thread.is_alive()]
-    if left:
-        log.warning("ending with threads still running: %s", ", ".join(thread.name for thread in left))
+    running = [thread for thread in running if thread.is_alive()]
+    if running:
+        log.warning("ending with threads still running: %s", ", ".join(thread.name for thread in running))
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)

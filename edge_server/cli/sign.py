@@ -14,11 +14,14 @@ from edge_server.repository.trust.signature import PasswordRequired, PrivateKey,
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Sign the directories of models; 0 when all are signed, 1 when one cannot be, 2 when the key cannot be used."""
+    """Sign the directories of models. Return 0 if all are signed, 1 if one cannot be, 2 for missing arguments."""
     options = _parser().parse_args(arguments)
     if options.new_key is not None:
         public = new_key(options.new_key)
-        print(f"{options.new_key} signs; keep it off the box\n{public} verifies: --signature-public-key={public}")
+        print(
+            f"{options.new_key} is the private key; do not copy it to the server machine\n"
+            f"{public} verifies: --signature-public-key={public}"
+        )
     if not options.models:
         if options.new_key is None:
             print("edge-server sign: name the directory of at least one model", file=sys.stderr)
@@ -33,13 +36,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server sign",
         description="Write SHA256SUMS into the directory of a model and into each of its versions, and with --key an "
-        "Ed25519 signature SHA256SUMS.sig beside each. A server with --signature-public-key serves nothing else.",
+        "Ed25519 signature SHA256SUMS.sig beside each. A server with --signature-public-key serves signed models only.",
         allow_abbrev=False,
     )
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL_DIR", help="directory of a model")
     keys = parser.add_mutually_exclusive_group()
-    keys.add_argument("--key", type=Path, metavar="FILE", help="Ed25519 private key, PEM; without it nothing is signed")
-    keys.add_argument("--new-key", type=Path, metavar="FILE", help="make a key pair, FILE and FILE.pub, and use it")
+    keys.add_argument(
+        "--key", type=Path, metavar="FILE", help="Ed25519 private key (PEM); without it no signature is written"
+    )
+    keys.add_argument("--new-key", type=Path, metavar="FILE", help="create a key pair, FILE and FILE.pub, and use it")
     return parser
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from edge_server.cli import http_client
-from edge_server.cli.check import describe, reason_line
+from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
 from edge_server.cli.status_engines import engine_lines
-from edge_server.cli.status_machine import box_lines
+from edge_server.cli.status_machine import governor_lines
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
 from edge_server.core.status_reports import TensorMetadata
@@ -28,21 +28,21 @@ HEADS = (
 STREAM_HEADS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
 
 
-LEAST = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
-"""Columns that are left out where the terminal is too narrow for all, the first of them first."""
+OPTIONAL_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
+"""Columns that are omitted on a narrow terminal, the first one first."""
 
 DEFAULT_WATCH_S = 2.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print a table of the server at `--url`; 0 when it is ready, 1 when it is not or does not answer.
+    """Print the models of the server at `--url`. Return 0 if it is ready, 1 if it is not or does not answer.
 
-    With --watch again and again, until Ctrl-C ends it with 0.
+    With --watch, repeat this until Ctrl-C, and return 0.
     """
     parser = argparse.ArgumentParser(
         prog="edge-server status",
-        description="Ask a running server what it serves. INFER MS is the mean since the model was loaded. Exits with "
-        "0 when it is ready, with 1 when it is not or does not answer.",
+        description="Show the models of a running server. INFER MS is the mean since the model was loaded. Exits with "
+        "0 if the server is ready, with 1 if it is not or does not answer.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -51,9 +51,9 @@ def run(arguments: Sequence[str]) -> int:
         type=number(0.1, 86_400),
         const=DEFAULT_WATCH_S,
         metavar="SECONDS",
-        help=f"ask again every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
+        help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; with --watch an object a line")
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
     http_client.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     if options.watch is not None:
@@ -61,15 +61,15 @@ def run(arguments: Sequence[str]) -> int:
     try:
         report = _report(options)
     except _NO_REPORT as error:
-        print(f"edge-server status: {_why(options, error)}", file=sys.stderr)
+        print(f"edge-server status: {_error_text(options, error)}", file=sys.stderr)
         return 1
-    # Not before all is known: an output that nobody reads is not a server that does not answer.
+    # Outside `try`, so that a broken output pipe is not reported as a server that does not answer.
     print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
     return 0 if report["ready"] else 1
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Redraw the table on a terminal, print it once more elsewhere. A server that does not answer is asked again."""
+    """Show the report repeatedly: redraw it on a terminal, otherwise print it again. Errors do not end the loop."""
     screen = Screen(sys.stdout)
     lines: list[str] = []
     try:
@@ -78,13 +78,13 @@ def _watch(options: argparse.Namespace) -> int:
                 report = _report(options)
                 lines = [json.dumps(report)] if options.json else _lines(report)
             except _NO_REPORT as error:
-                problem = _why(options, error)
+                problem = _error_text(options, error)
                 lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
                 if not options.json:
-                    lines = [f"edge-server status: {problem}; asking again"]
+                    lines = [f"edge-server status: {problem}; trying again"]
             if screen.is_terminal and not options.json:
                 width, height = screen.size()
-                # Lines that rich coloured fit already.
+                # Lines with colours of rich already fit the width.
                 shown = [line for text in lines for line in text.splitlines() or [""]][:height]
                 screen.draw([line if "\x1b[" in line else clip(line, width) for line in shown])
             else:
@@ -100,22 +100,23 @@ def _watch(options: argparse.Namespace) -> int:
 _NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
 
 
-def _why(options: argparse.Namespace, error: BaseException) -> str:
+def _error_text(options: argparse.Namespace, error: BaseException) -> str:
     if isinstance(error, http_client.Refused):
         return str(error)
-    return f"no answer from {options.url}: {http_client.reason_of(error)}"
+    return f"no answer from {options.url}: {http_client.describe_failure(error)}"
 
 
 def _report(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the server's answers in the form that --json prints. Raises as http_client.ask does."""
-    server = http_client.ask(options, "/v2")
+    """Query the server and return the report that --json prints. Raises as http_client.request_json."""
+    server = http_client.request_json(options, "/v2")
     is_ready = _is_ready(options)
-    index = cast("list[dict[str, str]]", http_client.ask(options, "/v2/repository/index", {}))
+    index = cast("list[dict[str, str]]", http_client.request_json(options, "/v2/repository/index", {}))
     reports = {
-        (item["name"], str(item["version"])): item for item in http_client.ask(options, "/edge/v1/models")["models"]
+        (item["name"], str(item["version"])): item
+        for item in http_client.request_json(options, "/edge/v1/models")["models"]
     }
     models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
-    streams = _ask_if_told(options, "/edge/v1/streams")
+    streams = _request_optional(options, "/edge/v1/streams")
     return {
         "server": "edge-server",
         "version": server["version"],
@@ -123,18 +124,18 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
         "ready": is_ready,
         "models": models,
         "streams": None if streams is None else streams["streams"],
-        "governor": _ask_if_told(options, "/edge/v1/governor"),
-        "engines": _ask_if_told(options, "/edge/v1/engines"),
+        "governor": _request_optional(options, "/edge/v1/governor"),
+        "engines": _request_optional(options, "/edge/v1/engines"),
     }
 
 
 def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> dict[str, Any]:
-    """Return an entry of the index, and of a version that serves its report, inputs, outputs and statistics."""
+    """Return an entry of the index. For a version that serves, add its report, inputs, outputs and statistics."""
     model = {"version": "", "state": NOT_LOADED, "reason": "", **entry}
     if report is None or model["state"] != "READY":
         return model
     base = f"/v2/models/{urllib.parse.quote(model['name'], safe='')}/versions/{model['version']}"
-    metadata, stats = _ask_if_told(options, base), _ask_if_told(options, f"{base}/stats")
+    metadata, stats = _request_optional(options, base), _request_optional(options, f"{base}/stats")
     if metadata is None or stats is None:  # unloaded since it was listed
         return model
     statistics = stats["model_stats"][0]["inference_stats"]
@@ -143,20 +144,20 @@ def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str,
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    """Return the report for people."""
+    """Return the report as lines of text."""
     models = report["models"]
     is_ready = "ready" if report["ready"] else "NOT ready"
     lines = [f"{report['server']} {report['version']} at {report['url']} is {is_ready}"]
     if models:
-        lines.append(render(HEADS, [_row(model) for model in models], sys.stdout, least=LEAST))
+        lines.append(render(HEADS, [_row(model) for model in models], sys.stdout, optional=OPTIONAL_COLUMNS))
     else:
         lines.append("there is no model")
     lines += [words for model in models if (words := _sequences(model))]
     if report["streams"]:
         rows = [_stream_row(stream) for stream in report["streams"]]
-        lines += ["", render(STREAM_HEADS, rows, sys.stdout, least=("CLIENT", "AGE P99 MS", "FPS IN"))]
+        lines += ["", render(STREAM_HEADS, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
     if report["governor"] is not None:
-        lines.append(box_lines(report["governor"], sys.stdout))
+        lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:
         lines.append(engine_lines(report["engines"]))
     lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
@@ -164,16 +165,16 @@ def _lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _ask_if_told(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
-    """Return the server's answer; None if the server is too old for the question or forbids it."""
+def _request_optional(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
+    """Return the server's response, or None if the server does not have or does not allow this request."""
     try:
-        return cast("dict[str, Any]", http_client.ask(options, path))
+        return cast("dict[str, Any]", http_client.request_json(options, path))
     except http_client.Refused:
         return None
 
 
 def _sequences(report: dict[str, Any]) -> str:
-    """Tell of a version's sequences; "" where there are none, or the server tells nothing of them."""
+    """Return a line about a version's sequences, or "" if it has none."""
     live, waiting = report.get("live_sequences", 0), report.get("waiting_sequences", 0)
     if not live and not waiting:
         return ""
@@ -181,7 +182,7 @@ def _sequences(report: dict[str, Any]) -> str:
 
 
 def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
-    """Tell of an open frame stream; each drop with its reason, since the stream's id was first seen."""
+    """Return the row of a frame stream. Drops are counted since the stream's id was first used."""
     return (
         stream["stream_id"],
         stream["model"],
@@ -195,7 +196,7 @@ def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _memory(report: dict[str, Any]) -> str:
-    """Return the memory of a model on the machine and on each GPU: "92", "92 +64 GPU 0"."""
+    """Return a model's memory on the host and on each GPU in MB, such as "92" or "92 +64 GPU 0"."""
     on_gpus = [f" +{count / 1e6:.0f} GPU {gpu}" for gpu, count in report.get("gpu_bytes", {}).items() if count]
     return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
 
@@ -223,15 +224,17 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _tensors(items: list[dict[str, Any]]) -> str:
-    return "\n".join(describe(TensorMetadata(item["name"], item["datatype"], tuple(item["shape"]))) for item in items)
+    return "\n".join(
+        describe_tensor(TensorMetadata(item["name"], item["datatype"], tuple(item["shape"]))) for item in items
+    )
 
 
 def _is_ready(options: argparse.Namespace) -> bool:
     try:
-        with http_client.open_answer(options, "/v2/health/ready"):
+        with http_client.open_response(options, "/v2/health/ready"):
             return True
     except http_client.Refused as error:
-        # 400 is Triton's word for not ready.
+        # Triton answers 400 if it is not ready.
         if error.status not in (400, 503):
             raise
         return False

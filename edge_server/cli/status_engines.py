@@ -8,11 +8,11 @@ from typing import Any
 
 
 def engine_lines(report: Mapping[str, Any], now_s: float | None = None) -> str:
-    """Return the lines for an answer of GET /edge/v1/engines that says enabled. `now_s` is the unix time."""
+    """Return the lines for a response of GET /edge/v1/engines with `enabled` true. `now_s` is Unix time."""
     now_s = time.time() if now_s is None else now_s
     cached = report["cached"]
-    head = f"engines: {cached['count']} kept, {cached['bytes'] / 1e6:.0f} MB"
-    lines = [head + (f"; none is built now: {_clean(report['detail'])}" if report["detail"] else "")]
+    heading = f"engines: {cached['count']} cached, {cached['bytes'] / 1e6:.0f} MB"
+    lines = [heading + (f"; builds are paused: {_clean(report['detail'])}" if report["detail"] else "")]
     return "\n".join([*lines, *(f"  {_line(item, now_s)}" for item in report["engines"])])
 
 
@@ -20,16 +20,16 @@ def _line(item: Mapping[str, Any], now_s: float) -> str:
     title = _clean(f"{item['model']} version {item['version']}, {item['library']} {item['precision']}")
     state = item["state"]
     if state == "ready":
-        apart = item["difference"]
-        compared = "" if apart is None else f", answers within {apart:.1g} of the runtime before"
+        difference = item["difference"]
+        compared = "" if difference is None else f", outputs within {difference:.1g} of the previous runtime"
         return f"{title}: ready, built in {item['took_s']:.1f} s{compared}"
     if state in ("building", "verifying"):
         return f"{title}: {state}, {item['percent']:.0f} % ({_clean(item['phase'])})"
     if state == "waiting" and item["phase"]:
         return f"{title}: {_clean(item['phase'])}"
     retry_s = item["retry_s"]
-    again = "" if retry_s is None else f"; tried again in {max(retry_s - now_s, 0):.0f} s"
-    return f"{title}: {state}, {_clean(item['reason'])}{again}"
+    retry = "" if retry_s is None else f"; retry in {max(retry_s - now_s, 0):.0f} s"
+    return f"{title}: {state}, {_clean(item['reason'])}{retry}"
 
 
 def _clean(text: object) -> str:

@@ -1,4 +1,4 @@
-"""Machine part of `edge-server status`: heat, power, rejected work, cost of an inference."""
+"""Machine part of `edge-server status`: temperature, power, refused requests, energy per inference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edge_server.cli.table import render
 _COST_HEADS = ("MODEL", "BATCH", "J PER INFERENCE")
 
 
-def box_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
-    """Return the lines for an answer of GET /edge/v1/governor, made for `output`."""
+def governor_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
+    """Return the lines for a response of GET /edge/v1/governor, formatted for `output`."""
     if not report.get("enabled"):
         return f"governor: off; {_clean(report.get('detail', ''))}".rstrip("; ")
     lines = [f"governor: {_clean(report['state'])}" + (f" - {_clean(report['detail'])}" if report["detail"] else "")]
-    parts = [*_heat(report), *_power(report), f"{report['share']:.0%} of full work allowed"]
+    parts = [_temperature(report), _power(report), f"{report['share']:.0%} of full work allowed"]
     lines.append("  " + ", ".join(parts))
     lines += _board(report["box"])
     lines += [
@@ -34,18 +34,18 @@ def box_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
     return "\n".join(lines)
 
 
-def _heat(report: Mapping[str, Any]) -> list[str]:
+def _temperature(report: Mapping[str, Any]) -> str:
     if report["temperature_c"] is None:
-        return ["no temperature is known"]
-    aim = report["set_point_c"]
-    return [f"{report['temperature_c']:.0f} °C" + (f" of {aim:.0f} °C" if aim is not None else "")]
+        return "no temperature is known"
+    set_point = report["set_point_c"]
+    return f"{report['temperature_c']:.0f} °C" + (f" of {set_point:.0f} °C" if set_point is not None else "")
 
 
-def _power(report: Mapping[str, Any]) -> list[str]:
+def _power(report: Mapping[str, Any]) -> str:
     if report["power_w"] is None:
-        return ["no power is known"]
+        return "no power is known"
     budget = report["power_budget_w"]
-    return [f"{report['power_w']:.1f} W" + (f" of {budget:.1f} W" if budget is not None else "")]
+    return f"{report['power_w']:.1f} W" + (f" of {budget:.1f} W" if budget is not None else "")
 
 
 def _board(box: Mapping[str, Any]) -> list[str]:
@@ -57,5 +57,5 @@ def _board(box: Mapping[str, Any]) -> list[str]:
 
 
 def _clean(text: object) -> str:
-    """Return text from a file of the box with nothing in it that would steer a terminal."""
+    """Return text without control characters, because it comes from files of the machine."""
     return "".join(char if char.isprintable() else " " for char in str(text))

@@ -25,7 +25,7 @@ from edge_server.errors import EdgeServerError
 
 DEFAULT_FPS = 30.0
 DEFAULT_TOP_K = 5
-MOST_STREAMS = 64
+MAX_STREAMS = 64
 _RETURNS = ("classes", "detections", "mask", "tensors")
 
 
@@ -207,6 +207,6 @@ def _count(text: str) -> int:
 
 
 def _number_of_streams(text: str) -> int:
-    if not 1 <= (number := _count(text)) <= MOST_STREAMS:
-        raise argparse.ArgumentTypeError(f"expected 1 to {MOST_STREAMS}, got '{text}'")
+    if not 1 <= (number := _count(text)) <= MAX_STREAMS:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MAX_STREAMS}, got '{text}'")
     return number

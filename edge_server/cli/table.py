@@ -1,4 +1,4 @@
-"""Tables at a terminal: plain text, or by `rich` with colours and wrapped cells if it is installed."""
+"""Tables for the terminal: plain text, or with colours and wrapped cells if `rich` is installed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def render(
     rows: Sequence[Sequence[str]],
     output: TextIO | None = None,
     *,
-    least: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> str:
-    """Return the rows in columns as wide as their widest cell. A cell may have several lines.
+    """Return a table whose columns are as wide as their widest cell. A cell may have several lines.
 
-    With `output`, a terminal, the table is made for its width: columns in `least` are left out, the first of them
-    first, until the others fit; what `rich` draws is wrapped if they never do. The last column may hold sentences: no
-    rule is drawn as long as these.
+    If `output` is a terminal, the columns in `optional` are omitted, the first one first, until the table fits its
+    width. With `rich`, cells that still do not fit are wrapped. The rule below the last column is limited in length,
+    because this column may contain sentences.
     """
     split = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (heads, *rows)]
     widths = [max(cell_width(line) for row in split for line in row[column]) for column in range(len(heads))]
     width = terminal_width(output)
     if output is not None and width is not None:
         kept = list(range(len(heads)))
-        for head in least:
+        for head in optional:
             if sum(widths[at] + _GAP for at in kept) - _GAP > width and head in heads:
                 kept.remove(heads.index(head))
         split, widths = [[row[at] for at in kept] for row in split], [widths[at] for at in kept]
@@ -62,11 +62,11 @@ def _by_rich(split: Sequence[Sequence[Sequence[str]]], width: int, encoding: str
     )
     heads, *rows = split
     for (head,) in heads:
-        # Text: nothing in it is markup.
+        # As Text, so that rich does not interpret markup.
         table.add_column(Text(head), overflow="fold")
     for row in rows:
         table.add_row(*(Text("\n".join(cell), style=_STYLES.get(cell[0], "")) for cell in row))
-    # It decides by TERM and NO_COLOR whether there are colours.
+    # The console chooses colours according to TERM and NO_COLOR.
     file = io.TextIOWrapper(io.BytesIO(), encoding)
     console = Console(file=file, width=width, force_terminal=True, highlight=False)
     with console.capture() as drawn:
@@ -75,7 +75,7 @@ def _by_rich(split: Sequence[Sequence[Sequence[str]]], width: int, encoding: str
 
 
 def terminal_width(output: TextIO | None) -> int | None:
-    """Return how many columns a terminal has, None for what is no terminal."""
+    """Return the number of columns of a terminal, or None if `output` is no terminal."""
     if output is None or not output.isatty():
         return None
     try:
@@ -85,12 +85,12 @@ def terminal_width(output: TextIO | None) -> int | None:
 
 
 def clean(text: str) -> str:
-    """Return text in which nothing can steer the terminal: labels and messages come from elsewhere."""
+    """Return text without control characters, because labels and messages come from other programs."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def cell_width(text: str) -> int:
-    """Return how many cells of a terminal a text takes: two for wide characters, none for combining ones."""
+    """Return the width of a text in terminal cells: two per wide character, none per combining one."""
     if text.isascii():
         return len(text)
     return sum(
@@ -99,7 +99,7 @@ def cell_width(text: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Return the text cleaned, and cut to at most `width` cells."""
+    """Return the text without control characters, shortened to at most `width` cells."""
     text = clean(text)
     if cell_width(text) <= width:
         return text

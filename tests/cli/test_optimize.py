@@ -300,7 +300,7 @@ def test_what_cannot_be_optimized_is_told_before_anything_is_opened(
         ((folder, "--version=3"), "model 'net' has no version 3; it has 1"),
         ((folder, "--runtimes=openvno"), "no runtime is called 'openvno'"),
         ((folder, "--precision=int8"), "--precision: no runtime has 'int8' for this model; there are f32"),
-        ((folder, "--write=taken"), "is there already; --overwrite replaces it"),
+        ((folder, "--write=taken"), "exists already; --overwrite replaces it"),
         ((folder, "--write=../config"), "--write: expected letters, digits"),
         ((ensemble,), "model 'both' is an ensemble"),
         ((folder, "--tolerance=-1"), "expected a number of 0 or more, given '-1'"),

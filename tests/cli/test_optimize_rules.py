@@ -19,21 +19,21 @@ from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
 from edge_server.repository.pbtxt import parse_text, read_file
 from edge_server.tuning.trial import report, write_configuration
-from edge_server.tuning.trial.accelerators import of_openvino
+from edge_server.tuning.trial.accelerators import openvino_candidates
 from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
 from edge_server.tuning.trial.candidate import RuntimeCandidate, config_of
 from edge_server.tuning.trial.candidate_list import candidates_for
 from edge_server.tuning.trial.child_process import CandidateFailed
 from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
 from edge_server.tuning.trial.output_difference import OutputDifference, compare
-from edge_server.tuning.trial.sample_inputs import batch_of, from_file, made_up
+from edge_server.tuning.trial.sample_inputs import batch_of, from_file, random_samples
 from edge_server.tuning.trial.tensor_files import load, save
 
 NO_GPU = "there is no GPU"
 OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}
 
 
-def survey(**reported: Any) -> Any:
+def device_lister(**reported: Any) -> Any:
     """Return what stands for asking the runtimes: each lists the CPU alone unless told otherwise."""
     return lambda name: reported.get(name, {"CPU": ("FP32",)} if name == "openvino" else {})
 
@@ -91,7 +91,7 @@ def test_the_rows_of_a_table_have_as_many_cells_as_its_head_also_for_what_failed
     out = CandidateTrial(RuntimeCandidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
     whole = outcome(trial("plain", 10, 300, rows=8), out, batch=8)
     for row in report.rows(whole, None, SelectionRule(Objective.LATENCY, 0.01)):
-        assert len(row) == len(report.heads(whole))
+        assert len(row) == len(report.column_titles(whole))
     found = report.as_json(whole, None, SelectionRule(Objective.LATENCY, 0.01))
     assert found["chosen"] is None
 
@@ -164,13 +164,13 @@ def test_made_up_samples_have_declared_shapes_and_types_and_are_the_same_every_t
         InputSpec("h", DType.BF16, (2,)), InputSpec("extra", DType.FP32, (1,), is_optional=True), batch=8,
     )  # fmt: skip
     profile = {"image": Range((1, 3, 1), (4, 3, 5), (8, 3, 9))}
-    samples = made_up(model, 2, profile)
+    samples = random_samples(model, 2, profile)
     assert {name: (array.shape, array.dtype) for name, array in samples[0].items()} == {
         "image": ((1, 3, 5), np.float32), "ids": ((1, 4), np.int64), "t": ((1, 1), object), "h": ((1, 2), np.uint16),
     }  # fmt: skip
-    assert made_up(model, 2, None)[0]["image"].shape == (1, 3, 1)
+    assert random_samples(model, 2, None)[0]["image"].shape == (1, 3, 1)
     assert set(samples[0]["ids"].flat) <= {0, 1}
-    np.testing.assert_array_equal(samples[1]["image"], made_up(model, 2, profile)[1]["image"])
+    np.testing.assert_array_equal(samples[1]["image"], random_samples(model, 2, profile)[1]["image"])
     assert not np.array_equal(samples[0]["image"], samples[1]["image"])
 
 
@@ -230,12 +230,12 @@ def version_dir(tmp_path: Path) -> Path:
 def test_the_stated_runtime_comes_first_and_is_what_others_are_compared_with(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b'backend: "onnxruntime"', "net")
-    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, survey=survey())
+    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister())
     assert [one.title for one in field.candidates[:2]] == ["onnxruntime f32", "openvino f32"]
     assert "openvino bf16" in [one.title for one in field.candidates]
     assert not any("int8" in one.precision for one in field.candidates)
     assert f"onnxruntime on GPU: {NO_GPU}" in field.left_out
-    assert "openvino on GPU, NPU: it finds CPU alone" in field.left_out
+    assert "openvino on GPU, NPU: it finds only CPU" in field.left_out
 
 
 def onnx_in(version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str) -> None:
@@ -255,8 +255,8 @@ def test_each_device_that_openvino_lists_is_tried_in_what_it_computes_in(
     version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str, expected: list[str]
 ) -> None:
     onnx_in(version_dir, monkeypatch, arithmetic)
-    there = survey(openvino=OF_INTEL)
-    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=there)
+    there = device_lister(openvino=OF_INTEL)
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=there)
     assert [one.title for one in field.candidates if one.runtime == "openvino" and one.device != "CPU"] == expected
     assert field.candidates[0].device == "CPU", "what others are compared with is the CPU's"
     assert not any(line.startswith("openvino") for line in field.left_out)
@@ -264,8 +264,8 @@ def test_each_device_that_openvino_lists_is_tried_in_what_it_computes_in(
 
 def test_a_device_that_does_not_tell_what_it_computes_in_is_left_to_choose(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
-    there = survey(openvino={"CPU": ("FP32",), "GPU.0": ("FP32",), "GPU.1": ()})
-    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=there)
+    there = device_lister(openvino={"CPU": ("FP32",), "GPU.0": ("FP32",), "GPU.1": ()})
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=there)
     titles = [one.title for one in field.candidates]
     assert {"openvino f32 on GPU.0", "openvino auto on GPU.1"} < set(titles)
     assert "openvino auto on GPU.0" not in titles
@@ -274,7 +274,7 @@ def test_a_device_that_does_not_tell_what_it_computes_in_is_left_to_choose(versi
 def test_a_stated_combination_of_devices_is_tried_as_it_stands(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b'parameters { key: "TARGET_DEVICE" value { string_value: "auto:GPU,CPU" } }', "net")
-    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, survey=survey(openvino=OF_INTEL))
+    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister(openvino=OF_INTEL))
     by_title = {one.title: config_of(base, one, "model.onnx") for one in field.candidates}
     told = {title: config.parameters["TARGET_DEVICE"].string_value for title, config in by_title.items()}
     assert told["openvino on AUTO:GPU,CPU"] == "AUTO:GPU,CPU"
@@ -288,8 +288,8 @@ def test_each_accelerator_that_onnxruntime_was_built_with_is_tried(
     version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str, by_tensorrt: list[str]
 ) -> None:
     onnx_in(version_dir, monkeypatch, arithmetic)
-    built_with = survey(onnxruntime={"cuda": (), "dnnl": (), "tensorrt": ()})
-    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu="", survey=built_with)
+    built_with = device_lister(onnxruntime={"cuda": (), "dnnl": (), "tensorrt": ()})
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu="", list_devices=built_with)
     titles = [one.title for one in field.candidates if one.runtime == "onnxruntime" and one.accelerator]
     expected = [
         f"{arithmetic} by dnnl",
@@ -302,19 +302,19 @@ def test_each_accelerator_that_onnxruntime_was_built_with_is_tried(
 def test_what_cannot_work_is_left_out_with_the_reason(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b"", "net")
-    without = candidates_for(base, "net", version_dir, no_gpu="", survey=survey())
-    assert "onnxruntime on GPU: this build of it has no CUDA: onnxruntime-gpu has" in without.left_out
+    without = candidates_for(base, "net", version_dir, no_gpu="", list_devices=device_lister())
+    assert "onnxruntime on GPU: this build has no CUDA support; onnxruntime-gpu has it" in without.left_out
     no_driver = candidates_for(
-        base, "net", version_dir, no_gpu=NO_GPU, survey=survey(onnxruntime={"cuda": (), "tensorrt": ()})
+        base, "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister(onnxruntime={"cuda": (), "tensorrt": ()})
     )
     assert f"onnxruntime on GPU: {NO_GPU}" in no_driver.left_out
 
     def crashes(name: str) -> Any:
         raise CandidateFailed("its process was ended by SIGSEGV")
 
-    crashed = candidates_for(base, "net", version_dir, no_gpu="", survey=crashes)
+    crashed = candidates_for(base, "net", version_dir, no_gpu="", list_devices=crashes)
     assert [one.title for one in crashed.candidates[:2]] == ["openvino f32", "onnxruntime f32"]
-    lost = "on anything but the CPU: it did not tell what there is: its process was ended by SIGSEGV"
+    lost = "on anything but the CPU: its devices cannot be listed: its process was ended by SIGSEGV"
     assert {f"openvino {lost}", f"onnxruntime {lost}"} <= set(crashed.left_out)
 
 
@@ -350,7 +350,7 @@ def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_th
 
 def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_cuda() -> None:
     base = parse_text(b"max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }", "net")
-    by_title = {one.title: one for one in of_openvino(OF_INTEL, base, "f32")}
+    by_title = {one.title: one for one in openvino_candidates(OF_INTEL, base, "f32")}
     on_gpu = config_of(base, by_title["openvino f16 on GPU"], "model.onnx")
     assert on_gpu.parameters["TARGET_DEVICE"].string_value == "GPU"
     assert "KIND_CPU" in str(on_gpu)
@@ -362,15 +362,17 @@ def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_c
 
 
 def test_models_without_a_choice_of_runtime_have_their_one_candidate_or_a_reason(version_dir: Path) -> None:
-    field = candidates_for(parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
+    field = candidates_for(
+        parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister()
+    )
     (stub,) = field.candidates
     assert (stub.runtime, stub.precision) == ("stub", "")
     (version_dir / "model.py").write_text("")
     with pytest.raises(InvalidRequest, match="backend 'python' chooses its runtime by itself"):
-        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister())
     (version_dir / "model.py").unlink()
     with pytest.raises(BadModelConfig, match="no backend"):
-        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister())
 
 
 def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_besides() -> None:
@@ -392,19 +394,19 @@ def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_bes
 
 def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_text('backend: "openvino" parameters { key: "a" value { string_value: "é\\n#" } }'.encode(), "net")
-    path = write_configuration.place_for(tmp_path, "fast", may_overwrite=False)
-    write_configuration.write(path, config, "net", ["one\nbackend: 'x'", "two"])
+    path = write_configuration.variant_path(tmp_path, "fast", may_overwrite=False)
+    write_configuration.write_variant(path, config, "net", ["one\nbackend: 'x'", "two"])
     assert read_file(path, "net") == config
     with pytest.raises(AlreadyExists, match="--overwrite"):
-        write_configuration.place_for(tmp_path, "fast", may_overwrite=False)
+        write_configuration.variant_path(tmp_path, "fast", may_overwrite=False)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_configuration.write(
-            write_configuration.place_for(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", []
+        write_configuration.write_variant(
+            write_configuration.variant_path(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", []
         )
     assert [one.name for one in path.parent.iterdir()] == ["fast.pbtxt"]
     assert read_file(path, "net") == config
@@ -413,13 +415,13 @@ def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").write_text("no folder")
     with pytest.raises(ServingFault, match=r"fast\.pbtxt' cannot be written: "):
-        write_configuration.write(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
+        write_configuration.write_variant(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):
-        write_configuration.place_for(tmp_path, name, may_overwrite=True)
+        write_configuration.variant_path(tmp_path, name, may_overwrite=True)
 
 
 def test_a_bar_tells_how_much_time_is_left_once_that_is_more_than_a_guess() -> None:

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from edge_server.cli.streaming.result_text import MOST_ELEMENTS, drop_as_json, result_as_json, result_in_words
+from edge_server.cli.streaming.result_text import MAX_ELEMENTS, drop_as_json, result_as_json, result_in_words
 from edge_server.core.frame_stream_types import (
     ClassScore,
     Detection,
@@ -69,14 +69,14 @@ def test_tensors_come_with_their_values_as_long_as_they_are_few() -> None:
         Tensor("scores", DType.FP32, array),
         Tensor("texts", DType.BYTES, np.array([b"a", b"\xff"], object)),
         Tensor("brain", DType.BF16, np.array([0x3FC0], np.uint16)),
-        Tensor("large", DType.UINT8, np.zeros(MOST_ELEMENTS + 1, np.uint8)),
+        Tensor("large", DType.UINT8, np.zeros(MAX_ELEMENTS + 1, np.uint8)),
     )
     result = FrameResult(HEADER, tensors=tensors)
     scores, texts, brain, large = told(result)["tensors"]  # type: ignore[misc]
     assert scores == {"name": "scores", "datatype": "FP32", "shape": [1, 3], "data": [1.5, None, None]}
     assert texts["data"] == ["a", "\ufffd"]  # type: ignore[index]
     assert brain["data"] == [1.5]  # type: ignore[index]
-    assert large == {"name": "large", "datatype": "UINT8", "shape": [MOST_ELEMENTS + 1]}
+    assert large == {"name": "large", "datatype": "UINT8", "shape": [MAX_ELEMENTS + 1]}
     assert result_in_words(FrameResult(HEADER, tensors=tensors[:1])) == "scores FP32[1, 3]"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.cli import options
-from edge_server.cli.events import _in_words
+from edge_server.cli.events import event_as_text
 from edge_server.cli.table import render
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -104,9 +104,9 @@ def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
     ("answer", "words"),
     [
         (b"\0\0\x12\4\0\0\0\0\0", "does not speak HTTP/1.1 (is it the gRPC port?)"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "what answers there is no edge-server"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "what answers there is no edge-server"),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP of an edge-server?"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the server at this address is no edge-server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the server at this address is no edge-server"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP address of an edge-server?"),
     ],
 )
 @pytest.mark.parametrize("command", ["status", "models"])
@@ -220,5 +220,5 @@ def test_a_size_beyond_what_is_made_is_refused(text: str) -> None:
 
 def test_what_an_event_leaves_open_is_not_printed() -> None:
     event = {"number": 1, "time_s": 0.0, "kind": "model.failed", "model": "m", "failed_count": 1, "retry_in_s": None}
-    assert _in_words(event).endswith("m failed_count=1")
-    assert _in_words({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")
+    assert event_as_text(event).endswith("m failed_count=1")
+    assert event_as_text({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")

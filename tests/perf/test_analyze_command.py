@@ -122,7 +122,7 @@ def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
     now = [100.0]
     search = Search(lambda candidate, number: TrialOutcome(candidate), SearchLimits())
     progress = analyze._Progress(Screen(io.StringIO()), search, clock=lambda: now[0])
-    search.in_round = 8
+    search.candidates_in_round = 8
     progress(ServerCandidate(), 0)
     assert progress.share() == 0
     now[0] += 20
@@ -130,7 +130,7 @@ def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
     # One of 8 trials of 20 s has ended; 7 are left, then 4 of 40 s, then 3 of 80 s.
     assert progress.share() == pytest.approx(20 / (20 + 7 * 20 + 4 * 40 + 3 * 80))
     now[0] += 280
-    search.in_round = 3
+    search.candidates_in_round = 3
     progress(ServerCandidate(), 2)
     now[0] += 40
     progress(ServerCandidate(instances=2), 2)
@@ -193,7 +193,7 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
         objective="throughput", latency_limit_ms=None, memory_limit_mb=None, power_limit_watts=None,
         difference_limit=0.01, json=tmp_path / "report.json", svg=None,
     )  # fmt: skip
-    analyze._save(options, ModelFolder(tmp_path, new_config()), search, None, [])
+    analyze._write_reports(options, ModelFolder(tmp_path, new_config()), search, None, [])
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -219,7 +219,7 @@ def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp
     search = Search(trial, SearchLimits())
     best = search.run(list(rates))
     options = argparse.Namespace(objective="throughput")
-    picture = analyze._picture(options, ModelFolder(tmp_path, new_config()), search, best)
+    picture = analyze._chart(options, ModelFolder(tmp_path, new_config()), search, best)
     told = [float(rate) for rate in re.findall(r">([0-9.]+)/s, p99", picture)]
     assert len(told) == len(rates)
     assert told == sorted(told, reverse=True)
@@ -263,7 +263,7 @@ def test_a_server_that_died_is_not_waited_for_as_long_as_what_it_started_lives(t
 
 def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
     process = left_by_a_server(tmp_path, "exec sleep 3000")
-    server_trials._end(process)
+    server_trials._stop_server(process)
     assert process.stdout is not None
     with process.stdout as lines:
         assert lines.read() == ""

@@ -39,7 +39,7 @@ from edge_server.tuning.load.shared_memory import in_shared_memory
 class Answering:
     """A load that is answered at every look."""
 
-    def take(self) -> list[Answer]:
+    def take_answers(self) -> list[Answer]:
         return [Answer(0.0, 0.001)]
 
     def dropped(self) -> dict[str, int]:
@@ -69,7 +69,7 @@ def test_power_is_that_of_the_windows_whose_figures_are_told() -> None:
 
         taken = 0
 
-        def take(self) -> list[Answer]:
+        def take_answers(self) -> list[Answer]:
             Slowing.taken += 1
             return [Answer(0.0, float(10**Slowing.taken))]
 

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.repository.pbtxt import parse_text
-from edge_server.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome, judge
+from edge_server.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome, rank_trial
 from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
 from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
 from edge_server.tuning.load.server_trials import as_numbers, largest_difference
@@ -80,9 +80,9 @@ def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
 
 def test_the_best_point_within_the_limit_counts() -> None:
     item = outcome(ServerCandidate(), point(10, 5, level=1), point(40, 20, level=4), point(50, 80, level=16))
-    assert judge(item, SearchLimits(latency_ms=30), "throughput").score == pytest.approx(40)
-    assert judge(item, SearchLimits(), "throughput").score == pytest.approx(50)
-    assert judge(item, SearchLimits(), "latency").score == pytest.approx(-5)
+    assert rank_trial(item, SearchLimits(latency_ms=30), "throughput").score == pytest.approx(40)
+    assert rank_trial(item, SearchLimits(), "throughput").score == pytest.approx(50)
+    assert rank_trial(item, SearchLimits(), "latency").score == pytest.approx(-5)
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,17 @@ def test_the_best_point_within_the_limit_counts() -> None:
     ],
 )
 def test_what_breaks_a_limit_is_refused_with_the_limit(limits: SearchLimits, word: str) -> None:
-    judged = judge(outcome(ServerCandidate(), point(10, 5, power_w=9.0), difference=0.1), limits, "throughput")
+    judged = rank_trial(outcome(ServerCandidate(), point(10, 5, power_w=9.0), difference=0.1), limits, "throughput")
     assert not judged.is_allowed
-    assert word in judged.broken[0]
+    assert word in judged.violations[0]
 
 
 def test_power_that_is_not_measured_breaks_no_limit() -> None:
-    assert judge(outcome(ServerCandidate(), point(10, 5)), SearchLimits(power_w=3), "throughput").is_allowed
+    assert rank_trial(outcome(ServerCandidate(), point(10, 5)), SearchLimits(power_w=3), "throughput").is_allowed
 
 
 def test_a_difference_that_is_no_number_is_refused() -> None:
-    judged = judge(
+    judged = rank_trial(
         outcome(ServerCandidate(), point(10, 5), difference=math.nan), SearchLimits(difference=0.01), "throughput"
     )
     assert not judged.is_allowed
@@ -151,7 +151,7 @@ def test_what_is_better_wins_by_either_objective(objective: str) -> None:
     best = search.run(list(box.rates))
     assert best is not None
     assert best.outcome.candidate.instances == 2
-    assert search.latest[ServerCandidate(instances=3)].broken == ("does not load",)
+    assert search.latest[ServerCandidate(instances=3)].violations == ("does not load",)
 
 
 def test_no_configuration_wins_where_none_keeps_the_limits() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from edge_server.core.frame_stream_types import ClassScore, Detection, DropReason, FrameDropped, FrameResult, Mask
 from edge_server.core.tensor import DType, Tensor
 
-MOST_ELEMENTS = 10_000
+MAX_ELEMENTS = 10_000
 """A tensor with more elements is told by name, type and shape alone."""
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 REASONS = {
     DropReason.NEWER: "newer",
     DropReason.MAX_AGE: "max-age",
@@ -33,12 +33,12 @@ def result_in_words(result: FrameResult) -> str:
         return f"{result.error_code}: {result.error}"
     parts = []
     if result.classes:
-        parts.append(", ".join(_class_in_words(item) for item in result.classes[:_MOST_NAMED]))
+        parts.append(", ".join(_class_in_words(item) for item in result.classes[:_MAX_NAMED]))
     if result.detections:
         parts.append(_detections_in_words(result.detections))
     if result.mask is not None:
         shares = sorted(mask_shares(result.mask).items(), key=lambda item: -item[1])
-        parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MOST_NAMED]))
+        parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MAX_NAMED]))
     if not parts and result.tensors:
         parts.append(", ".join(f"{item.name} {item.dtype.value}{list(item.shape)}" for item in result.tensors))
     return "; ".join(parts) or "nothing found"
@@ -54,7 +54,7 @@ def _detections_in_words(detections: tuple[Detection, ...]) -> str:
     for item in detections:
         name = item.label or f"class {item.class_index}"
         best[name] = max(best.get(name, 0.0), item.score)
-    named = [f"{count} {name} {best[name]:.2f}" for name, count in counts.most_common(_MOST_NAMED)]
+    named = [f"{count} {name} {best[name]:.2f}" for name, count in counts.most_common(_MAX_NAMED)]
     more = len(counts) - len(named)
     return ", ".join(named) + (f" and {more} more kinds" if more else "")
 
@@ -137,7 +137,7 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
 
 def _tensor_as_json(item: Tensor) -> dict[str, Any]:
     told: dict[str, Any] = {"name": item.name, "datatype": item.dtype.value, "shape": list(item.shape)}
-    if item.array.size > MOST_ELEMENTS:
+    if item.array.size > MAX_ELEMENTS:
         return told
     if item.dtype is DType.BYTES:
         return {**told, "data": [value.decode(errors="replace") for value in item.array.ravel().tolist()]}

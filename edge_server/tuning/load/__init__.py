@@ -1,2 +1,1 @@
-"""Load generator and measurements for a running server over HTTP and gRPC, and the search for the best
-configuration."""
+"""Load generator and measurements of a running server over HTTP and gRPC; search for the best configuration."""

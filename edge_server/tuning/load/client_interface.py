@@ -1,4 +1,4 @@
-"""Interface of the load clients (HTTP and gRPC), and the facts about the measured model."""
+"""Interface of the load clients (HTTP and gRPC), and the metadata of the measured model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edge_server.errors import EdgeServerError
 
 
 class Unreachable(EdgeServerError):
-    """No server, or none of this kind, answers at the address."""
+    """No server of the expected kind answers at the address."""
 
 
 class RequestRefused(EdgeServerError):
-    """The server answered, with an error that ends the measurement: there is no such model, the request is wrong."""
+    """The server answered with an error that ends the measurement, such as an unknown model or an invalid request."""
 
 
 class SendFailed(Exception):
-    """One request had no good answer. `reason` is gRPC's word or "HTTP 429", short enough to count by."""
+    """One request failed. `reason` is the name of a gRPC status or "HTTP 429"; failures are counted by it."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -28,7 +28,7 @@ class SendFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor as the model's metadata tells of it; `shape` has the batch dimension, unknown ones are -1."""
+    """Metadata of a tensor. `shape` includes the batch dimension; -1 stands for a variable dimension."""
 
     name: str
     dtype: DType
@@ -38,7 +38,10 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`max_batch_size` 0: the model has no batch dimension. `version` is "" when the server is to choose."""
+    """Metadata of a model. If `max_batch_size` is 0, the model has no batch dimension.
+
+    If `version` is "", the server chooses the version.
+    """
 
     name: str
     version: str
@@ -51,7 +54,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """Sums of a model's statistics since it was loaded, over its versions or of one. Durations in nanoseconds."""
+    """Totals of a model's statistics since the model was loaded, of one version or of all. Durations are in ns."""
 
     successes: int = 0
     failures: int = 0
@@ -64,7 +67,7 @@ class ServerCounts:
     output_ns: int = 0
 
     def is_less(self, before: ServerCounts) -> bool:
-        """Whether any sum is less than it was: a model that was loaded anew counts from 0."""
+        """Whether any total is less than in `before`. This happens after a reload, which resets the statistics."""
         return any(getattr(self, name) < getattr(before, name) for name in ServerCounts.__slots__)
 
     def __sub__(self, before: ServerCounts) -> ServerCounts:
@@ -75,7 +78,7 @@ class ServerCounts:
 
 
 class ServerQueries(Protocol):
-    """The questions asked of a server beside the load. Raises Unreachable and Refusal."""
+    """Queries sent to a server in addition to the load. Raises Unreachable and RequestRefused."""
 
     def model(self, name: str, version: str) -> ModelFacts: ...
 
@@ -98,18 +101,18 @@ class TextTimes:
 
 
 class Sender(Protocol):
-    """Sends requests that were written before; for one thread. `send` raises SendFailed."""
+    """Sends encoded requests, from one thread. `send` raises SendFailed."""
 
     def send(self, request: bytes) -> TextTimes | None:
         """Send a request and wait for the answer. Return its times if it is text."""
 
     def close(self) -> None:
-        """End what is under way, from any thread."""
+        """Cancel the request in flight. May be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryPlace:
-    """Where a tensor lies in shared memory instead of in the request."""
+    """Location of a tensor in shared memory."""
 
     region: str
     size_bytes: int
@@ -118,7 +121,7 @@ class SharedMemoryPlace:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryOutput:
-    """An output that is to be written into shared memory."""
+    """An output that the server writes into shared memory."""
 
     name: str
     place: SharedMemoryPlace
@@ -126,7 +129,7 @@ class SharedMemoryOutput:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """A request before it is written for a wire. `places`: inputs by name that lie in shared memory."""
+    """A request before it is encoded for a protocol. `places` maps the inputs in shared memory to their locations."""
 
     model: ModelFacts
     inputs: tuple[Tensor, ...]
@@ -135,7 +138,7 @@ class MeasuredRequest:
 
 
 def dtype_named(model: str, tensor: str, name: str) -> DType:
-    """Return the data type of a tensor by its KServe name. Raises RequestRefused for one that is not known here."""
+    """Return the data type of a tensor by its KServe name. Raises RequestRefused for an unknown name."""
     found = BY_NAME.get(name)
     if found is None:
         raise RequestRefused(f"model '{model}': tensor '{tensor}' has the unknown data type '{name}'")

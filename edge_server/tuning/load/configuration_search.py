@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.server_candidates import ServerCandidate
 
-LEFT_AT_THE_END = 3
-GAIN = 0.05
-"""By how much another configuration must be better than the one that is there: less is noise, or worth no change."""
+FINALIST_COUNT = 3
+"""Candidates in the last round."""
+
+MIN_GAIN = 0.05
+"""Relative gain that a candidate must have over the present configuration. A smaller gain may be noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """None: no limit. `difference`: of the outputs, as a part of the largest value of each."""
+    """Limits that a configuration must keep; None means no limit.
+
+    `difference` is the largest difference of the outputs, relative to the largest value of each output.
+    """
 
     latency_ms: float | None = None
     memory_mb: float | None = None
@@ -26,7 +31,10 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What a trial gave. `problem` says why there are no points; `difference` is None where nothing was compared."""
+    """Result of a trial. `problem` is the reason if there are no points.
+
+    `difference` is None if no outputs were compared.
+    """
 
     candidate: ServerCandidate
     points: Sequence[MeasuredPoint] = ()
@@ -49,49 +57,55 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RankedTrial:
-    """`point` is the best of those within the latency limit, else the quickest. `broken`: the limits that it breaks."""
+    """A trial with its score. `point` is the best point within the latency limit, or else the one with the lowest p99.
+
+    `violations` lists the exceeded limits.
+    """
 
     outcome: TrialOutcome
     point: MeasuredPoint | None
-    broken: tuple[str, ...]
+    violations: tuple[str, ...]
     score: float
-    """More is better; infinitely bad without figures."""
+    """Higher is better; minus infinity without measurements."""
 
     @property
     def is_allowed(self) -> bool:
-        return not self.broken and self.point is not None
+        return not self.violations and self.point is not None
 
     @property
     def rank(self) -> tuple[bool, float]:
         return self.is_allowed, self.score
 
 
-def judge(outcome: TrialOutcome, limits: SearchLimits, objective: str) -> RankedTrial:
-    """`objective`: "throughput", the most inferences a second; or "latency", the lowest p99."""
+def rank_trial(outcome: TrialOutcome, limits: SearchLimits, objective: str) -> RankedTrial:
+    """Check a trial against the limits and score it.
+
+    `objective` is "throughput" (most inferences per second) or "latency" (lowest p99).
+    """
     if not outcome.points:
         return RankedTrial(outcome, None, (outcome.problem or "not measured",), -math.inf)
     limit_ms = math.inf if limits.latency_ms is None else limits.latency_ms
     within = [point for point in outcome.points if point.percentiles_ms[99] <= limit_ms and not point.failures]
-    broken = []
+    violations = []
     if within:
         point = max(within, key=lambda item: _score(item, objective))
         score = _score(point, objective)
     else:
         point = min(outcome.points, key=lambda item: item.percentiles_ms[99])
-        # Among those that are all too slow, the least slow goes on.
+        # If all points exceed the limit, the fastest one ranks first.
         score = -point.percentiles_ms[99]
         if point.failures:
-            broken.append(f"{sum(point.failures.values())} requests failed")
+            violations.append(f"{sum(point.failures.values())} requests failed")
         if point.percentiles_ms[99] > limit_ms:
-            broken.append(f"p99 {point.percentiles_ms[99]:.1f} ms > {limit_ms:g} ms")
+            violations.append(f"p99 {point.percentiles_ms[99]:.1f} ms > {limit_ms:g} ms")
     for what, value, limit, unit in (
         ("memory", outcome.memory_mb, limits.memory_mb, " MB"),
         ("power", outcome.power_w, limits.power_w, " W"),
         ("difference", outcome.difference, limits.difference, ""),
     ):
         if value is not None and limit is not None and not value <= limit:
-            broken.append(f"{what} {value:.3g}{unit} > {limit:g}{unit}")
-    return RankedTrial(outcome, point, tuple(broken), score)
+            violations.append(f"{what} {value:.3g}{unit} > {limit:g}{unit}")
+    return RankedTrial(outcome, point, tuple(violations), score)
 
 
 def _score(point: MeasuredPoint, objective: str) -> float:
@@ -100,9 +114,10 @@ def _score(point: MeasuredPoint, objective: str) -> float:
 
 @dataclass
 class Search:
-    """Successive halving: all candidates briefly, the better half twice as long, until few are left.
+    """Successive halving: measures all candidates briefly, then the better half for twice the time, until few are left.
 
-    `trial(candidate, round)` measures; the default is in every round, so that the last one compares like with like.
+    `trial(candidate, round)` measures a candidate. The default configuration stays in every round, because the last
+    round must compare measurements of the same length.
     """
 
     trial: Callable[[ServerCandidate, int], TrialOutcome]
@@ -110,25 +125,27 @@ class Search:
     objective: str = "throughput"
     latest: dict[ServerCandidate, RankedTrial] = field(default_factory=dict)
     rounds: int = 0
-    in_round: int = 0
-    """How many candidates the round that runs has."""
+    candidates_in_round: int = 0
+    """Number of candidates in the current round."""
 
     def run(self, candidates: Sequence[ServerCandidate]) -> RankedTrial | None:
-        """Return the best that keeps the limits, None when none does. `latest` fills meanwhile, and stays when a trial
-        raises."""
+        """Return the best trial that keeps the limits, or None.
+
+        Updates `latest` after each trial. If a trial raises, `latest` keeps the earlier results.
+        """
         left = list(candidates)
         while True:
-            judged = []
-            self.in_round = len(left)
+            trials = []
+            self.candidates_in_round = len(left)
             for candidate in left:
-                judged.append(judge(self.trial(candidate, self.rounds), self.limits, self.objective))
-                self.latest[candidate] = judged[-1]
+                trials.append(rank_trial(self.trial(candidate, self.rounds), self.limits, self.objective))
+                self.latest[candidate] = trials[-1]
             self.rounds += 1
-            judged = [item for item in judged if item.point is not None]
-            ranked = sorted(judged, key=lambda item: item.rank, reverse=True)
-            if len(ranked) <= LEFT_AT_THE_END:
+            measured = [item for item in trials if item.point is not None]
+            ranked = sorted(measured, key=lambda item: item.rank, reverse=True)
+            if len(ranked) <= FINALIST_COUNT:
                 return self._best(ranked)
-            kept = [item.outcome.candidate for item in ranked[: max(-(-len(ranked) // 2), LEFT_AT_THE_END)]]
+            kept = [item.outcome.candidate for item in ranked[: max(-(-len(ranked) // 2), FINALIST_COUNT)]]
             default = [item.outcome.candidate for item in ranked if item.outcome.candidate.is_default]
             if default and default[0] not in kept:
                 kept[-1] = default[0]
@@ -137,13 +154,13 @@ class Search:
             left = kept
 
     def _best(self, ranked: Sequence[RankedTrial]) -> RankedTrial | None:
-        """Return the first; but the default, where it is allowed and nearly as good."""
+        """Return the first trial, or the default configuration if it keeps the limits and is nearly as good."""
         if not ranked or not ranked[0].is_allowed:
             return None
         best = ranked[0]
         for item in ranked:
             if item.outcome.candidate.is_default and item.is_allowed:
                 gain = best.score / item.score if self.objective == "throughput" else item.score / best.score
-                if gain < 1 + GAIN:
+                if gain < 1 + MIN_GAIN:
                     return item
         return best

@@ -1,4 +1,4 @@
-"""Frame load: streams that send the newest picture at a fixed rate, and the fate of each frame."""
+"""Frame load: streams that send frames at a fixed rate, and the count of results and dropped frames."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from edge_server.errors import EdgeServerError
 from edge_server.tuning.load.load_generator import WorkerThreads
 from edge_server.tuning.load.measurement_windows import Answer
 
-PICTURES = 4
-"""How many different pictures are sent in turns."""
+IMAGE_COUNT = 4
+"""Number of different images; each stream sends them in turn."""
 
 
-def made_up_pictures(width: int, height: int, seed: int = 0) -> list[bytes]:
-    """Return pictures of random colours, bgr8."""
+def random_images(width: int, height: int, seed: int = 0) -> list[bytes]:
+    """Return images of random pixels in bgr8."""
     generator = np.random.default_rng(seed)
-    return [generator.integers(0, 256, (height, width, 3), np.uint8).tobytes() for _ in range(PICTURES)]
+    return [generator.integers(0, 256, (height, width, 3), np.uint8).tobytes() for _ in range(IMAGE_COUNT)]
 
 
 class FrameLoad(WorkerThreads):
-    """Streams that each send pictures at the same intervals. The time of a frame is from sending it to its result."""
+    """Frame streams that each send images at given intervals. Latency is the time from sending a frame to its result.
+
+    Each stream has one sending and one receiving thread.
+    """
 
     def __init__(
         self,
         streams: Sequence[FrameStream],
-        pictures: Sequence[Buffer],
+        images: Sequence[Buffer],
         size: tuple[int, int],
         intervals_s: Sequence[Iterator[float]],
     ) -> None:
-        super().__init__(len(streams), self._feed, self._read)
+        super().__init__(len(streams), self._send_frames, self._receive_results)
         self._streams = streams
-        self._pictures = pictures
+        self._images = images
         self._size = size
         self._intervals_s = intervals_s
         self._sent_s: list[dict[int, tuple[float, float]]] = [{} for _ in streams]
@@ -46,7 +49,10 @@ class FrameLoad(WorkerThreads):
             stream.close()
 
     def dropped(self) -> dict[str, int]:
-        """Return the frames that got no result since the load began, by reason; `here`: never sent, as a newer came."""
+        """Return the number of frames without a result since the start of the load, by reason.
+
+        `here` counts frames that the client dropped before sending, because a newer frame replaced them.
+        """
         counted: Counter[str] = Counter()
         for stream in self._streams:
             counters = stream.counters()
@@ -56,7 +62,7 @@ class FrameLoad(WorkerThreads):
                 counted[reason.name.lower()] += count
         return {reason: count for reason, count in counted.items() if count}
 
-    def _feed(self, index: int) -> None:
+    def _send_frames(self, index: int) -> None:
         stream, sent_s = self._streams[index], self._sent_s[index]
         width, height = self._size
         due_s = time.perf_counter()
@@ -65,28 +71,28 @@ class FrameLoad(WorkerThreads):
             if self._is_over.wait(max(due_s - time.perf_counter(), 0.0)):
                 return
             header = FrameHeader(0, 0, "perf", number)
-            picture = self._pictures[number % len(self._pictures)]
+            image = self._images[number % len(self._images)]
             frame = Frame(
-                header=header, data=picture, height=height, width=width, encoding="bgr8", step=width * 3
+                header=header, data=image, height=height, width=width, encoding="bgr8", step=width * 3
             )  # fmt: skip
             now = time.perf_counter()
             sent_s[number] = (now, now - due_s)
             try:
                 stream.send(frame)
             except ValueError:
-                return  # it was closed between the two lines above
+                return  # another thread closed the stream in the meantime
 
-    def _read(self, index: int) -> None:
+    def _receive_results(self, index: int) -> None:
         sent_s = self._sent_s[index]
         try:
             for result in self._streams[index].results():
                 now = time.perf_counter()
                 start_s, lag_s = sent_s.pop(result.header.seq, (now, 0.0))
-                # Results come in order: what is older has been dropped.
+                # Results arrive in order, so the older frames were dropped.
                 for number in [number for number in list(sent_s) if number < result.header.seq]:
                     del sent_s[number]
                 self._answers.append(Answer(start_s, now, result.error_code, result.error, lag_s))
         except EdgeServerError:
-            # A stream that ends because it is closed has nothing to tell.
+            # At the end of the load the streams are closed, which is no failure.
             if not self._is_over.is_set():
                 raise

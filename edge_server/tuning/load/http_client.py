@@ -1,4 +1,4 @@
-"""HTTP client of the load generator: queries, requests as wire bytes, and senders over sockets."""
+"""HTTP client of the load generator: server queries, request encoding, and senders over sockets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from edge_server.tuning.load.client_interface import (
 )
 
 Headers = Sequence[tuple[str, str]]
-_MOST_HEAD_BYTES = 1 << 16
-_TAKE_BYTES = 1 << 18
+_MAX_HEADER_BYTES = 1 << 16
+_RECEIVE_BYTES = 1 << 18
 
 
 class HttpControl:
-    """Asks about models, statistics and shared memory. `url` has no slash at its end."""
+    """Queries models and statistics, and registers shared memory. `url` has no trailing slash."""
 
     def __init__(self, url: str, headers: Headers, timeout_s: float) -> None:
         self._url = url
@@ -41,7 +41,7 @@ class HttpControl:
 
     def model(self, name: str, version: str) -> ModelFacts:
         base = _model_path(name, version)
-        metadata, config = self.ask(base), self.ask(f"{base}/config")
+        metadata, config = self.request_json(base), self.request_json(f"{base}/config")
         optional = {item["name"] for item in config.get("input", ()) if item.get("optional")}
         inputs, outputs = (
             tuple(
@@ -61,7 +61,7 @@ class HttpControl:
 
     def counts(self, name: str, version: str) -> ServerCounts:
         total = ServerCounts()
-        for item in self.ask(f"{_model_path(name, version)}/stats")["model_stats"]:
+        for item in self.request_json(f"{_model_path(name, version)}/stats")["model_stats"]:
             stats = item["inference_stats"]
             total += ServerCounts(
                 stats["success"]["count"],
@@ -78,26 +78,29 @@ class HttpControl:
 
     def register_region(self, name: str, key: str, size_bytes: int) -> None:
         path = f"/v2/systemsharedmemory/region/{urllib.parse.quote(name, safe='')}/register"
-        self.ask(path, {"key": key, "offset": 0, "byte_size": size_bytes})
+        self.request_json(path, {"key": key, "offset": 0, "byte_size": size_bytes})
 
     def unregister_region(self, name: str) -> None:
-        self.ask(f"/v2/systemsharedmemory/region/{urllib.parse.quote(name, safe='')}/unregister", {})
+        self.request_json(f"/v2/systemsharedmemory/region/{urllib.parse.quote(name, safe='')}/unregister", {})
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Do nothing: each query has its own connection."""
 
-    def ask(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Return the JSON answer to a GET, or with `body` to a POST; None when it is empty."""
+    def request_json(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Send a GET, or with `body` a POST, and return the JSON response; None if the response is empty.
+
+        Raises RequestRefused and Unreachable.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
-                text = answer.read()
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
+                text = response.read()
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             with error:
                 raise RequestRefused(
-                    f"{self._url}: {_error_text(error.read(_MOST_HEAD_BYTES)) or error.reason}"
+                    f"{self._url}: {_error_text(error.read(_MAX_HEADER_BYTES)) or error.reason}"
                 ) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -111,14 +114,14 @@ def _model_path(name: str, version: str) -> str:
 
 def _error_text(body: bytes) -> str:
     try:
-        answer = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return ""
-    return str(answer.get("error", "")) if isinstance(answer, dict) else ""
+    return str(document.get("error", "")) if isinstance(document, dict) else ""
 
 
 class HttpWriter:
-    """Writes requests for one address, head and body in one piece: JSON, then the tensors as binary data."""
+    """Encodes requests for one address: headers, then a body of JSON and the tensors as binary data."""
 
     def __init__(self, url: str, headers: Headers) -> None:
         self.host, self.port, self._prefix = split_url(url)
@@ -129,30 +132,32 @@ class HttpWriter:
         for tensor in request.inputs:
             place = request.places.get(tensor.name)
             raw = bytes(raw_from_tensor(tensor)) if place is None else b""
-            parameters = {"binary_data_size": len(raw)} if place is None else _placed(place)
+            parameters = {"binary_data_size": len(raw)} if place is None else _shared_memory_parameters(place)
             inputs.append(
                 {"name": tensor.name, "datatype": tensor.dtype.value, "shape": tensor.shape, "parameters": parameters}
             )
             binary.append(raw)
         document: dict[str, Any] = {"inputs": inputs}
         if request.outputs:
-            document["outputs"] = [{"name": item.name, "parameters": _placed(item.place)} for item in request.outputs]
+            document["outputs"] = [
+                {"name": item.name, "parameters": _shared_memory_parameters(item.place)} for item in request.outputs
+            ]
         else:
             document["parameters"] = {"binary_data_output": True}
-        described = json.dumps(document, separators=(",", ":")).encode()
-        body = b"".join([described, *binary])
+        json_part = json.dumps(document, separators=(",", ":")).encode()
+        body = b"".join([json_part, *binary])
         lines = [
             f"POST {self._prefix}{_model_path(request.model.name, request.model.version)}/infer HTTP/1.1",
             f"Host: [{self.host}]:{self.port}" if ":" in self.host else f"Host: {self.host}:{self.port}",
             "Content-Type: application/octet-stream",
-            f"Inference-Header-Content-Length: {len(described)}",
+            f"Inference-Header-Content-Length: {len(json_part)}",
             f"Content-Length: {len(body)}",
             *(f"{key}: {value}" for key, value in self._headers),
         ]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
 
 
-def _placed(place: SharedMemoryPlace) -> dict[str, Any]:
+def _shared_memory_parameters(place: SharedMemoryPlace) -> dict[str, Any]:
     parameters: dict[str, Any] = {"shared_memory_region": place.region, "shared_memory_byte_size": place.size_bytes}
     if place.offset:
         parameters["shared_memory_offset"] = place.offset
@@ -160,7 +165,7 @@ def _placed(place: SharedMemoryPlace) -> dict[str, Any]:
 
 
 def split_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of an http:// address. Raises RequestRefused for anything else."""
+    """Return host, port and path of an http:// URL. Raises RequestRefused for any other text."""
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port or 80
@@ -174,7 +179,7 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 
 class HttpSender:
-    """One worker's connection, kept alive; opened again after it broke."""
+    """Sends one worker's requests over a persistent connection. Opens a new connection after a failure."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._address = (host, port)
@@ -186,16 +191,16 @@ class HttpSender:
         try:
             wire = self._socket or self._connect()
             wire.sendall(request)
-            status, body, keeps = _read_answer(wire)
+            status, body, is_kept_alive = _read_response(wire)
         except TimeoutError:
-            self._drop()
+            self._close_socket()
             raise SendFailed("TIMEOUT", f"no answer within {self._timeout_s:g} s") from None
         except (OSError, ValueError, IndexError) as error:
-            self._drop()
+            self._close_socket()
             reason = "CANCELLED" if self._is_closed else "CONNECTION"
             raise SendFailed(reason, str(error) or type(error).__name__) from None
-        if not keeps:
-            self._drop()
+        if not is_kept_alive:
+            self._close_socket()
         if status != 200:
             raise SendFailed(f"HTTP {status}", _error_text(body))
 
@@ -203,7 +208,7 @@ class HttpSender:
         self._is_closed = True
         wire = self._socket
         if wire is not None:
-            # Ends a read that another thread waits in; that thread then closes the socket, or nobody uses it any more.
+            # `shutdown` ends a blocking read in another thread; `close` alone does not.
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
             wire.close()
@@ -215,22 +220,22 @@ class HttpSender:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._socket
 
-    def _drop(self) -> None:
+    def _close_socket(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
 
 
-def _read_answer(wire: socket.socket) -> tuple[int, bytes, bool]:
-    """Return status, body (only of errors: that of a success is read and forgotten) and whether the wire stays open.
+def _read_response(wire: socket.socket) -> tuple[int, bytes, bool]:
+    """Return status, body, and whether the server keeps the connection open. Discards the body of a success.
 
-    Raises ValueError for what is no answer of HTTP/1.1 with a Content-Length, OSError when the wire ends.
+    Raises ValueError unless the response is HTTP/1.1 with a Content-Length, and OSError if the connection ends.
     """
     data = bytearray()
     while (end := data.find(b"\r\n\r\n")) < 0:
-        if len(data) > _MOST_HEAD_BYTES:
+        if len(data) > _MAX_HEADER_BYTES:
             raise ValueError("the head of the answer is too long")
-        data += _some(wire)
+        data += _receive(wire)
     lines = bytes(data[:end]).decode("latin-1").split("\r\n")
     status = int(lines[0].split(" ", 2)[1]) if lines[0].startswith("HTTP/1.") else 0
     headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:])}
@@ -239,22 +244,22 @@ def _read_answer(wire: socket.socket) -> tuple[int, bytes, bool]:
     missing = int(headers["content-length"]) - (len(data) - end - 4)
     body = data[end + 4 :]
     while missing > 0:
-        piece = _some(wire)
+        piece = _receive(wire)
         missing -= len(piece)
         if status != 200:
             body += piece
     return status, bytes(body) if status != 200 else b"", headers.get("connection", "").lower() != "close"
 
 
-def _some(wire: socket.socket) -> bytes:
-    piece = wire.recv(_TAKE_BYTES)
+def _receive(wire: socket.socket) -> bytes:
+    piece = wire.recv(_RECEIVE_BYTES)
     if not piece:
         raise ConnectionError("the server closed the connection")
     return piece
 
 
 class HttpSenders:
-    """Makes a sender for each worker."""
+    """Creates a sender for each worker; closes them at the end of the context."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._host, self._port, _ = split_url(url)
@@ -271,10 +276,10 @@ class HttpSenders:
 
 
 def read_process_metrics(url: str, timeout_s: float) -> tuple[float, float] | None:
-    """Return CPU seconds and resident bytes of the process behind a Prometheus page; None where it tells neither."""
+    """Return CPU seconds and resident bytes from a Prometheus metrics page; None if either is missing."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            lines = answer.read().decode("utf-8", "replace").splitlines()
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            lines = response.read().decode("utf-8", "replace").splitlines()
     except (OSError, ValueError, http.client.HTTPException):
         return None
     found = {}

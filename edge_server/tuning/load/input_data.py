@@ -1,4 +1,4 @@
-"""Input data of a measurement: random, zero or from files, in allowed shapes."""
+"""Input data of a measurement: random values, zeros or values from files, in shapes that the model accepts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from edge_server.tuning.load.client_interface import ModelFacts, TensorFacts
 
 Array = npt.NDArray[Any]
 
-MOST_BYTES = 1 << 30
-"""Largest request that is made up: a shape given by mistake shall not fill the memory."""
+MAX_BYTES = 1 << 30
+"""Largest generated tensor. A mistaken shape must not fill the memory."""
 
 STRING_BYTES = 128
+"""Length of a random string."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputChoice:
-    """`kind` "random" or "zero" for what `files` do not hold. `shapes` have no batch dimension.
+    """Choice of the input data. `kind`, "random" or "zero", applies to inputs that `files` do not hold.
 
-    `files` are (tensor name, or "" for a file that names its tensors itself; path).
+    `shapes` have no batch dimension. `files` are pairs of tensor name and path; the name is "" for a file that contains
+    the names of its tensors.
     """
 
     kind: str = "random"
@@ -43,7 +45,7 @@ class InputChoice:
 
 
 def make_inputs(model: ModelFacts, choice: InputChoice) -> list[tuple[Tensor, ...]]:
-    """Return the tensors of each of the different requests, at least one. Raises InvalidRequest."""
+    """Return the tensors of each request, for at least one request. Raises InvalidRequest."""
     _check_batch(model, choice.batch)
     names = [tensor.name for tensor in model.inputs]
     for name in (*choice.shapes, *(name for name, _ in choice.files if name)):
@@ -52,7 +54,7 @@ def make_inputs(model: ModelFacts, choice: InputChoice) -> list[tuple[Tensor, ..
     steps = _read_files(model, choice.files)
     generator = np.random.default_rng(choice.seed)
     made = {
-        tensor.name: _made_up(model, tensor, choice, generator)
+        tensor.name: _generated_input(model, tensor, choice, generator)
         for tensor in model.inputs
         if not any(tensor.name in step for step in steps) and (not tensor.is_optional or tensor.name in choice.shapes)
     }
@@ -77,7 +79,7 @@ def _check_batch(model: ModelFacts, batch: int) -> None:
 
 
 def _shape(model: ModelFacts, tensor: TensorFacts, choice: InputChoice) -> tuple[int, ...]:
-    """Return the shape to send, batch dimension included."""
+    """Return the shape to send, including the batch dimension."""
     declared = tensor.shape[1:] if model.max_batch_size else tensor.shape
     given = choice.shapes.get(tensor.name)
     if given is None:
@@ -101,18 +103,20 @@ def _check_fit(model: ModelFacts, tensor: TensorFacts, declared: Sequence[int], 
         )
 
 
-def _made_up(model: ModelFacts, tensor: TensorFacts, choice: InputChoice, generator: np.random.Generator) -> Tensor:
+def _generated_input(
+    model: ModelFacts, tensor: TensorFacts, choice: InputChoice, generator: np.random.Generator
+) -> Tensor:
     shape = _shape(model, tensor, choice)
-    if math.prod(shape) * (tensor.dtype.itemsize or STRING_BYTES) > MOST_BYTES:
+    if math.prod(shape) * (tensor.dtype.itemsize or STRING_BYTES) > MAX_BYTES:
         raise InvalidRequest(
             f"input '{tensor.name}' of model '{model.name}' would have {math.prod(shape)} elements in the shape"
-            f" {list(shape)}; at most {MOST_BYTES >> 20} MiB are sent"
+            f" {list(shape)}; at most {MAX_BYTES >> 20} MiB are sent"
         )
     return Tensor(tensor.name, tensor.dtype, _values(tensor.dtype, shape, choice.kind, generator))
 
 
 def _values(dtype: DType, shape: tuple[int, ...], kind: str, generator: np.random.Generator) -> Array:
-    """Return random values that every model may be given: floats in [0, 1), whole numbers from 0 to 127."""
+    """Return zeros, or random values that suit most models: floats in [0, 1), integers from 0 to 127."""
     if dtype is DType.BYTES:
         array: Array = np.empty(math.prod(shape), dtype=object)
         size = STRING_BYTES if kind == "random" else 0
@@ -122,7 +126,7 @@ def _values(dtype: DType, shape: tuple[int, ...], kind: str, generator: np.rando
     if kind == "zero":
         return np.zeros(shape, dtype.numpy)
     if dtype is DType.BF16:
-        # The upper half of the FP32 pattern.
+        # BF16 is the upper half of the FP32 bits.
         return (generator.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if dtype is DType.BOOL:
         return generator.integers(0, 2, shape).astype(np.bool_)
@@ -135,7 +139,7 @@ def _values(dtype: DType, shape: tuple[int, ...], kind: str, generator: np.rando
 
 
 def _read_files(model: ModelFacts, files: Sequence[tuple[str, Path]]) -> list[dict[str, Any]]:
-    """Return the requests that the files hold: input -> array or JSON value. One empty request without files."""
+    """Return the requests in the files, each as input name -> array or JSON value. Without files: one empty request."""
     steps: list[dict[str, Any]] = [{}]
     for name, path in files:
         found = _read_file(name, path)
@@ -156,7 +160,7 @@ def _read_file(name: str, path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".json":
             return _read_json(path)
         if path.suffix in (".npy", ".npz"):
-            # Opened here: numpy leaves a broken archive open.
+            # Given a path, numpy does not close a damaged archive.
             with path.open("rb") as file:
                 loaded = np.load(file, allow_pickle=False)
                 if isinstance(loaded, np.ndarray):
@@ -182,7 +186,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, choice: InputChoice) -> Tensor:
-    """Return the tensor for one request: a whole batch where the file holds one, else the row repeated."""
+    """Return the tensor for one request. If the file holds one row and not a batch, repeat it for the batch size."""
     declared = tensor.shape[1:] if model.max_batch_size else tensor.shape
     try:
         array, shape = _array(model, tensor, given)
@@ -212,7 +216,7 @@ def _from_file(model: ModelFacts, tensor: TensorFacts, given: Any, choice: Input
 
 
 def _array(model: ModelFacts, tensor: TensorFacts, given: Any) -> tuple[Array, tuple[int, ...] | None]:
-    """Return the values, and the shape where the file says it."""
+    """Return the values, and the shape if the file contains it."""
     shape = None
     if isinstance(given, dict):
         shape = tuple(int(dim) for dim in given["shape"]) if "shape" in given else None
@@ -244,7 +248,7 @@ def _array(model: ModelFacts, tensor: TensorFacts, given: Any) -> tuple[Array, t
 
 
 def _holds(dtype: np.dtype[Any], values: Array) -> bool:
-    """Whether a type of whole numbers has all the values; else they would wrap around without a word."""
+    """Whether an integer type can represent all values. A cast would wrap others around without an error."""
     if values.size == 0 or values.dtype == dtype:
         return True
     low, high, bounds = values.min(), values.max(), np.iinfo(dtype)

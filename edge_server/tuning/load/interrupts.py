@@ -1,4 +1,4 @@
-"""Delayed handling of Ctrl-C and SIGTERM until temporary data is removed."""
+"""Deferred handling of Ctrl-C and SIGTERM, so that temporary data is always removed."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt for both signals, but only where they are `allowed`; elsewhere they wait for that.
+    """Context manager that raises KeyboardInterrupt for both signals, but only inside `allowed` blocks.
 
-    So no exception comes between making a thing and the statement that will remove it, nor into the removing. For the
-    main thread; signals are handled so from `with` to its end.
+    A signal at another time stays pending until the next `allowed` block. So no exception interrupts cleanup, or comes
+    between the creation of a resource and the `try` that removes it. Use in the main thread only.
     """
 
     def __init__(self) -> None:
-        self.is_due = False
-        """One came that has not been raised."""
+        self.is_pending = False
+        """Whether a signal arrived and has not been raised."""
         self._is_allowed = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in _NUMBERS:
-            self._before[number] = signal.signal(number, self._hear)
+        for number in _SIGNALS:
+            self._previous_handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let them be raised in here, and the one that waits at once."""
+        """Raise signals inside this block. Raise a pending signal at once."""
         self._is_allowed = True
         try:
-            if self.is_due:
-                self.is_due = self._is_allowed = False
+            if self.is_pending:
+                self.is_pending = self._is_allowed = False
                 raise KeyboardInterrupt
             yield
         finally:
             self._is_allowed = False
 
-    def _hear(self, _: int, __: FrameType | None) -> None:
+    def _handle_signal(self, _: int, __: FrameType | None) -> None:
         if self._is_allowed:
-            # One is enough: a second one would come into the cleaning up.
+            # A second exception would interrupt the cleanup.
             self._is_allowed = False
             raise KeyboardInterrupt
-        self.is_due = True
+        self.is_pending = True

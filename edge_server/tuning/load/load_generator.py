@@ -1,4 +1,4 @@
-"""Load generator: a number of concurrent requests, or requests at given times, each worker on a thread."""
+"""Load generator: a fixed number of concurrent requests, or requests at given times. Each worker has a thread."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from edge_server.tuning.load.client_interface import Sender, SendFailed
 from edge_server.tuning.load.measurement_windows import Answer
 
-_PAUSE_S = 0.02
-"""After a failure: a server that refuses at once shall not be asked ten thousand times a second."""
+_FAILURE_PAUSE_S = 0.02
+"""Pause after a failure, so that a server which refuses at once does not get 10,000 requests per second."""
 
 
 class WorkerThreads(abc.ABC):
-    """Threads that ask from `with` to its end, and what they were answered meanwhile.
+    """Context manager whose threads send requests and collect the answers.
 
-    Each thread runs one of `works` with one of the numbers below `count`, until `_is_over`.
+    There is one thread for each of `worker_functions` and each index below `count`. A function gets its index and runs
+    until `_is_over` is set.
     """
 
-    def __init__(self, count: int, *works: Callable[[int], None]) -> None:
+    def __init__(self, count: int, *worker_functions: Callable[[int], None]) -> None:
         self._is_over = threading.Event()
         self._answers: deque[Answer] = deque()
-        self._broken: BaseException | None = None
+        self._worker_error: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work, index), name=f"perf-{index}", daemon=True)
+            threading.Thread(target=self._run_worker, args=(function, index), name=f"perf-{index}", daemon=True)
             for index in range(count)
-            for work in works
+            for function in worker_functions
         ]
 
     def __enter__(self) -> WorkerThreads:
@@ -40,19 +41,19 @@ class WorkerThreads(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        # What is under way ends with its channel, socket or stream, not with the server's answer.
+        # Closing the channel, socket or stream ends requests in flight without waiting for the server.
         self._close()
         for thread in self._threads:
             thread.join()
 
     @abc.abstractmethod
     def _close(self) -> None:
-        """End what is under way."""
+        """End the requests in flight."""
 
-    def take(self) -> list[Answer]:
-        """Return the responses since the last call. Raises the error that stopped a worker."""
-        if self._broken is not None:
-            raise self._broken
+    def take_answers(self) -> list[Answer]:
+        """Return the answers since the last call. Raises the error that stopped a worker."""
+        if self._worker_error is not None:
+            raise self._worker_error
         taken = []
         while self._answers:
             taken.append(self._answers.popleft())
@@ -62,15 +63,15 @@ class WorkerThreads(abc.ABC):
         """Return the dropped frames since the start of the load, by reason."""
         return {}
 
-    def _guarded(self, work: Callable[[int], None], index: int) -> None:
+    def _run_worker(self, function: Callable[[int], None], index: int) -> None:
         try:
-            work(index)
-        except Exception as error:  # noqa: BLE001 - the boundary of a thread: `take` raises it on the caller's
-            self._broken = error
+            function(index)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: `take_answers` raises it in the caller
+            self._worker_error = error
 
 
 class ConcurrencyLoad(WorkerThreads):
-    """Workers with a sender each. `requests` are one sequence for each worker, sent in turns."""
+    """Keeps one request in flight per worker. Each worker has a sender and its own sequence of `requests`."""
 
     def __init__(self, senders: Sequence[Sender], requests: Sequence[Sequence[bytes]]) -> None:
         super().__init__(len(senders), self._run)
@@ -82,10 +83,10 @@ class ConcurrencyLoad(WorkerThreads):
             sender.close()
 
     def _run(self, index: int) -> None:
-        self._work(self._senders[index], itertools.cycle(self._requests[index]))
+        self._send_all(self._senders[index], itertools.cycle(self._requests[index]))
 
-    def _work(self, sender: Sender, requests: Iterator[bytes]) -> None:
-        """Send until it is over."""
+    def _send_all(self, sender: Sender, requests: Iterator[bytes]) -> None:
+        """Send requests until the load ends."""
         while not self._is_over.is_set():
             self._send(sender, next(requests), 0.0)
 
@@ -97,15 +98,15 @@ class ConcurrencyLoad(WorkerThreads):
             end_s = time.perf_counter()
             if not self._is_over.is_set():
                 self._answers.append(Answer(start_s, end_s, error.reason, error.message, lag_s))
-                self._is_over.wait(_PAUSE_S)
+                self._is_over.wait(_FAILURE_PAUSE_S)
             return
         self._answers.append(Answer(start_s, time.perf_counter(), lag_s=lag_s, text=text))
 
 
 class ScheduledLoad(ConcurrencyLoad):
-    """Sends when requests are due, whoever is free; a request that is due while all workers wait is sent late.
+    """Sends requests at given times, each by a free worker. If all workers are busy, the request is sent late.
 
-    `intervals_s` between one request and the next, without an end.
+    `intervals_s` yields the intervals between requests and never ends.
     """
 
     def __init__(
@@ -113,16 +114,16 @@ class ScheduledLoad(ConcurrencyLoad):
     ) -> None:
         super().__init__(senders, requests)
         self._intervals_s = intervals_s
-        self._turn = threading.Lock()
+        self._schedule_lock = threading.Lock()
         self._due_s = 0.0
 
     def __enter__(self) -> WorkerThreads:
         self._due_s = time.perf_counter()
         return super().__enter__()
 
-    def _work(self, sender: Sender, requests: Iterator[bytes]) -> None:
+    def _send_all(self, sender: Sender, requests: Iterator[bytes]) -> None:
         while True:
-            with self._turn:
+            with self._schedule_lock:
                 self._due_s += next(self._intervals_s)
                 due_s = self._due_s
             if self._is_over.wait(max(due_s - time.perf_counter(), 0.0)):
@@ -131,12 +132,12 @@ class ScheduledLoad(ConcurrencyLoad):
 
 
 def constant(rate: float) -> Iterator[float]:
-    """Yield intervals in seconds, all alike."""
+    """Yield equal intervals in seconds."""
     return itertools.repeat(1 / rate)
 
 
 def poisson(rate: float, seed: int) -> Iterator[float]:
-    """Yield intervals in seconds of requests that know nothing of each other, `rate` a second on average."""
+    """Yield the intervals in seconds of a Poisson process with a mean of `rate` requests per second."""
     generator = random.Random(seed)
     while True:
         yield generator.expovariate(rate)

@@ -1,4 +1,4 @@
-"""Measurement of a load in time windows, until the figures are stable."""
+"""Measurement of a load in time windows, until the results are stable."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ from edge_server.tuning.load.measurement_windows import (
 )
 from edge_server.tuning.load.process_usage import Usage
 
-_LOOK_S = 0.1
-_LONGEST = 10
-"""A window is prolonged to at most so many times its length while it holds fewer answers than wanted."""
+_POLL_S = 0.1
+_MAX_EXTENSION = 10
+"""A window with too few answers is extended up to this many times its length."""
 
 
-class WatchedLoad(Protocol):
-    """A load that runs."""
+class RunningLoad(Protocol):
+    """A load that is running. See `WorkerThreads`."""
 
-    def take(self) -> list[Answer]: ...
+    def take_answers(self) -> list[Answer]: ...
 
     def dropped(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementTimes:
-    """How long is measured. `share`: how far windows may lie from their mean, 0.1 is a tenth."""
+    """Duration of a measurement. `tolerance` is how far windows may differ from their mean; 0.1 means 10 %."""
 
     window_s: float = 2.0
-    least_answers: int = 20
-    share: float = 0.1
-    most_windows: int = 10
+    min_answers: int = 20
+    tolerance: float = 0.1
+    max_windows: int = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProbes:
-    """What is read beside the load at the edges of each window. None of them: it cannot be had."""
+    """Values read during a measurement: `counts` and `usage` around each window, `power_w` throughout.
+
+    None means that the value is not available.
+    """
 
     counts: Callable[[], ServerCounts] | None = None
     usage: Callable[[], Usage | None] | None = None
@@ -53,6 +56,8 @@ class ServerProbes:
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
+    """Readings at the start or end of a window. `client_s` is the CPU time of this process."""
+
     time_s: float
     client_s: float
     counts: ServerCounts | None
@@ -61,66 +66,69 @@ class _Edge:
 
 
 class Measurement:
-    """Measures one load. `on_window` hears of the windows so far after each, `on_look` several times in each."""
+    """Measures one load. Calls `on_window` after each window with all windows so far."""
 
     def __init__(
         self,
-        load: WatchedLoad,
+        load: RunningLoad,
         probes: ServerProbes,
-        patience: MeasurementTimes,
+        times: MeasurementTimes,
         on_window: Callable[[list[MeasurementWindow]], None] | None = None,
     ) -> None:
         self._load = load
         self._probes = probes
-        self._patience = patience
+        self._times = times
         self._on_window = on_window
         self._power_w: list[list[float]] = []
-        """Of each window, as often as it was read."""
+        """Readings of each window."""
 
     def run(self, mode: str, level: float, batch: int, late_s: float = 0.1) -> MeasuredPoint:
-        """Return the figures of the last three windows. Raises RequestRefused if no request succeeded."""
+        """Measure until three windows agree, and return their results. Raises RequestRefused if no request succeeds.
+
+        `late_s` is the delay after which a request counts as sent late.
+        """
         windows: list[MeasurementWindow] = []
         self._warm_up()
         edge = self._edge()
-        while len(windows) < max(self._patience.most_windows, 1):
+        while len(windows) < max(self._times.max_windows, 1):
             window, edge = self._window(edge)
             windows.append(window)
             if self._on_window is not None:
                 self._on_window(windows)
             if not window.good:
-                raise _nothing(windows)
-            if are_steady(windows, self._patience.share):
+                raise _no_success_error(windows)
+            if are_steady(windows, self._times.tolerance):
                 break
-        is_steady = are_steady(windows, self._patience.share)
+        is_steady = are_steady(windows, self._times.tolerance)
         last = joined(windows[-STEADY_WINDOWS:])
         read = [watts for window in self._power_w[-STEADY_WINDOWS:] for watts in window]
         watts = sum(read) / len(read) if read else None
         return MeasuredPoint.of(mode, level, batch, last, is_steady=is_steady, late_s=late_s, power_w=watts)
 
     def _warm_up(self) -> None:
-        """Let connections be made and first requests be answered, well or not."""
-        end_s = time.perf_counter() + _LONGEST * self._patience.window_s
+        """Wait until the first requests are answered, by a success or a failure."""
+        end_s = time.perf_counter() + _MAX_EXTENSION * self._times.window_s
         while time.perf_counter() < end_s:
-            time.sleep(min(_LOOK_S, self._patience.window_s / 4))
-            if self._load.take():
+            time.sleep(min(_POLL_S, self._times.window_s / 4))
+            if self._load.take_answers():
                 return
 
     def _window(self, first: _Edge) -> tuple[MeasurementWindow, _Edge]:
-        end_s = first.time_s + self._patience.window_s
-        last_s = first.time_s + _LONGEST * self._patience.window_s
+        end_s = first.time_s + self._times.window_s
+        last_s = first.time_s + _MAX_EXTENSION * self._times.window_s
         answers: list[Answer] = []
         self._power_w.append([])
         while (now := time.perf_counter()) < end_s or (
-            len(answers) < self._patience.least_answers and now < last_s
+            len(answers) < self._times.min_answers and now < last_s
         ):  # fmt: skip
-            time.sleep(max(0.0, min(_LOOK_S, end_s - now)) or _LOOK_S / 4)
-            answers += self._load.take()
+            time.sleep(max(0.0, min(_POLL_S, end_s - now)) or _POLL_S / 4)
+            answers += self._load.take_answers()
             watts = self._probes.power_w() if self._probes.power_w is not None else None
             if watts is not None:
                 self._power_w[-1].append(watts)
         edge = self._edge()
-        answers += self._load.take()
-        return _between(first, edge, answers), edge
+        answers += self._load.take_answers()
+        return _window_between(first, edge, answers), edge
 
     def _edge(self) -> _Edge:
         counts = self._probes.counts() if self._probes.counts is not None else None
@@ -128,10 +136,10 @@ class Measurement:
         return _Edge(time.perf_counter(), time.process_time(), counts, usage, self._load.dropped())
 
 
-def _between(first: _Edge, last: _Edge, answers: list[Answer]) -> MeasurementWindow:
+def _window_between(first: _Edge, last: _Edge, answers: list[Answer]) -> MeasurementWindow:
     seconds = last.time_s - first.time_s
     cores = memory = server = None
-    # What has become less began anew within the window, with its model or with its server: no difference tells of it.
+    # A counter that decreased was reset by a restart or reload within the window, so its difference is invalid.
     if first.usage is not None and last.usage is not None and last.usage.cpu_s >= first.usage.cpu_s:
         cores, memory = (last.usage.cpu_s - first.usage.cpu_s) / seconds, last.usage.resident_bytes
     if first.counts is not None and last.counts is not None and not last.counts.is_less(first.counts):
@@ -149,7 +157,7 @@ def _between(first: _Edge, last: _Edge, answers: list[Answer]) -> MeasurementWin
     )
 
 
-def _nothing(windows: list[MeasurementWindow]) -> RequestRefused:
+def _no_success_error(windows: list[MeasurementWindow]) -> RequestRefused:
     failed = [answer for window in windows for answer in window.answers if answer.reason]
     if not failed:
         return RequestRefused(f"no request was answered within {windows[-1].seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""Measurement session with one server: connection, requests, and a measurement at each load level."""
+"""Measurement session: connects to one server, builds requests, and measures each load level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.tuning.load.chat_client import ChatControl, chat_senders, write_chats
 from edge_server.tuning.load.client_interface import MeasuredRequest, ModelFacts, ServerQueries
-from edge_server.tuning.load.frame_load import FrameLoad, made_up_pictures
+from edge_server.tuning.load.frame_load import FrameLoad, random_images
 from edge_server.tuning.load.grpc_client import GrpcControl, GrpcSenders, write_grpc
 from edge_server.tuning.load.http_client import HttpControl, HttpSenders, HttpWriter, read_process_metrics, split_url
 from edge_server.tuning.load.load_generator import ConcurrencyLoad, ScheduledLoad, WorkerThreads, constant, poisson
@@ -28,14 +28,15 @@ from edge_server.tuning.load.shared_memory import in_bodies, in_shared_memory
 
 PROTOCOLS = ("grpc", "stream", "http", "chat")
 """The last is OpenAI's API, for language models."""
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 
 OnWindow = Callable[[list[MeasurementWindow]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
-    """`address` is gRPC's "host:port", `url` that of HTTP and chats; only the one of the protocol is used."""
+    """The server to measure. `address` is the "host:port" of gRPC, `url` that of HTTP and chats; `protocol` selects
+    one."""
 
     protocol: str = "grpc"
     address: str = "127.0.0.1:8001"
@@ -64,7 +65,10 @@ class MeasuredServer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When requests are due. `rate` a second, even or by chance; or the recorded `intervals_s`, again and again."""
+    """Times at which requests are due: `rate` per second, or the recorded `intervals_s` in a loop.
+
+    With `by_chance` the intervals are random, otherwise equal.
+    """
 
     rate: float = 0.0
     by_chance: bool = False
@@ -72,7 +76,7 @@ class Schedule:
     seed: int = 0
 
     def intervals(self, number: int = 0) -> Iterator[float]:
-        """Return the schedule of worker `number`, where each has its own."""
+        """Return the intervals of stream `number`. Random intervals differ between streams."""
         if self.intervals_s:
             return itertools.cycle(self.intervals_s)
         return poisson(self.rate, self.seed + number) if self.by_chance else constant(self.rate)
@@ -84,12 +88,12 @@ class Schedule:
 
 @dataclass
 class LoadSession:
-    """Measures a model of one server. For one thread; to be closed."""
+    """Measures a model of one server. Use in one thread; close after use."""
 
     target: MeasuredServer
     model: ModelFacts
     control: ServerQueries
-    patience: MeasurementTimes
+    times: MeasurementTimes
     pid: int | None = None
     power_w: Callable[[], float | None] | None = None
     on_window: OnWindow | None = None
@@ -104,7 +108,7 @@ class LoadSession:
         self.control.close()
 
     def at_concurrency(self, concurrency: int) -> MeasuredPoint:
-        """Keep so many requests under way. Raises RequestRefused when none is answered well, Unreachable."""
+        """Measure with `concurrency` requests in flight. Raises RequestRefused if none succeeds, and Unreachable."""
         with (
             self._requests(concurrency) as requests,
             self._senders(concurrency) as senders,
@@ -113,7 +117,7 @@ class LoadSession:
             return self._measurement(load).run("concurrency", concurrency, self.batch)
 
     def at_schedule(self, schedule: Schedule, workers: int) -> MeasuredPoint:
-        """Send when requests are due, at most `workers` at once. Raises as `at_concurrency`."""
+        """Measure requests sent on schedule, with at most `workers` in flight. Raises as `at_concurrency`."""
         mode = "intervals" if schedule.intervals_s else "request_rate"
         rate = schedule.mean_rate
         with (
@@ -124,11 +128,11 @@ class LoadSession:
             return self._measurement(load).run(mode, rate, self.batch, late_s=max(0.1, 1 / rate))
 
     def with_frames(self, schedule: Schedule, streams: int, size: tuple[int, int]) -> MeasuredPoint:
-        """Send pictures of a size (width, height) by streams of frames; what a newer one overtakes is dropped.
+        """Measure frame streams with images of a size (width, height). A newer frame replaces an unsent older one.
 
-        Raises StreamError when a stream is refused or cannot go on, and as `at_concurrency`.
+        Raises StreamError if the server refuses or ends a stream, and the errors of `at_concurrency`.
         """
-        pictures = made_up_pictures(*size)
+        images = random_images(*size)
         version = int(self.model.version or 0)
         endpoint = self.target.endpoint()
         cameras = [
@@ -144,7 +148,7 @@ class LoadSession:
         ]
         intervals = [schedule.intervals(number) for number in range(streams)]
         rate = schedule.mean_rate
-        with FrameLoad(cameras, pictures, size, intervals) as load:
+        with FrameLoad(cameras, images, size, intervals) as load:
             return self._measurement(load).run("frames", rate, 1, late_s=max(0.1, 1 / rate))
 
     @contextlib.contextmanager
@@ -178,7 +182,7 @@ class LoadSession:
     def _measurement(self, load: WorkerThreads) -> Measurement:
         name, version = self.model.name, self.model.version
         probes = ServerProbes(lambda: self.control.counts(name, version), self._usage, self.power_w)
-        return Measurement(load, probes, self.patience, self.on_window)
+        return Measurement(load, probes, self.times, self.on_window)
 
     def _usage(self) -> Usage | None:
         if self.pid is not None:
@@ -190,7 +194,7 @@ class LoadSession:
 
 
 def local_process(target: MeasuredServer) -> int | None:
-    """Return the server's process, where it runs on this machine for this user."""
+    """Return the process id of the server if it runs on this machine as this user, else None."""
     host, port = target.host_and_port()
     return listener_of(port) if is_local(host) and port else None
 
@@ -200,7 +204,7 @@ def usable_cores() -> int:
 
 
 def has_bf16() -> bool:
-    """Whether this machine's processor computes in bf16 by itself, as Linux tells of it on x86 and aarch64."""
+    """Whether the CPU has bf16 instructions, according to the flags in /proc/cpuinfo (x86 and aarch64)."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Figures of one time window (rate, percentiles), and the test for stable figures."""
+"""Results of time windows (rate, percentiles), and the test for stable results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edge_server.tuning.load.client_interface import ServerCounts, TextTimes
 PERCENTILES = (50, 90, 95, 99)
 
 STEADY_WINDOWS = 3
-"""How many windows in a row must agree: as many as perf_analyzer asks for."""
+"""Number of consecutive windows that must agree, as in perf_analyzer."""
 
 
 class Answer(NamedTuple):
-    """One request that was sent. `reason` is "" when it was answered well. `lag_s`: sent that much later than due.
-    `text`: times of the answer, if it is text."""
+    """Outcome of one request. `reason` is "" for a success. `lag_s` is how late the request was sent. `text`: times of
+    the answer, if it is text."""
 
     start_s: float
     end_s: float
@@ -30,9 +30,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasurementWindow:
-    """What ended between two moments. `server` is None where its statistics could not be had.
+    """Requests that ended within a time window. `server` is None if its statistics are not available.
 
-    `server_cpu` and `client_cpu` are in cores: 1.0 is one core, all the time.
+    `server_cpu` and `client_cpu` are in cores: 1.0 means one fully used core.
     """
 
     seconds: float
@@ -53,25 +53,25 @@ class MeasurementWindow:
 
     @property
     def latency_s(self) -> float:
-        """Mean time of the good answers, NaN without any."""
+        """Mean latency of the good answers; NaN without any."""
         times = [answer.end_s - answer.start_s for answer in self.good]
         return sum(times) / len(times) if times else math.nan
 
 
-def are_steady(windows: Sequence[MeasurementWindow], share: float) -> bool:
-    """Whether rate and latency of the last windows lie within `share` (0.1: a tenth) of their means."""
+def are_steady(windows: Sequence[MeasurementWindow], tolerance: float) -> bool:
+    """Whether rate and latency of the last windows differ from their means by at most `tolerance` (0.1 means 10 %)."""
     last = windows[-STEADY_WINDOWS:]
     if len(last) < STEADY_WINDOWS:
         return False
     for values in ([window.rate for window in last], [window.latency_s for window in last]):
         mean = sum(values) / len(values)
-        if not all(abs(value - mean) <= share * mean for value in values):  # NaN is not steady
+        if not all(abs(value - mean) <= tolerance * mean for value in values):  # NaN is not steady
             return False
     return True
 
 
 def joined(windows: Sequence[MeasurementWindow]) -> MeasurementWindow:
-    """Return one window of all of them."""
+    """Return one window that joins all the given ones."""
     seconds = sum(window.seconds for window in windows)
     servers = [window.server for window in windows if window.server is not None]
     dropped: Counter[str] = Counter()
@@ -91,7 +91,7 @@ def joined(windows: Sequence[MeasurementWindow]) -> MeasurementWindow:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest of the values, sorted already, that `percent` of them do not exceed; NaN of none."""
+    """Return the nearest-rank percentile of sorted values; NaN if there are none."""
     if not ordered:
         return math.nan
     return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)]
@@ -99,7 +99,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ServerTimeSplit:
-    """Mean microseconds of a request in each part of the server, from its statistics."""
+    """Mean time of a request in each stage of the server, in microseconds, from the server's statistics."""
 
     request_us: float
     queue_us: float
@@ -154,7 +154,7 @@ class TextFigures:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """One measurement at one concurrency, rate or pace of frames, which is `level` in words of `mode`."""
+    """Result of one measurement. `level` is the concurrency, request rate or frame rate, according to `mode`."""
 
     mode: str
     level: float
@@ -164,7 +164,7 @@ class MeasuredPoint:
     requests: int
     failures: Mapping[str, int]
     throughput: float
-    """Inferences a second: good answers times the batch size."""
+    """Inferences per second: good answers times the batch size."""
     mean_ms: float
     deviation_ms: float
     percentiles_ms: Mapping[int, float]
@@ -191,7 +191,7 @@ class MeasuredPoint:
         late_s: float = 0.1,
         power_w: float | None = None,
     ) -> MeasuredPoint:
-        """Return the figures of a window. A request is late that was sent `late_s` after it was due."""
+        """Return the results of a window. A request is late if it was sent more than `late_s` after it was due."""
         good = window.good
         times = sorted((answer.end_s - answer.start_s) * 1000 for answer in good)
         mean = sum(times) / len(times) if times else math.nan
@@ -222,33 +222,33 @@ class MeasuredPoint:
 
 
 CLIENT_IS_BUSY = 0.8
-"""Of one core. This client is Python, of which one thread runs at a time: beyond, it is the client that is measured."""
+"""In cores. Python runs one thread at a time; above this load the client itself limits the measurement."""
 
-WORTH_TELLING_MS = 5.0
-"""A thread that is due wakes up later than that only where something keeps it."""
+MIN_REPORTED_LAG_MS = 5.0
+"""Smaller delays are ordinary thread wake-up latency."""
 
 
 def doubts(point: MeasuredPoint, cores: int) -> list[str]:
-    """Return, in words, why the figures of a point may not be the server's."""
-    said = []
+    """Return the reasons, as sentences, why a result may not describe the server."""
+    reasons = []
     if not point.is_steady:
-        said.append("the figures did not become steady; measure longer, or on a box that does nothing else")
+        reasons.append("the figures did not become steady; measure longer, or on a machine that does nothing else")
     if point.client_cpu > CLIENT_IS_BUSY:
-        said.append(
+        reasons.append(
             f"this client used {point.client_cpu:.2f} of the one core it can use: it is the bottleneck, the server may"
-            " be faster than that"
+            " be faster"
         )
     elif point.server_cpu is not None and point.server_cpu + point.client_cpu > 0.9 * cores > 0:
         share = point.client_cpu / (point.server_cpu + point.client_cpu)
         if share > 0.1:
-            said.append(f"client and server share {cores} busy cores; {share:.0%} of what they used was the client's")
+            reasons.append(
+                f"client and server share {cores} busy cores; the client used {share:.0%} of their processor time"
+            )
     if point.late > 0.01 * max(point.requests, 1):
-        said.append(
-            f"{point.late} requests were sent late: the rate is more than the server or this client keeps up with"
+        reasons.append(f"{point.late} requests were sent late: the server or this client cannot keep up with the rate")
+    elif point.lag_p99_ms > max(point.percentiles_ms[99], MIN_REPORTED_LAG_MS):
+        reasons.append(
+            f"one request in a hundred was sent {point.lag_p99_ms:.1f} ms or more after it was due, because all workers"
+            " were waiting for answers; the latencies do not include this delay"
         )
-    elif point.lag_p99_ms > max(point.percentiles_ms[99], WORTH_TELLING_MS):
-        said.append(
-            f"the latest hundredth was sent {point.lag_p99_ms:.1f} ms or more after it was due, which is in no latency:"
-            " all workers were waiting for answers"
-        )
-    return said
+    return reasons

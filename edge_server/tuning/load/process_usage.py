@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and its children, from /proc; found by its listening port."""
+"""CPU time and memory of a process and its children, from /proc; lookup of a process by its listening port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCAL = ("localhost", "127.", "::1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cpu_s` since the process began, of its children as well, whether they live or have ended."""
+    """`cpu_s` is the CPU time since the process started, including its running and ended children."""
 
     cpu_s: float
     resident_bytes: float
@@ -28,7 +28,7 @@ def is_local(host: str) -> bool:
 
 
 def listener_of(port: int) -> int | None:
-    """Return the process that listens on a TCP port of this machine; None when none of this user's does."""
+    """Return the id of this user's process that listens on a TCP port, or None."""
     inodes = set(_listening(port))
     if not inodes:
         return None
@@ -36,7 +36,7 @@ def listener_of(port: int) -> int | None:
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
                 for link in (folder / "fd").iterdir():
-                    # A descriptor may be closed while we look; that is no reason to skip the others.
+                    # A descriptor may be closed meanwhile; continue with the others.
                     with contextlib.suppress(OSError):
                         if os.readlink(link) in inodes:
                             return int(folder.name)
@@ -44,7 +44,7 @@ def listener_of(port: int) -> int | None:
 
 
 def _listening(port: int) -> Iterator[str]:
-    """Yield the sockets that listen on the port, as /proc/*/fd names them."""
+    """Yield the sockets that listen on the port, in the notation of /proc/*/fd."""
     for table in ("tcp", "tcp6"):
         try:
             lines = (_PROC / "net" / table).read_text().splitlines()[1:]
@@ -57,32 +57,32 @@ def _listening(port: int) -> Iterator[str]:
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Return the usage of a process and its children; None if it has ended."""
-    whole = [found for found in map(_usage_of_one, _family(pid)) if found is not None]
-    if not whole:
+    """Return the usage of a process and its children; None if the process has ended."""
+    usages = [found for found in map(_usage_of_one, _process_tree(pid)) if found is not None]
+    if not usages:
         return None
-    return Usage(sum(item.cpu_s for item in whole), sum(item.resident_bytes for item in whole))
+    return Usage(sum(item.cpu_s for item in usages), sum(item.resident_bytes for item in usages))
 
 
-def _family(pid: int) -> Iterator[int]:
-    waiting, seen = [pid], set()
-    while waiting:
-        member = waiting.pop()
-        if member in seen:
+def _process_tree(pid: int) -> Iterator[int]:
+    pending, seen = [pid], set()
+    while pending:
+        process = pending.pop()
+        if process in seen:
             continue
-        seen.add(member)
-        yield member
+        seen.add(process)
+        yield process
         with contextlib.suppress(OSError, ValueError):
-            for task in (_PROC / str(member) / "task").iterdir():
-                waiting.extend(int(child) for child in (task / "children").read_text().split())
+            for task in (_PROC / str(process) / "task").iterdir():
+                pending.extend(int(child) for child in (task / "children").read_text().split())
 
 
 def _usage_of_one(pid: int) -> Usage | None:
     try:
-        # The name, in brackets, may hold blanks and brackets itself.
+        # The process name is in brackets and may itself contain spaces and brackets.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         pages = (_PROC / str(pid) / "statm").read_text().split()[1]
     except (OSError, IndexError):
         return None
-    # utime, stime, and cutime and cstime of the children that were waited for: what one used is not lost with it.
+    # utime and stime, plus cutime and cstime: the times of ended children that the process has waited for.
     return Usage(sum(map(int, fields[11:15])) / _TICKS, int(pages) * _PAGE)

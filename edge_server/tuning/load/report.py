@@ -12,7 +12,7 @@ HEADS = (
     "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",
     "FAILED",
 )  # fmt: skip
-"""The first column is named by the mode."""
+"""Column titles after the first one, which depends on the mode."""
 
 TEXT_HEADS = (
     "RATE/S", "TOKENS/S", "FIRST MS P50", "P90", "P99", "NEXT MS P50", "P90", "P99", "SERVER CPU", "MB", "CLIENT CPU",
@@ -26,7 +26,7 @@ Json = dict[str, object]
 
 
 def cells(point: MeasuredPoint) -> tuple[str, ...]:
-    """Return a row of the table, below the mode and HEADS, or TEXT_HEADS for streamed text."""
+    """Return a row of the table, with the columns mode and HEADS, or TEXT_HEADS for streamed text."""
     split, text = point.split, point.text
     parts = ["-"] * 4
     if split is not None:
@@ -57,16 +57,16 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def notes(point: MeasuredPoint, cores: int) -> list[str]:
-    """Return the lines below the table that belong to a point."""
-    where = f"{MODES[point.mode].lower()} {point.level:g}"
-    said = [f"{where}: {text}" for text in doubts(point, cores)]
+    """Return the notes on a point, to be printed below the table."""
+    level = f"{MODES[point.mode].lower()} {point.level:g}"
+    lines = [f"{level}: {text}" for text in doubts(point, cores)]
     if point.dropped:
-        said.insert(0, f"{where}: frames without a result: {_counts(point.dropped)}")
-    return said
+        lines.insert(0, f"{level}: frames without a result: {_counts(point.dropped)}")
+    return lines
 
 
 def to_json(point: MeasuredPoint, cores: int) -> Json:
-    """Return the figures in the units of their names; null where one could not be had."""
+    """Return the results as JSON values; null stands for a missing value. Names end in their unit."""
     return {
         point.mode: point.level,
         "batch_size": point.batch,
@@ -116,12 +116,12 @@ def _split_json(split: ServerTimeSplit) -> Json:
 
 
 def _round(value: float) -> float | None:
-    """Return six digits; null for what is no number, which JSON cannot say."""
+    """Return the value with six significant digits; None for NaN and infinity, which JSON lacks."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def draw(title: str, points: Sequence[MeasuredPoint]) -> str:
-    """Return the SVG: throughput, latency and where a request's time goes, by concurrency or rate."""
+    """Return an SVG of throughput, latency, time per server stage and processor use, by concurrency or rate."""
     name = MODES[points[0].mode].lower()
 
     def curve(words: str, values: Sequence[float], color: str) -> ChartCurve:

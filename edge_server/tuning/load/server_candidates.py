@@ -1,4 +1,4 @@
-"""Candidate configurations of a model, and how each is written into config.pbtxt."""
+"""Candidate configurations of a model, and their translation into config.pbtxt."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 AS_CONFIGURED = "as configured"
 
 _THREAD_KEYS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
-"""Backend -> the parameter that says how many threads compute one request, or all of them."""
+"""Backend -> its parameter for the number of threads. ONNX Runtime counts per request, OpenVINO for all requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCandidate:
-    """What is changed of the model's configuration; "" and 0 leave it as it is.
+    """Changes to the model's configuration; "" and 0 mean no change.
 
-    `threads` of one request. `batch` is the largest that dynamic batching gathers, 1: none is gathered, -1: as it is.
+    `threads` is the number of threads per request. `batch` is the largest dynamic batch: 1 turns dynamic batching off,
+    -1 means no change.
     """
 
     backend: str = ""
@@ -32,7 +33,7 @@ class ServerCandidate:
         return self == ServerCandidate()
 
     def __str__(self) -> str:
-        """Return it in words; also the name in tables and pictures."""
+        """Return a description; tables and charts use it as the name."""
         parts = [self.backend, self.precision]
         parts.append(f"{self.instances} instance{'s' * (self.instances > 1)}" if self.instances else "")
         parts.append(f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else "")
@@ -42,7 +43,7 @@ class ServerCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The values that are tried of each; an empty one leaves it as it is configured."""
+    """Values to try for each setting. An empty sequence keeps the configured value."""
 
     backends: Sequence[str] = ()
     precisions: Sequence[str] = ()
@@ -51,31 +52,30 @@ class SearchSpace:
     batches: Sequence[int] = ()
 
     def candidates(self, cores: int) -> list[ServerCandidate]:
-        """Return the configuration as it is first, then all others that do not ask for more threads than twice the
-        cores."""
+        """Return the unchanged configuration, then all combinations with at most twice as many threads as cores."""
         found = [ServerCandidate()]
         for backend, precision, instances, threads, batch in itertools.product(
             self.backends or ("",), self.precisions or ("",), self.instances or (0,), self.threads or (0,),
             self.batches or (-1,),
         ):  # fmt: skip
-            # A runtime that takes no number of threads is tried once, whatever numbers the others are tried with.
-            taken = threads if not backend or backend in _THREAD_KEYS else 0
-            if max(instances, 1) * taken <= 2 * cores:
-                found.append(ServerCandidate(backend, precision, instances, taken, batch))
+            # A runtime without a thread setting gets no thread variants.
+            used_threads = threads if not backend or backend in _THREAD_KEYS else 0
+            if max(instances, 1) * used_threads <= 2 * cores:
+                found.append(ServerCandidate(backend, precision, instances, used_threads, batch))
         return list(dict.fromkeys(found))
 
 
 def why_no_bf16(backend: str, machine: str = platform.machine()) -> str:
-    """Return why a backend computes nothing in bf16 on this kind of processor, "" where it may."""
+    """Return why a backend cannot compute in bf16 on this CPU architecture, or "" if it may."""
     if backend == "onnxruntime" and machine != "aarch64":
         return "ONNX Runtime computes in bf16 on aarch64 only"
     return ""
 
 
 def default_space(backend: str, filename: str, max_batch_size: int, cores: int, *, tries_bf16: bool) -> SearchSpace:
-    """Return the search space for a model that `backend` serves from a file of that name.
+    """Return the search space for a model that `backend` serves from `filename`.
 
-    Both runtimes open ONNX; threads and precision are offered for these two runtimes only.
+    ONNX Runtime and OpenVINO both open ONNX files. Only these two have threads and precision to vary.
     """
     has_keys = backend in _THREAD_KEYS
     backends: tuple[str, ...] = tuple(_THREAD_KEYS) if has_keys and filename.endswith(".onnx") else ()
@@ -86,7 +86,7 @@ def default_space(backend: str, filename: str, max_batch_size: int, cores: int, 
 
 
 def apply(candidate: ServerCandidate, config: Any, backend: str) -> Any:
-    """Return a copy of an inference.ModelConfig with the changes. `backend` serves it when the candidate names none."""
+    """Return a copy of an inference.ModelConfig with the candidate's changes. `backend` is the model's backend."""
     changed = type(config)()
     changed.CopyFrom(config)
     if candidate.backend:
@@ -98,7 +98,6 @@ def apply(candidate: ServerCandidate, config: Any, backend: str) -> Any:
         for key in _THREAD_KEYS.values():
             changed.parameters.pop(key, None)
         key = _THREAD_KEYS[candidate.backend or backend]
-        # OpenVINO counts the threads of all requests together.
         count = candidate.threads * (max(candidate.instances, 1) if key == _THREAD_KEYS["openvino"] else 1)
         changed.parameters[key].string_value = str(count)
     if candidate.instances:

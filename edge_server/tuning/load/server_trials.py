@@ -1,4 +1,4 @@
-"""Trials of configurations, each with its own server on free ports."""
+"""Trials of configurations: serves each one with its own server on free ports, and measures it."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Outputs = list[dict[str, npt.NDArray[Any]]]
 
 
 class NotLoaded(RequestRefused):
-    """The server runs, and the model does not load with this configuration."""
+    """The server runs, but the model does not load with this configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model in a repository. `config` is its config.pbtxt, empty where it has none."""
+    """A model in a repository. `config` is its config.pbtxt, or empty without one."""
 
     path: Path
     config: ConfigMessage
@@ -61,7 +61,7 @@ class ModelFolder:
 
     @classmethod
     def open(cls, repository: Path, name: str) -> ModelFolder:
-        """Raises InvalidRequest when there is no such model, BadModelConfig when its configuration cannot be read."""
+        """Read a model's configuration. Raises InvalidRequest if the model is missing, BadModelConfig if invalid."""
         path = repository / name
         if "/" in name or name in ("", ".", "..") or not path.is_dir():
             raise InvalidRequest(f"there is no model '{name}' in {repository}")
@@ -72,7 +72,7 @@ class ModelFolder:
 
 @dataclass
 class PrivateServer:
-    """A server of one model with a configuration of its own. `reason` of a model that does not load is said by it."""
+    """A server process for one model and one configuration. `log` is its standard error, `tail` its standard output."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -80,8 +80,8 @@ class PrivateServer:
     address: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=40))
 
-    def why(self) -> str:
-        """Return the last things it said."""
+    def last_output(self) -> str:
+        """Return the last lines of the log, or of the output, or the exit code."""
         lines = self.log.read_text(errors="replace").splitlines() or list(self.tail)
         return " / ".join(lines[-_REASON_LINES:]) or f"it ended with {self.process.returncode}"
 
@@ -90,24 +90,25 @@ class PrivateServer:
 def private_server(
     model: ModelFolder, config: ConfigMessage, start_s: float, interrupts: Interrupts
 ) -> Iterator[PrivateServer]:
-    """Serve the model, and beside it the others of its repository should it call them. Raises Unreachable.
+    """Start a server for the model and stop it at the end. Raises Unreachable.
 
-    Whatever happens, the process has ended and the folder is gone afterwards; interrupts are allowed in between.
+    The other models of the repository are visible too, because the model may call them. At the end the process is
+    stopped and its folder removed, also after an error. Interrupts are allowed while the server runs.
     """
     with tempfile.TemporaryDirectory(prefix="edge-analyze-") as folder:
-        repository = _lay_out(model, config, Path(folder) / "models")
+        repository = _build_repository(model, config, Path(folder) / "models")
         log = Path(folder) / "log"
-        process = _start(model.name, repository, log)
+        process = _start_server(model.name, repository, log)
         server = PrivateServer(process, log)
         try:
             with interrupts.allowed():
                 _wait_until_ready(server, start_s)
                 yield server
         finally:
-            _end(process)
+            _stop_server(process)
 
 
-def _start(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
+def _start_server(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
     command = [
         sys.executable, "-m", "edge_server", "serve", f"--model-repository={repository}",
         "--model-control-mode=explicit", f"--load-model={name}", "--allow-external-links=true",
@@ -115,76 +116,75 @@ def _start(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
         "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
     ]  # fmt: skip
     with log.open("w") as errors:
-        # A session of its own: Ctrl-C is for us, and we end it in order.
+        # In a new session, so that Ctrl-C reaches only this process, which then stops the server.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
 
 
-def _lay_out(model: ModelFolder, config: ConfigMessage, repository: Path) -> Path:
-    """Make a repository of links into the real one, in which only the model's configuration is another.
+def _build_repository(model: ModelFolder, config: ConfigMessage, repository: Path) -> Path:
+    """Create a repository of links to the real one, with a changed configuration of the model.
 
-    Raises BadModelConfig for a label file that is absent or lies outside the model's folder.
+    Raises BadModelConfig if a label file is missing or outside the model's folder.
     """
-    mine = repository / model.name
-    mine.mkdir(parents=True)
-    # These are copies: a label file must lie in the model's folder, links followed, whatever else may be a link.
+    model_folder = repository / model.name
+    model_folder.mkdir(parents=True)
+    # Label files are copied, because the server rejects a link to a label file outside the model's folder.
     copied = {check_relative(output.label_filename, _LABELS) for output in config.output if output.label_filename}
     for item in model.path.iterdir():
-        # A variant of the configuration, and sums of files that are others now, would get in the way.
+        # A configuration variant would take precedence, and the checksums do not match the changed files.
         if item.name not in ("config.pbtxt", "configs", "SHA256SUMS", "SHA256SUMS.sig"):
-            _link(
-                item, mine / item.name, {path.relative_to(item.name) for path in copied if path.parts[0] == item.name}
-            )
+            excluded = {path.relative_to(item.name) for path in copied if path.parts[0] == item.name}
+            _link_item(item, model_folder / item.name, excluded)
     for name in copied:
-        shutil.copyfile(find_inside(model.path, str(name), _LABELS), mine / name)
+        shutil.copyfile(find_inside(model.path, str(name), _LABELS), model_folder / name)
     for other in model.path.parent.iterdir():
         if other.is_dir() and other.name != model.name:
             (repository / other.name).symlink_to(other)
     served = type(config)()
     served.CopyFrom(config)
-    # They hold files against sums, which follow no link either, and change nothing of what is measured.
+    # Agents verify checksums and reject links. They do not affect what is measured.
     served.ClearField("model_repository_agents")
-    (mine / "config.pbtxt").write_text(str(served), encoding="utf-8")
+    (model_folder / "config.pbtxt").write_text(str(served), encoding="utf-8")
     return repository
 
 
-def _link(item: Path, link: Path, left_out: set[PurePosixPath]) -> None:
-    """Link to a file or folder; a folder with something to be left out becomes one of links."""
-    if not left_out:
+def _link_item(item: Path, link: Path, excluded: set[PurePosixPath]) -> None:
+    """Link to a file or folder. A folder with excluded paths becomes a real folder with links to the other entries."""
+    if not excluded:
         link.symlink_to(item)
-    elif PurePosixPath() not in left_out:
+    elif PurePosixPath() not in excluded:
         link.mkdir()
         for inner in item.iterdir():
-            _link(
+            _link_item(
                 inner,
                 link / inner.name,
-                {path.relative_to(inner.name) for path in left_out if path.parts[0] == inner.name},
+                {path.relative_to(inner.name) for path in excluded if path.parts[0] == inner.name},
             )
 
 
 def _wait_until_ready(server: PrivateServer, start_s: float) -> None:
     assert server.process.stdout is not None
-    # A server that hangs while it starts is ended, so that the read below ends too.
-    limit = threading.Timer(start_s, _kill_all, (server.process,))
+    # Killing a server that hangs at start also ends the read below.
+    timer = threading.Timer(start_s, _kill_all, (server.process,))
     try:
-        # Within: an interrupt as early as this must not leave a timer that keeps the process for minutes.
-        limit.start()
+        # Inside `try`: after an interrupt, a running timer would delay the exit of this process for minutes.
+        timer.start()
         for line in server.process.stdout:
             server.tail.append(line.rstrip())
             found = _READY.match(line)
             if found:
                 server.url, server.address = found[1], found[2]
-                threading.Thread(target=_read_on, args=(server,), daemon=True).start()
+                threading.Thread(target=_drain_output, args=(server,), daemon=True).start()
                 return
     finally:
-        limit.cancel()
+        timer.cancel()
     server.process.wait()
     server.process.stdout.close()
-    raise Unreachable(f"the server did not start: {server.why()}")
+    raise Unreachable(f"the server did not start: {server.last_output()}")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _stop_server(process: subprocess.Popen[str]) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
@@ -193,13 +193,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _kill_all(process: subprocess.Popen[str]) -> None:
-    """Kill the server and what its models have started: such a process keeps the output open that is read here."""
+    """Kill the server and the processes that its models started, which would keep the output pipe open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _read_on(server: PrivateServer) -> None:
-    """Take what it prints, so that it never waits for a reader, until it has ended."""
+def _drain_output(server: PrivateServer) -> None:
+    """Read the server's output until it exits. An unread pipe would fill up and block the server."""
     assert server.process.stdout is not None
     with server.process.stdout as lines:
         server.tail.extend(lines)
@@ -207,51 +207,54 @@ def _read_on(server: PrivateServer) -> None:
 
 @dataclass
 class Trials:
-    """Tries one candidate after the other. The first one is the reference of the numeric differences."""
+    """Measures candidates one after the other. The outputs of the default configuration are the numeric reference."""
 
     model: ModelFolder
     backend: str
     concurrencies: Sequence[int]
     choice: InputChoice
-    patience: MeasurementTimes
+    times: MeasurementTimes
     interrupts: Interrupts
     limit_ms: float | None = None
     start_s: float = 120.0
     on_trial: Callable[[ServerCandidate, int], None] | None = None
     reference: Outputs | None = None
-    not_offered: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(backend, precision) -> why it does not load, so that its other numbers of threads need not be tried."""
+    unloadable: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(backend, precision) -> why it does not load. Its variants with other thread counts are then skipped."""
 
     def run(self, candidate: ServerCandidate, round_number: int) -> TrialOutcome:
-        """Serve, compare and measure; each round twice as long as the one before. Problems are told in the outcome."""
+        """Serve and measure a candidate, and compare its outputs. Each round takes twice as long as the last one.
+
+        Failures are reported in the outcome's `problem`.
+        """
         if self.on_trial is not None:
             self.on_trial(candidate, round_number)
         kind = (candidate.backend, candidate.precision)
-        if kind in self.not_offered:
-            return TrialOutcome(candidate, problem=self.not_offered[kind], round=round_number)
+        if kind in self.unloadable:
+            return TrialOutcome(candidate, problem=self.unloadable[kind], round=round_number)
         config = apply(candidate, self.model.config, self.backend)
         try:
             with private_server(self.model, config, self.start_s, self.interrupts) as server:
                 return self._measure(server, candidate, round_number)
         except NotLoaded as error:
             if candidate.precision:
-                self.not_offered[kind] = error.message
+                self.unloadable[kind] = error.message
             return TrialOutcome(candidate, problem=error.message, round=round_number)
         except EdgeServerError as error:
             return TrialOutcome(candidate, problem=error.message, round=round_number)
 
     def _measure(self, server: PrivateServer, candidate: ServerCandidate, round_number: int) -> TrialOutcome:
         http = HttpControl(server.url, (), 30.0)
-        report = loaded(http, self.model.name)
+        model_info = served_model(http, self.model.name)
         target = MeasuredServer("grpc", server.address)
         control = GrpcControl(target.endpoint(), target.timeout_s)
-        session = LoadSession(target, control.model(self.model.name, ""), control, self._patience(round_number))
+        session = LoadSession(target, control.model(self.model.name, ""), control, self._times_of_round(round_number))
         try:
             session.pid = server.process.pid
             session.batch = self.choice.batch
             session.steps = make_inputs(session.model, self.choice)
-            session.power_w = lambda: http.ask("/edge/v1/governor").get("power_w")
-            if http.ask("/edge/v1/governor").get("power_w") is None:
+            session.power_w = lambda: http.request_json("/edge/v1/governor").get("power_w")
+            if http.request_json("/edge/v1/governor").get("power_w") is None:
                 session.power_w = None
             outputs = self._outputs(control, session)
             if self.reference is None and candidate.is_default:
@@ -259,18 +262,23 @@ class Trials:
             points: list[MeasuredPoint] = []
             for concurrency in self.concurrencies:
                 points.append(session.at_concurrency(concurrency))
-                # More of the same load only makes it later.
+                # A higher concurrency only increases the latency.
                 if self.limit_ms is not None and points[-1].percentiles_ms[50] > self.limit_ms:
                     break
         finally:
             session.close()
         difference = None if self.reference is None else largest_difference(self.reference, outputs)
         return TrialOutcome(
-            candidate, points, difference, report.get("runtime", ""), report.get("precision", ""), round=round_number
+            candidate,
+            points,
+            difference,
+            model_info.get("runtime", ""),
+            model_info.get("precision", ""),
+            round=round_number,
         )
 
-    def _patience(self, round_number: int) -> MeasurementTimes:
-        return replace(self.patience, window_s=self.patience.window_s * 2**round_number)
+    def _times_of_round(self, round_number: int) -> MeasurementTimes:
+        return replace(self.times, window_s=self.times.window_s * 2**round_number)
 
     def _outputs(self, control: GrpcControl, session: LoadSession) -> Outputs:
         found: Outputs = []
@@ -285,27 +293,27 @@ class Trials:
         return found
 
 
-def loaded(http: HttpControl, name: str) -> dict[str, Any]:
-    """Return the facts of the served model. Raises NotLoaded with the reason if it is not served."""
-    for item in http.ask("/edge/v1/models")["models"]:
+def served_model(http: HttpControl, name: str) -> dict[str, Any]:
+    """Return the server's description of the model. Raises NotLoaded with the reason if it is not served."""
+    for item in http.request_json("/edge/v1/models")["models"]:
         if item["name"] == name:
             return dict(item)
-    index = http.ask("/v2/repository/index", {})
+    index = http.request_json("/v2/repository/index", {})
     reasons = [item.get("reason", "") for item in index if item["name"] == name]
     raise NotLoaded(next((reason for reason in reasons if reason), f"model '{name}' did not load"))
 
 
 def as_numbers(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return the values of an output to compare: BF16 as numbers, BYTES as they are."""
+    """Return the values of an output for comparison: BF16 as float32, all others unchanged."""
     if tensor.dtype is DType.BF16:
         return (tensor.array.astype(np.uint32) << 16).view(np.float32)
     return tensor.array
 
 
 def largest_difference(reference: Outputs, outputs: Outputs) -> float:
-    """Return how far any output is from its reference, as a part of the largest value of that one.
+    """Return the largest difference of any output from its reference, relative to the reference's largest value.
 
-    1.0 or more where names, shapes or texts are others, or where only one of the two is finite.
+    The result is at least 1.0 if names, shapes or texts differ, or if only one of two values is finite.
     """
     worst = 0.0
     for before, after in zip(reference, outputs, strict=True):
@@ -325,7 +333,7 @@ def _difference(expected: npt.NDArray[Any], given: npt.NDArray[Any]) -> float:
         return 0.0
     first, second = expected.astype(np.float64), given.astype(np.float64)
     finite = np.isfinite(first)
-    # Not finite in the same way: infinity is neither its opposite nor no number.
+    # Values that are not finite must be equal: inf differs from -inf and from NaN.
     if not np.array_equal(first[~finite], second[~np.isfinite(second)], equal_nan=True) or not np.array_equal(
         finite, np.isfinite(second)
     ):

@@ -1,4 +1,4 @@
-"""Requests with tensors in system shared memory: the regions and the place of each worker."""
+"""Requests with tensors in system shared memory: the regions, and the locations of each worker's tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Write = Callable[[MeasuredRequest], bytes]
 def in_bodies(
     model: ModelFacts, steps: Sequence[tuple[Tensor, ...]], write: Write, workers: int
 ) -> list[Sequence[bytes]]:
-    """Return the written requests for each worker, tensors in their bodies: the same for all of them."""
+    """Return the encoded requests for each worker, with the tensors in the bodies. All workers share them."""
     written = [write(MeasuredRequest(model, tensors, {})) for tensors in steps]
     return [written] * workers
 
@@ -44,10 +44,10 @@ def in_shared_memory(
     control: ServerQueries,
     output_bytes: int,
 ) -> Iterator[list[Sequence[bytes]]]:
-    """Lay inputs into one region, make room for the outputs of each worker in another, and yield the requests.
+    """Create one region with the inputs and one for the outputs of all workers, and yield each worker's requests.
 
-    `output_bytes`: room for an output whose size the model does not tell. Both regions are gone at the end. Raises
-    Refusal when the server takes no regions, InvalidRequest when there is no shared memory on this machine.
+    `output_bytes` is the space for an output of variable size. Both regions are removed at the end. Raises
+    RequestRefused if the server refuses the regions, and InvalidRequest if this machine has no shared memory left.
     """
     slots = [
         _Slot(output.name, _output_bytes(output.dtype, output.shape, steps[0], output_bytes))
@@ -56,10 +56,10 @@ def in_shared_memory(
     inputs_size = sum(_padded(raw_size(tensor)) for tensors in steps for tensor in tensors)
     outputs_size = sum(_padded(slot.size_bytes) for slot in slots) * workers
     with _region("in", inputs_size, control) as (source, memory), _region("out", outputs_size, control) as (sink, _):
-        places = _lay_down(steps, source, memory)
+        places = _copy_inputs(steps, source, memory)
         yield [
             [
-                write(MeasuredRequest(model, tensors, placed, _wanted(slots, sink, worker)))
+                write(MeasuredRequest(model, tensors, placed, _output_places(slots, sink, worker)))
                 for tensors, placed in zip(steps, places, strict=True)
             ]
             for worker in range(workers)
@@ -73,7 +73,7 @@ class _Slot:
 
 
 def _output_bytes(dtype: DType, shape: Sequence[int], tensors: tuple[Tensor, ...], otherwise: int) -> int:
-    """Return the size of an output, where its shape is known but for the rows of the batch."""
+    """Return the size of an output in bytes, or `otherwise` if a dimension other than the batch is variable."""
     if dtype is DType.BYTES or -1 in shape[1:] or not tensors:
         return otherwise
     count = 1
@@ -86,7 +86,7 @@ def _padded(size: int) -> int:
     return max(-(-size // _ALIGN), 1) * _ALIGN
 
 
-def _lay_down(
+def _copy_inputs(
     steps: Sequence[tuple[Tensor, ...]], region: str, memory: mmap.mmap
 ) -> list[dict[str, SharedMemoryPlace]]:
     places: list[dict[str, SharedMemoryPlace]] = []
@@ -102,7 +102,7 @@ def _lay_down(
     return places
 
 
-def _wanted(slots: Sequence[_Slot], region: str, worker: int) -> tuple[SharedMemoryOutput, ...]:
+def _output_places(slots: Sequence[_Slot], region: str, worker: int) -> tuple[SharedMemoryOutput, ...]:
     offset = worker * sum(_padded(slot.size_bytes) for slot in slots)
     wanted = []
     for slot in slots:
@@ -113,7 +113,7 @@ def _wanted(slots: Sequence[_Slot], region: str, worker: int) -> tuple[SharedMem
 
 @contextlib.contextmanager
 def _region(kind: str, size: int, control: ServerQueries) -> Iterator[tuple[str, mmap.mmap]]:
-    """Make a region of shared memory and register it; both are undone at the end."""
+    """Create and register a region of shared memory; unregister and remove it at the end."""
     name = f"edge_perf_{kind}_{os.getpid()}_{secrets.token_hex(4)}"
     path = _FOLDER / name
     try:
@@ -121,8 +121,8 @@ def _region(kind: str, size: int, control: ServerQueries) -> Iterator[tuple[str,
     except OSError as error:
         raise InvalidRequest(f"no shared memory can be made in {_FOLDER}: {error.strerror}") from None
     try:
-        # Takes the pages now: in a full folder, writing to one that was only promised ends the process (SIGBUS), and
-        # the server that answers into it.
+        # Allocate the pages now. If the folder is full, writing to an unallocated page kills this process or the
+        # server with SIGBUS.
         try:
             os.posix_fallocate(file, 0, max(size, _ALIGN))
         except OSError as error:

@@ -11,12 +11,12 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _FOOT, _RIGHT = 620.0, 190.0, 70.0, 62.0, 64
 _INK, _FAINT, _GRID = "#2b2d33", "#6b7280", "#e5e7eb"
 COLORS = ("#1d4e89", "#4fa3c7", "#2e8b57", "#f4b266", "#c0392b")
 _LETTER, _TITLE_LETTER = 6.6, 10.5
-"""Width of a letter of the small type and of the title's, about."""
+"""Approximate width of a letter in normal text and in the title."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartCurve:
-    """`points` are (x, y). A curve of one point is a dot."""
+    """A curve of (x, y) points. A single point is drawn as a dot."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -25,7 +25,7 @@ class ChartCurve:
 
 @dataclass(frozen=True, slots=True)
 class CurvePanel:
-    """Curves with a common axis. `levels` are dashed lines across: (value, words). x is put in even steps by rank."""
+    """Curves with common axes. The x values are spaced evenly, by rank. `levels` are dashed lines: (value, label)."""
 
     title: str
     curves: Sequence[ChartCurve]
@@ -35,16 +35,16 @@ class CurvePanel:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar, its words to the left and what it says to the right."""
+    """One bar, with its name on the left and its label on the right."""
 
     name: str
     value: float
-    says: str
+    label: str
     color: str
 
 
 def draw_panels(title: str, panels: Sequence[CurvePanel], facts: str = "") -> str:
-    """Return the SVG of panels below one another. Points that are not finite are left out."""
+    """Return an SVG with the panels stacked vertically. Points that are not finite are omitted."""
     height = _TOP + len(panels) * (_HEIGHT + _GAP) + _FOOT - _GAP
     parts = _head(title, facts, max(_LEFT + _WIDTH + _RIGHT, _head_width(title, facts)), height)
     for index, panel in enumerate(panels):
@@ -53,24 +53,21 @@ def draw_panels(title: str, panels: Sequence[CurvePanel], facts: str = "") -> st
 
 
 def draw_bars(title: str, bars: Sequence[Bar], facts: str = "", keys: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the SVG of bars below one another in the given order, as long as their values.
-
-    `keys` are (words, color) of the legend.
-    """
+    """Return an SVG of horizontal bars in the given order. `keys` are the (label, color) pairs of the legend."""
     left = 16 + _LETTER * max((len(bar.name) for bar in bars), default=0)
-    right = 16 + _LETTER * max((len(bar.says) for bar in bars), default=0)
-    most = max((bar.value for bar in bars if math.isfinite(bar.value)), default=0.0) or 1.0
+    right = 16 + _LETTER * max((len(bar.label) for bar in bars), default=0)
+    highest = max((bar.value for bar in bars if math.isfinite(bar.value)), default=0.0) or 1.0
     legend = 16 + sum(_key_width(words) for words, _ in keys)
     width = max(left + 320 + right, legend, _head_width(title, facts))
     parts = _head(title, facts, width, _TOP + 24 + 22 * len(bars) + 24)
     parts += _legend(keys, 16, _TOP)
     for index, bar in enumerate(bars):
         y = _TOP + 16 + 22 * index
-        length = 320 * max(bar.value, 0.0) / most if math.isfinite(bar.value) else 0.0
+        length = 320 * max(bar.value, 0.0) / highest if math.isfinite(bar.value) else 0.0
         parts += [
             f'<text x="{left - 6:.1f}" y="{y + 12:g}" text-anchor="end">{escape(bar.name)}</text>',
             f'<rect x="{left:.1f}" y="{y:g}" width="{length:.1f}" height="16" fill="{bar.color}"/>',
-            f'<text x="{left + length + 6:.1f}" y="{y + 12:g}" fill="{_FAINT}">{escape(bar.says)}</text>',
+            f'<text x="{left + length + 6:.1f}" y="{y + 12:g}" fill="{_FAINT}">{escape(bar.label)}</text>',
         ]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -149,7 +146,7 @@ def _panel(panel: CurvePanel, top: float) -> list[str]:
 
 
 def _ticks(high: float) -> list[float]:
-    """Return round numbers from 0 to `high`, about five."""
+    """Return about five round numbers from 0 to `high`."""
     scale = 10.0 ** math.floor(math.log10(high / 5))
     step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= high / 5 * 0.999)
     return [float(f"{index * step:.9g}") for index in range(math.floor(high / step + 1e-9) + 1)]

@@ -1,1 +1,1 @@
-"""Comparison of the runtimes, devices and precisions that can run a model here. Each candidate has its own process."""
+"""Comparison of the runtimes, devices and precisions that can run a model here. Each candidate runs in a process."""

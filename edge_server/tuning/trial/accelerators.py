@@ -1,6 +1,6 @@
-"""Accelerators to try with a runtime, from the devices that the runtime reports.
+"""Candidates for the accelerators of a runtime, from the devices that the runtime reports.
 
-That a runtime lists something does not mean that it works: what fails to open fails as a candidate, with the reason.
+A reported device may still not work. Then the candidate fails, with the reason.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from typing import TypeAlias
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.tuning.trial.candidate import CPU, GPU, TARGET_DEVICE, RuntimeCandidate
 
-Reported: TypeAlias = Mapping[str, Sequence[str]]
-"""OpenVINO: device -> what it computes in (OPTIMIZATION_CAPABILITIES). ONNX Runtime: execution accelerator -> ()."""
+ReportedDevices: TypeAlias = Mapping[str, Sequence[str]]
+"""OpenVINO: device -> its OPTIMIZATION_CAPABILITIES. ONNX Runtime: execution accelerator -> ()."""
 
-Survey: TypeAlias = Callable[[str], Reported]
-"""Asks a runtime, by its backend's name. Raises CandidateFailed with the reason why it did not tell."""
+DeviceLister: TypeAlias = Callable[[str], ReportedDevices]
+"""Returns the devices of a runtime, given the backend's name. Raises CandidateFailed if they cannot be listed."""
 
 _CAPABILITIES = {"FP32": "f32", "FP16": "f16", "BF16": "bf16"}
-_RUNS_FIXED_SHAPES = (("SKIP_OV_DYNAMIC_BATCHSIZE", "YES"), ("ENABLE_BATCH_PADDING", "YES"))
-"""How a batching model comes to a device that takes no shape of any size: compiled for the largest batch, and filled
-up to it."""
+_FIXED_BATCH_OPTIONS = (("SKIP_OV_DYNAMIC_BATCHSIZE", "YES"), ("ENABLE_BATCH_PADDING", "YES"))
+"""For a device without dynamic shapes: compile the model for the largest batch, and pad smaller batches."""
 
 
-def of_openvino(reported: Reported, base: ConfigMessage, written: str | None) -> list[RuntimeCandidate]:
-    """Return a candidate for each device but the CPU and each precision that the device has, and one for the device
-    that the configuration states where that is none of those listed (AUTO:GPU,CPU). `written`: the file's arithmetic.
+def openvino_candidates(
+    reported: ReportedDevices, base: ConfigMessage, file_precision: str | None
+) -> list[RuntimeCandidate]:
+    """Return a candidate for each device except the CPU and each precision of the device.
+
+    If the configuration names a device that is not reported, such as AUTO:GPU,CPU, add a candidate for it.
+    `file_precision` is the precision of the model file.
     """
     found = [
-        RuntimeCandidate("openvino", word, device, ((TARGET_DEVICE, device), *_shape_rules(device)))
-        for device, able in reported.items()
+        RuntimeCandidate("openvino", precision, device, ((TARGET_DEVICE, device), *_fixed_batch_options(device)))
+        for device, capabilities in reported.items()
         if device != CPU
-        for word in _words(device, able, written)
+        for precision in _precisions(device, capabilities, file_precision)
     ]
     stated = base.parameters[TARGET_DEVICE].string_value.strip().upper() if TARGET_DEVICE in base.parameters else CPU
     if stated != CPU and stated not in reported:
@@ -39,42 +42,45 @@ def of_openvino(reported: Reported, base: ConfigMessage, written: str | None) ->
     return found
 
 
-def _words(device: str, able: Sequence[str], written: str | None) -> list[str]:
-    if written == "int8" and "INT8" in able:
-        # An NPU does not tell what its layers compute in, so that int8 cannot be insisted on.
+def _precisions(device: str, capabilities: Sequence[str], file_precision: str | None) -> list[str]:
+    if file_precision == "int8" and "INT8" in capabilities:
+        # An NPU does not report the precision of its layers, so int8 cannot be enforced.
         return ["auto" if _is_npu(device) else "int8"]
-    return [word for capability, word in _CAPABILITIES.items() if capability in able] or ["auto"]
+    return [precision for capability, precision in _CAPABILITIES.items() if capability in capabilities] or ["auto"]
 
 
-def _shape_rules(device: str) -> tuple[tuple[str, str], ...]:
-    return _RUNS_FIXED_SHAPES if _is_npu(device) else ()
+def _fixed_batch_options(device: str) -> tuple[tuple[str, str], ...]:
+    return _FIXED_BATCH_OPTIONS if _is_npu(device) else ()
 
 
 def _is_npu(device: str) -> bool:
     return device.partition(".")[0] == "NPU"
 
 
-def of_onnxruntime(reported: Reported, as_written: str, no_gpu: str) -> tuple[list[RuntimeCandidate], list[str]]:
-    """Return a candidate for each execution accelerator and precision of it, and why the GPU is left out, if so.
+def onnxruntime_candidates(
+    reported: ReportedDevices, file_precision: str, no_gpu: str
+) -> tuple[list[RuntimeCandidate], list[str]]:
+    """Return a candidate for each execution accelerator and its precisions, and the reasons for omitting the GPU.
 
-    `as_written` is the file's arithmetic, f32, f16, bf16 or int8; `no_gpu` says why there is no GPU.
+    `file_precision` is the precision of the model file: f32, f16, bf16 or int8. `no_gpu` is the reason why there is no
+    GPU, or "".
     """
     others = [
-        RuntimeCandidate("onnxruntime", as_written, accelerator=name)
+        RuntimeCandidate("onnxruntime", file_precision, accelerator=name)
         for name in reported
         if name not in ("cuda", "tensorrt")
     ]
-    missing = no_gpu or ("" if "cuda" in reported else "this build of it has no CUDA: onnxruntime-gpu has")
+    missing = no_gpu or ("" if "cuda" in reported else "this build has no CUDA support; onnxruntime-gpu has it")
     if missing:
         return others, [f"onnxruntime on GPU: {missing}"]
-    on_gpu = [RuntimeCandidate("onnxruntime", as_written, GPU, accelerator="cuda")]
+    on_gpu = [RuntimeCandidate("onnxruntime", file_precision, GPU, accelerator="cuda")]
     if "tensorrt" in reported:
-        words = {"f32": ("f32", "f16"), "f16": ("f16",), "int8": ("int8",)}.get(as_written, ())
+        precisions = {"f32": ("f32", "f16"), "f16": ("f16",), "int8": ("int8",)}.get(file_precision, ())
         modes = {"f32": "FP32", "f16": "FP16", "int8": "INT8"}
         on_gpu += [
             RuntimeCandidate(
-                "onnxruntime", word, GPU, accelerator="tensorrt", options=(("precision_mode", modes[word]),)
+                "onnxruntime", precision, GPU, accelerator="tensorrt", options=(("precision_mode", modes[precision]),)
             )
-            for word in words
+            for precision in precisions
         ]
     return [*others, *on_gpu], []

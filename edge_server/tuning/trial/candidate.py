@@ -12,16 +12,16 @@ from edge_server.repository.pbtxt import ConfigMessage
 
 CPU, GPU = "CPU", "GPU"
 TARGET_DEVICE = "TARGET_DEVICE"
-"""The parameter that names OpenVINO's device. Its GPUs are not those that KIND_GPU counts."""
+"""The parameter that names OpenVINO's device. OpenVINO counts its GPUs separately from KIND_GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeCandidate:
-    """`precision` as the parameter of that name says it; "" leaves the parameter as the configuration has it.
+    """One way to run a model. `precision` is a value of the parameter `precision`; "" keeps the configured value.
 
-    `device` is CPU, GPU for those that KIND_GPU counts, or a device of OpenVINO's. `parameters` are set besides.
-    `accelerator` is the execution accelerator that ONNX Runtime is to use there, with its options. `is_plain`: the
-    arithmetic that others are compared with.
+    `device` is CPU, GPU (an NVIDIA GPU, as in KIND_GPU) or an OpenVINO device. `parameters` are set in addition.
+    `accelerator` is an execution accelerator of ONNX Runtime, and `options` its options. `is_plain` marks candidates
+    that can serve as the numeric reference.
     """
 
     runtime: str
@@ -38,30 +38,30 @@ class RuntimeCandidate:
 
     @property
     def where(self) -> str:
-        """Say where it runs, "" for what goes without saying."""
+        """Device and accelerator as text; "" for the default device."""
         on = "" if self.device == CPU or self.is_engine else f"on {self.device}"
         by = "" if self.accelerator in ("", "cuda") else f"by {self.accelerator}"
         return " ".join(filter(None, (on, by)))
 
     @property
     def is_engine(self) -> bool:
-        """Whether an engine is built for it first."""
+        """Whether a TensorRT engine must be built first."""
         return self.runtime in TENSORRT_LIBRARIES
 
 
 def config_of(
     base: ConfigMessage, candidate: RuntimeCandidate, file_name: str, profiles: Sequence[str] = ()
 ) -> ConfigMessage:
-    """Return the configuration that has a candidate serve. `profiles` are the values of the parameters `KEYS`."""
+    """Return the configuration for a candidate. `profiles` are the values of the parameters `KEYS`."""
     config = type(base)()
     config.CopyFrom(base)
     config.backend = candidate.runtime
     config.platform = ""
     config.default_model_filename = file_name
     if candidate.precision:
-        # What TensorRT computes in is told by its own options; the parameter speaks of the file.
-        word = "auto" if candidate.accelerator == "tensorrt" else candidate.precision
-        config.parameters["precision"].string_value = word
+        # For the TensorRT accelerator, its options set the precision.
+        precision = "auto" if candidate.accelerator == "tensorrt" else candidate.precision
+        config.parameters["precision"].string_value = precision
     if candidate.runtime == "openvino" and TARGET_DEVICE in config.parameters:
         config.parameters[TARGET_DEVICE].string_value = CPU
     for key, value in candidate.parameters:
@@ -70,13 +70,13 @@ def config_of(
         for key, value in zip(KEYS, profiles, strict=False):
             config.parameters[key].string_value = value
     if candidate.runtime == "onnxruntime":
-        _accelerate(config, candidate)
-    _place(config, candidate)
+        _set_accelerator(config, candidate)
+    _set_instance_kind(config, candidate)
     return config
 
 
-def _accelerate(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
-    """Have the candidate's accelerator be the only one, with what the configuration says of it besides."""
+def _set_accelerator(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
+    """Make the candidate's accelerator the only one, and keep its configured parameters."""
     if not candidate.accelerator and not config.optimization.HasField("execution_accelerators"):
         return
     both = config.optimization.execution_accelerators
@@ -88,15 +88,15 @@ def _accelerate(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
         listed.add(name=candidate.accelerator, parameters={**stated, **dict(candidate.options)})
 
 
-def _place(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
-    """Have the instances be where the candidate runs."""
+def _set_instance_kind(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
+    """Set the kind of the instance groups to the candidate's device."""
     group_type = config.DESCRIPTOR.fields_by_name["instance_group"].message_type
     numbers = group_type.enum_types_by_name["Kind"].values_by_name
-    is_counted = candidate.device == GPU and candidate.runtime != "openvino"
-    if is_counted and not candidate.is_engine and not config.instance_group:
+    is_on_gpu = candidate.device == GPU and candidate.runtime != "openvino"
+    if is_on_gpu and not candidate.is_engine and not config.instance_group:
         config.instance_group.add()
     for group in config.instance_group:
-        if is_counted:
+        if is_on_gpu:
             group.kind = numbers["KIND_GPU"].number
         elif group.kind == numbers["KIND_GPU"].number or group.gpus:
             group.kind = numbers["KIND_CPU"].number

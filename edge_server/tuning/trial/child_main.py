@@ -1,9 +1,9 @@
-"""Main program of a candidate's process: `python -m edge_server.tuning.trial.child_main`. A crash or hang loses only
-this candidate.
+"""Main program of a candidate's process: `python -m edge_server.tuning.trial.child_main`.
 
-It reads a job, then commands, one line of JSON each, from standard input, and answers each with one line on standard
-output: {"done": ...}, or {"failed": reason, "kind": class} and its end. Lines {"progress": text, "percent": p} may come
-before. It ends with its input, and with the process that started it.
+In a process of its own, a crash or hang affects only one candidate. The process reads a job and then commands from
+standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or
+{"failed": reason, "kind": class}, after which it exits. Lines {"progress": text, "percent": p} may precede this line.
+The process also exits at the end of its input and when its parent exits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
-from edge_server.tuning.trial.child_side import begin, leave, say
+from edge_server.tuning.trial.child_side import exit_at_once, start_child, write_message
 from edge_server.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
-from edge_server.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, made_up
+from edge_server.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
 from edge_server.tuning.trial.tensor_files import Tensors, load, save
 
 
 class OpenedModel:
-    """One opened model, and what it is given."""
+    """One opened model and its sample inputs."""
 
     def __init__(self, job: Mapping[str, Any], out: TextIO) -> None:
         self._out = out
@@ -42,18 +42,18 @@ class OpenedModel:
         began_s = time.perf_counter()
         self._resolved = _resolve(job)
         self.spec = self._resolved.spec
-        _require_rows(self.spec)
-        if self.spec.backend != job["runtime"]:  # stood in for by another: that one has a row of its own
-            raise LoadError("; ".join(self.spec.notes) or f"backend '{self.spec.backend}' stands in for it")
+        _require_stateless(self.spec)
+        if self.spec.backend != job["runtime"]:  # the substituted backend is a candidate of its own
+            raise LoadError("; ".join(self.spec.notes) or f"backend '{self.spec.backend}' replaces it")
         self._plan = BatchPlan(self.spec)
-        self._desk = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
+        self._engines = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
         self._session = self._open(job)
         self.load_s = time.perf_counter() - began_s
         self._samples: list[Tensors] = []
         self._batches: dict[tuple[int, int], Mapping[str, Array]] = {}
 
     def progress(self, text: str, percent: float) -> None:
-        say(self._out, {"progress": text, "percent": percent})
+        write_message(self._out, {"progress": text, "percent": percent})
 
     def _open(self, job: Mapping[str, Any]) -> Session:
         spec, resolved = self.spec, self._resolved
@@ -63,18 +63,18 @@ class OpenedModel:
         settings: Mapping[str, str] = job["settings"].get(spec.backend, {})
         server: ServerCalls | None = None
         if spec.backend in TENSORRT_LIBRARIES and resolved.file.path.suffix.lower() == ".onnx":
-            server = self._desk.ready(device, settings)
+            server = self._engines.engine_source(device, settings)
         try:
             session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))
         finally:
-            self._desk.opened()
+            self._engines.release_build_lock()
         if not isinstance(session, Session):
             session.close()
             raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' answers requests, not batches of rows")
         return session
 
     def facts(self) -> dict[str, object]:
-        """Return the facts of the opened model."""
+        """Return the runtime, device, precision and other properties of the opened model."""
         info = self._session.info
         return {
             "runtime": info.runtime,
@@ -87,7 +87,7 @@ class OpenedModel:
         }
 
     def make_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Write the samples for all candidates; say what they are."""
+        """Write the samples for all candidates to a file, and return their number and source."""
         profile = self._profile()
         if command["input"]:
             samples, words = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
@@ -95,7 +95,7 @@ class OpenedModel:
             samples = from_warmup(self.spec, self._resolved.file.model_dir)
             words = "of model_warmup"
             if not samples:
-                samples, words = made_up(self.spec, int(command["count"]), profile), "made up"
+                samples, words = random_samples(self.spec, int(command["count"]), profile), "made up"
         save(Path(command["to"]), samples)
         open_dims = [
             item.name for item in self.spec.inputs if -1 in item.dims and (profile is None or item.name not in profile)
@@ -107,29 +107,32 @@ class OpenedModel:
             return None
         parameters = {**self.spec.parameters, **dict(zip(KEYS, self._profiles, strict=True))}
         stated = {part.rpartition(":")[0].strip() for part in self._profiles[1].split(",")}
-        # Inputs that the profiles leave out have, for this purpose, any size; only those named are asked for.
+        # Check only the inputs that the profiles name; others are not restricted.
         named = tuple(item for item in self.spec.inputs if item.name in stated)
         return configured_profiles(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
 
-    def load(self, command: Mapping[str, Any]) -> dict[str, object]:
+    def load_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Read the samples from a file."""
         self._samples = list(load(Path(command["from"])))
         return {"count": len(self._samples)}
 
-    def answer(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Answer every sample, and write the answers."""
+    def run_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model on every sample and write the outputs to a file."""
         rows = 1 if self.spec.max_batch_size > 0 else 0
-        answers: list[Tensors] = []
+        results: list[Tensors] = []
         for sample in self._samples:
             request = as_request(self.spec, sample)
             outputs = self._session.run(self._plan.gather([request]), self._plan.wanted([request]))
             (tensors,) = self._plan.scatter(outputs, [request], [rows or 1])
-            answers.append({tensor.name: tensor.array for tensor in tensors})
-        save(Path(command["to"]), answers)
-        return {"count": len(answers)}
+            results.append({tensor.name: tensor.array for tensor in tensors})
+        save(Path(command["to"]), results)
+        return {"count": len(results)}
 
-    def turn(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Run for as many times as asked for, at most as long; the run before them, which finds cold caches, is not
-        counted."""
+    def measure(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model `runs` times, or until `seconds` have passed, and return the times.
+
+        One run before these is not counted, because it finds cold caches.
+        """
         rows, runs, limit_s = int(command["rows"]), int(command["runs"]), float(command["seconds"])
         times_ms: list[float] = []
         end_s = time.perf_counter() + limit_s
@@ -149,15 +152,15 @@ class OpenedModel:
         sample = self._samples[first] if rows <= 1 else batch_of(self._samples, first, rows)
         request = as_request(self.spec, sample)
         if (rows, first) not in self._batches:
-            # Put together before the clock runs: the server's own share is the same for all.
+            # Gather outside the measured time, because gathering is the same for all candidates.
             if rows > 1:
                 self._batches = {key: kept for key, kept in self._batches.items() if key[0] == rows}
             self._batches[rows, first] = self._plan.gather([request])
         return self._batches[rows, first], tuple(self._plan.wanted([request]))
 
-    def keep(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Keep the engine that was built, so that the server finds it."""
-        return {"kept": self._desk.keep(float(command["difference"]), str(command["reference"]))}
+    def keep_engine(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Put the built engine into the server's cache."""
+        return {"kept": self._engines.keep_engine(float(command["difference"]), str(command["reference"]))}
 
     def close(self) -> None:
         self._session.close()
@@ -173,45 +176,48 @@ def _resolve(job: Mapping[str, Any]) -> Resolved:
     return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
 
 
-def _require_rows(spec: ModelSpec) -> None:
-    what = (
+def _require_stateless(spec: ModelSpec) -> None:
+    """Raise Unsupported unless the model answers each request independently of others."""
+    unsupported_kind = (
         "an ensemble" if spec.ensemble is not None
         else "decoupled" if spec.is_decoupled
         else "a model of sequences" if spec.sequence is not None
         else "a model of ragged batches" if spec.batch_inputs or any(item.allow_ragged_batch for item in spec.inputs)
         else ""
     )  # fmt: skip
-    if what:
-        raise Unsupported(f"model '{spec.name}' is {what}: only models that answer each request by itself are compared")
+    if unsupported_kind:
+        raise Unsupported(
+            f"model '{spec.name}' is {unsupported_kind}: only models that answer each request by itself are compared"
+        )
 
 
 def main() -> int:
-    out, job = begin()
+    out, job = start_child()
     try:
-        bench = OpenedModel(job, out)
+        model = OpenedModel(job, out)
     except BuiltNotRun as error:
-        say(out, {"failed": str(error), "kind": "BuiltNotRun"})
-        return leave()
+        write_message(out, {"failed": str(error), "kind": "BuiltNotRun"})
+        return exit_at_once()
     except EdgeServerError as error:
-        say(out, {"failed": error.message, "kind": type(error).__name__})
-        return leave()
+        write_message(out, {"failed": error.message, "kind": type(error).__name__})
+        return exit_at_once()
     commands = {
-        "samples": bench.make_samples,
-        "load": bench.load,
-        "answer": bench.answer,
-        "turn": bench.turn,
-        "keep": bench.keep,
+        "make_samples": model.make_samples,
+        "load_samples": model.load_samples,
+        "run_samples": model.run_samples,
+        "measure": model.measure,
+        "keep_engine": model.keep_engine,
     }
-    say(out, {"done": bench.facts()})
+    write_message(out, {"done": model.facts()})
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            say(out, {"done": commands[command["do"]](command)})
+            write_message(out, {"done": commands[command["command"]](command)})
         except EdgeServerError as error:
-            say(out, {"failed": error.message, "kind": type(error).__name__})
+            write_message(out, {"failed": error.message, "kind": type(error).__name__})
             break
-    bench.close()
-    return leave()
+    model.close()
+    return exit_at_once()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Candidate process as its parent sees it: one question at a time, with limits on time and memory."""
+"""Parent's side of a candidate process: one command at a time, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from edge_server.engines.json_child_process import JsonProcess, NoAnswer
 
 MODULE = "edge_server.tuning.trial.child_main"
 
-_LOOK_S = 0.05
-_END_PATIENCE_S = 5.0
+_POLL_S = 0.05
+_END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """`answer_s`: how long one answer may take; `open_s`: how long opening may, an engine's build included.
-    `memory_bytes`: what a process may keep in memory, 0: any. `floor_bytes`: it is ended when less than that is
-    available to the whole box."""
+    """Limits of a candidate process. `answer_s` limits one command, and `open_s` the opening with an engine build.
+
+    `memory_bytes` limits the memory of the process; 0 means no limit. The process is ended if the machine has less than
+    `floor_bytes` of available memory.
+    """
 
     answer_s: float
     open_s: float
@@ -29,7 +31,7 @@ class ChildLimits:
 
 
 class CandidateFailed(Exception):
-    """The candidate is out, and its process gone; says why. `kind` is the class of its error, "" when it said none."""
+    """The candidate failed and its process has ended. `kind` is the class name of the error in the process, or ""."""
 
     def __init__(self, reason: str, kind: str = "") -> None:
         super().__init__(reason)
@@ -38,10 +40,10 @@ class CandidateFailed(Exception):
 
 
 class CandidateProcess:
-    """One candidate's process. Used by one thread; `end` must be called, and may be again."""
+    """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again."""
 
     def __init__(self, limits: ChildLimits, module: str = MODULE) -> None:
-        """Start it. Raises CandidateFailed."""
+        """Start the process. Raises CandidateFailed."""
         self._limits = limits
         try:
             self._process = JsonProcess(module)
@@ -53,26 +55,26 @@ class CandidateProcess:
         return self._process.pid
 
     def open(self, job: Mapping[str, object], report: Callable[[str, float], None]) -> dict[str, Any]:
-        """Hand over the job; return what is known of the opened model. `report` is given the progress of a build.
+        """Send the job and return the facts of the opened model. Calls `report` with the progress of an engine build.
 
-        Raises CandidateFailed, as `ask` does.
+        Raises CandidateFailed.
         """
         return self._exchange({**job, "parent": os.getpid()}, self._limits.open_s, report)
 
-    def ask(self, do: str, **fields: object) -> dict[str, Any]:
-        """Return the answer to one command. What raises, KeyboardInterrupt aside, has ended the process."""
-        return self._exchange({"do": do, **fields}, self._limits.answer_s, lambda text, percent: None)
+    def execute(self, command: str, **fields: object) -> dict[str, Any]:
+        """Execute one command and return its result. Raises CandidateFailed; the process has then ended."""
+        return self._exchange({"command": command, **fields}, self._limits.answer_s, lambda text, percent: None)
 
     def resident_bytes(self) -> int:
         """Return the memory and swap of the process in bytes, 0 if unknown."""
         return self._process.resident_bytes()
 
     def end(self) -> None:
-        """Make sure that it is gone."""
-        self._process.end(_END_PATIENCE_S)
+        """End the process, and kill it if it does not exit in time."""
+        self._process.end(_END_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def _exchange(
@@ -82,24 +84,24 @@ class CandidateProcess:
         end_s = time.monotonic() + limit_s
         while True:
             try:
-                said = self._process.hear(_LOOK_S)
+                reply = self._process.hear(_POLL_S)
             except NoAnswer:
-                self._look(end_s, limit_s)
+                self._enforce_limits(end_s, limit_s)
                 continue
-            if said is None:
+            if reply is None:
                 self.kill()
                 raise CandidateFailed(f"its process {self._process.end_in_words()}")
-            if "progress" in said:
-                report(str(said["progress"]), float(said["percent"]))
+            if "progress" in reply:
+                report(str(reply["progress"]), float(reply["percent"]))
                 continue
-            if "failed" in said:
+            if "failed" in reply:
                 self.end()
-                raise CandidateFailed(str(said["failed"]), str(said["kind"]))
-            done: dict[str, Any] = said["done"]
-            return done
+                raise CandidateFailed(str(reply["failed"]), str(reply["kind"]))
+            result: dict[str, Any] = reply["done"]
+            return result
 
-    def _look(self, end_s: float, limit_s: float) -> None:
-        """End the process that takes too long, or too much."""
+    def _enforce_limits(self, end_s: float, limit_s: float) -> None:
+        """Kill the process and raise CandidateFailed if it exceeds its time or memory."""
         reason = self._process.too_much(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
             reason = f"it took longer than {limit_s:g} s (--timeout-secs)"

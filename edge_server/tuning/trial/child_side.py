@@ -1,4 +1,4 @@
-"""Child's side of a trial: reads its job, writes JSON lines to its output, and ends when its parent ends."""
+"""Child's side of a candidate process: reads the job, writes JSON lines, and exits when the parent exits."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
-_FIRST_TO_GO = "1000"
+_MAX_OOM_SCORE = "1000"
 
 
-def begin() -> tuple[TextIO, dict[str, Any]]:
-    """Return where answers go, and the job, which is the first line of standard input."""
-    out = _own_output()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
+def start_child() -> tuple[TextIO, dict[str, Any]]:
+    """Return the output for messages, and the job from the first line of standard input."""
+    out = _redirected_output()
+    # A terminal sends Ctrl-C to all processes; the parent decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     job: dict[str, Any] = json.loads(sys.stdin.readline())
-    _depend_on(job["parent"])
+    _exit_with_parent(job["parent"])
     return out, job
 
 
-def say(out: TextIO, fields: Mapping[str, object]) -> None:
-    """Write one line."""
-    # Who reads may be gone: then this process ends too, by the signal below.
+def write_message(out: TextIO, fields: Mapping[str, object]) -> None:
+    """Write one line of JSON."""
+    # If the parent has exited, the signal set in `_exit_with_parent` ends this process.
     with suppress(BrokenPipeError):
         out.write(json.dumps(fields) + "\n")
         out.flush()
 
 
-def _own_output() -> TextIO:
-    """Return standard output, and let libraries that print write to standard error instead."""
+def _redirected_output() -> TextIO:
+    """Return the original standard output, and redirect the prints of libraries to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w", encoding="utf-8")
 
 
-def _depend_on(parent: int) -> None:
-    """End with the parent, and be the first to go when memory runs out."""
+def _exit_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the parent exits, and first of all when memory runs out."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+        Path("/proc/self/oom_score_adj").write_text(_MAX_OOM_SCORE)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def leave() -> int:
-    """End the process, without unloading libraries: in the wrong order they crash, and everything has been said."""
+def exit_at_once() -> int:
+    """Exit without unloading libraries, because some crash when unloaded in the wrong order."""
     sys.stdout.flush()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Comparison of candidates: each is opened, answers the samples, and runs in turns with the others.
+"""Comparison of candidates: opens each, compares outputs for the same samples, and measures time and memory.
 
-All that open stay open and take turns of a few runs each, so that another program, or heat, slows all of them alike.
+All candidates stay open and run a few inferences in turn, so that heat or other programs slow all of them equally.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from edge_server.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.tuning.trial.tensor_files import load
 
 ROUNDS = 10
-"""Turns that each candidate has for each batch size."""
+"""Measurements of each candidate for each batch size."""
 
 Report = Callable[[float, str], None]
-"""Is given how much of all is done, 0 to 1, and what is done now."""
+"""Called with the completed fraction, 0 to 1, and a description of the current step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """`runs` of each candidate and batch size, at most `seconds` long. `sample_count` is that of made-up samples."""
+    """Runs per candidate and batch size: `runs`, for at most `seconds`. `sample_count` is the number of random samples.
+
+    `input_path` names a file with samples, or is "".
+    """
 
     runs: int
     seconds: float
@@ -35,9 +38,9 @@ class RunLimits:
 
 @dataclass(slots=True)
 class CandidateTrial:
-    """What came of one candidate. `job` opens it. `times_ms` maps rows to what each run took, in milliseconds.
+    """Process and results of one candidate. `job` is sent to the process. `times_ms` maps rows to the time of each run.
 
-    `reason` says why it is out, "" while it is not; `kind` is the class of the error that it ended with.
+    If the candidate failed, `reason` and `kind` are the message and the class name of its error, otherwise "".
     """
 
     candidate: RuntimeCandidate
@@ -51,7 +54,7 @@ class CandidateTrial:
     _child: CandidateProcess | None = None
 
     @property
-    def is_in(self) -> bool:
+    def is_open(self) -> bool:
         return self._child is not None
 
     @property
@@ -59,16 +62,20 @@ class CandidateTrial:
         return not self.reason and bool(self.times_ms)
 
     def start(self, limits: ChildLimits, report: Callable[[str, float], None]) -> None:
-        child = self._begin(limits)
-        if child is not None:
-            self.facts = self._guarded(lambda: child.open(self.job, report)) or {}
+        """Start the process and open the model. A failure is recorded in `reason`."""
+        try:
+            child = self._child = CandidateProcess(limits)
+        except CandidateFailed as error:
+            self.reason = error.reason
+            return
+        self.facts = self._record_failure(lambda: child.open(self.job, report)) or {}
 
-    def ask(self, do: str, **fields: object) -> dict[str, Any] | None:
-        """Return the answer; None when the candidate is out, now or before."""
+    def execute(self, command: str, **fields: object) -> dict[str, Any] | None:
+        """Execute a command and return its result; None if the candidate fails or has failed before."""
         child = self._child
-        return None if child is None else self._guarded(lambda: child.ask(do, **fields))
+        return None if child is None else self._record_failure(lambda: child.execute(command, **fields))
 
-    def weigh(self) -> None:
+    def read_memory(self) -> None:
         if self._child is not None:
             self.memory_bytes = self._child.resident_bytes()
 
@@ -82,16 +89,9 @@ class CandidateTrial:
         if child is not None:
             child.kill()
 
-    def _begin(self, limits: ChildLimits) -> CandidateProcess | None:
+    def _record_failure(self, action: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:
-            self._child = CandidateProcess(limits)
-        except CandidateFailed as error:
-            self.reason = error.reason
-        return self._child
-
-    def _guarded(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        try:
-            return act()
+            return action()
         except CandidateFailed as error:
             self._child = None
             self.reason, self.kind = error.reason, error.kind
@@ -100,7 +100,7 @@ class CandidateTrial:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """`samples` says what the candidates were given; `batch` is the largest batch that was run, 0 without batches."""
+    """`samples` describes the inputs of all candidates. `batch` is the largest measured batch, 0 without batching."""
 
     trials: tuple[CandidateTrial, ...]
     reference: CandidateTrial
@@ -109,26 +109,26 @@ class ComparisonResult:
 
 
 class Comparison:
-    """Runs the trials. Whatever ends `run`, no process is left behind by it."""
+    """Runs the trials. At the end of `run` all processes have ended, also after an error."""
 
     def __init__(
-        self, trials: Sequence[CandidateTrial], limits: ChildLimits, effort: RunLimits, folder: Path, report: Report
+        self, trials: Sequence[CandidateTrial], limits: ChildLimits, run_limits: RunLimits, folder: Path, report: Report
     ) -> None:
         self._trials = tuple(trials)
         self._limits = limits
-        self._effort = effort
+        self._run_limits = run_limits
         self._folder = folder
         self._report = report
         self._done = 0
         self._steps = len(trials) + 2 * ROUNDS
 
     def run(
-        self, keep: Callable[[ComparisonResult], CandidateTrial | None]
+        self, choose: Callable[[ComparisonResult], CandidateTrial | None]
     ) -> tuple[ComparisonResult, CandidateTrial | None]:
-        """Open, compare and measure; return that with what `keep` chose, whose engine is kept.
+        """Open, compare and measure all candidates. Return the result and the candidate that `choose` selects.
 
-        Raises LoadError with every candidate's reason when none opens, and for an engine that cannot be kept;
-        InvalidRequest for unusable inputs.
+        The engine of the chosen candidate is put into the server's cache. Raises LoadError with all reasons if no
+        candidate opens, and if the engine cannot be cached. Raises InvalidRequest for unusable inputs.
         """
         try:
             samples = self._open_all()
@@ -138,12 +138,13 @@ class Comparison:
             if batch > 1:
                 self._measure(batch)
             for trial in self._trials:
-                trial.weigh()
+                trial.read_memory()
             outcome = ComparisonResult(self._trials, reference, samples, batch)
-            chosen = keep(outcome)
+            chosen = choose(outcome)
             if chosen is not None and chosen.candidate.is_engine:
-                apart = chosen.difference.relative if chosen.difference is not None else 0.0
-                if chosen.ask("keep", difference=apart, reference=reference.candidate.title) is None:
+                difference = chosen.difference.relative if chosen.difference is not None else 0.0
+                title = reference.candidate.title
+                if chosen.execute("keep_engine", difference=difference, reference=title) is None:
                     raise LoadError(f"{chosen.candidate.title}: its engine cannot be kept: {chosen.reason}")
             for trial in self._trials:
                 trial.end()
@@ -154,48 +155,53 @@ class Comparison:
                 trial.kill()
 
     def _open_all(self) -> Mapping[str, Any]:
-        """Open one after the other; the first that opens makes the samples. Raises LoadError, InvalidRequest."""
-        made: dict[str, Any] | None = None
+        """Open all candidates; the first that opens makes the samples. Return the description of the samples.
+
+        Raises LoadError, InvalidRequest and Unsupported.
+        """
+        samples: dict[str, Any] | None = None
         path = self._folder / "samples.npz"
         for trial in self._trials:
             title = trial.candidate.title
             self._step(f"{title}: opening")
 
-            def tell(text: str, percent: float, title: str = title) -> None:
+            def report(text: str, percent: float, title: str = title) -> None:
                 self._report((self._done - 1 + percent / 100) / self._steps, f"{title}: {text}, {percent:.0f} %")
 
-            trial.start(self._limits_of(trial), tell)
+            trial.start(self._limits_of(trial), report)
             if trial.kind == Unsupported.__name__:
                 raise Unsupported(trial.reason)
-            if not trial.is_in:
+            if not trial.is_open:
                 continue
-            if made is None:
-                effort = self._effort
-                made = trial.ask("samples", to=str(path), input=effort.input_path, count=effort.sample_count)
+            if samples is None:
+                run_limits = self._run_limits
+                samples = trial.execute(
+                    "make_samples", to=str(path), input=run_limits.input_path, count=run_limits.sample_count
+                )
                 if trial.kind in (InvalidRequest.__name__, "WarmupFailed", "BadModelConfig"):
                     raise InvalidRequest(trial.reason)
-            if made is not None:
-                trial.ask("load", **{"from": str(path)})
-        if made is None:
+            if samples is not None:
+                trial.execute("load_samples", **{"from": str(path)})
+        if samples is None:
             reasons = "".join(f"\n  {trial.candidate.title}: {trial.reason}" for trial in self._trials)
             raise LoadError(f"no runtime opens it:{reasons}")
-        return made
+        return samples
 
     def _limits_of(self, trial: CandidateTrial) -> ChildLimits:
         limits = self._limits
         return limits if trial.candidate.is_engine else replace(limits, open_s=limits.answer_s)
 
     def _compare(self, samples: Mapping[str, Any]) -> CandidateTrial:
-        """Have all answer the samples; return the trial that the others were compared with. Raises LoadError."""
+        """Run all candidates on the samples and compare the outputs. Return the reference. Raises LoadError."""
         answered: list[tuple[CandidateTrial, Path]] = []
         for number, trial in enumerate(self._trials):
             path = self._folder / f"answers-{number}.npz"
-            if trial.ask("answer", to=str(path)) is not None:
+            if trial.execute("run_samples", to=str(path)) is not None:
                 answered.append((trial, path))
         if not answered:
             reasons = "".join(f"\n  {trial.candidate.title}: {trial.reason}" for trial in self._trials)
             raise LoadError(f"no runtime answers with it:{reasons}{_advice(samples)}")
-        # Candidates are in order of preference as references.
+        # Candidates are ordered by preference as the reference.
         reference, path = answered[0]
         expected = load(path)
         bf16 = frozenset(reference.facts["bf16_outputs"])
@@ -205,18 +211,17 @@ class Comparison:
         return reference
 
     def _measure(self, rows: int) -> None:
-        runs = max(1, -(-self._effort.runs // ROUNDS))
+        runs = max(1, -(-self._run_limits.runs // ROUNDS))
         for round_number in range(ROUNDS):
-            # Nobody runs always behind the same neighbour.
+            # Rotate the order, so that no candidate always runs after the same one.
             shift = round_number % len(self._trials)
             order = (*self._trials[shift:], *self._trials[:shift])
             self._step(f"batch of {rows}: round {round_number + 1} of {ROUNDS}")
             for trial in order:
-                said = trial.ask(
-                    "turn", rows=rows, runs=runs, first=round_number * runs, seconds=self._effort.seconds / ROUNDS
-                )
-                if said is not None:
-                    trial.times_ms.setdefault(rows, []).extend(map(float, said["times_ms"]))
+                seconds = self._run_limits.seconds / ROUNDS
+                measured = trial.execute("measure", rows=rows, runs=runs, first=round_number * runs, seconds=seconds)
+                if measured is not None:
+                    trial.times_ms.setdefault(rows, []).extend(map(float, measured["times_ms"]))
 
     def _step(self, text: str) -> None:
         self._done += 1
@@ -224,11 +229,11 @@ class Comparison:
 
 
 def _advice(samples: Mapping[str, Any]) -> str:
-    """Return the advice for generated inputs, whose size may not fit the model."""
+    """Return advice for the case that the sizes of generated inputs do not fit the model, or ""."""
     if not samples["open"]:
         return ""
     names = ", ".join(f"'{name}'" for name in samples["open"])
     return (
-        f"\n  the configuration leaves the shape of {names} open, and 1 was made up for each free dimension: give"
-        " inputs of yours with --input FILE.npz, or sizes with a model_warmup in config.pbtxt"
+        f"\n  the configuration leaves the shape of {names} open, and each free dimension was set to 1: give inputs"
+        " with --input FILE.npz, or sizes with a model_warmup in config.pbtxt"
     )

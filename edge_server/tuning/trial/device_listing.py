@@ -1,6 +1,6 @@
-"""List of a runtime's devices, made in a child process: `python -m edge_server.tuning.trial.device_listing`.
+"""List of a runtime's devices, from a child process: `python -m edge_server.tuning.trial.device_listing`.
 
-Answering loads the drivers of every device. What crashes or hangs in one costs that runtime's accelerators alone.
+Listing loads the drivers of all devices. If a driver crashes or hangs, only this runtime's accelerators are lost.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import sys
 
 from edge_server.backends import onnxruntime_providers, openvino_devices
 from edge_server.errors import EdgeServerError
-from edge_server.tuning.trial.accelerators import Reported
+from edge_server.tuning.trial.accelerators import ReportedDevices
 from edge_server.tuning.trial.child_process import CandidateProcess, ChildLimits
-from edge_server.tuning.trial.child_side import begin, leave, say
+from edge_server.tuning.trial.child_side import exit_at_once, start_child, write_message
 
 MODULE = "edge_server.tuning.trial.device_listing"
 
 _REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_devices.reported}
 
 
-def survey(runtime: str, limits: ChildLimits) -> Reported:
-    """Return the devices that `runtime` (onnxruntime or openvino) lists. Raises CandidateFailed."""
+def list_devices(runtime: str, limits: ChildLimits) -> ReportedDevices:
+    """Return the devices of `runtime` (onnxruntime or openvino). Raises CandidateFailed."""
     child = CandidateProcess(limits, MODULE)
     try:
-        answer = child.open({"runtime": runtime}, lambda text, percent: None)
+        reported = child.open({"runtime": runtime}, lambda text, percent: None)
     finally:
         child.kill()
-    return {str(name): tuple(map(str, able)) for name, able in answer.items()}
+    return {str(name): tuple(map(str, capabilities)) for name, capabilities in reported.items()}
 
 
 def main() -> int:
-    out, job = begin()
+    out, job = start_child()
     try:
-        say(out, {"done": _REPORTS[job["runtime"]]()})
+        write_message(out, {"done": _REPORTS[job["runtime"]]()})
     except EdgeServerError as error:
-        say(out, {"failed": error.message, "kind": type(error).__name__})
-    return leave()
+        write_message(out, {"failed": error.message, "kind": type(error).__name__})
+    return exit_at_once()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """TensorRT engines for candidates: from the server's cache, or built in a child process.
 
-An engine that comes to be used is put into the cache once its answers were found close enough, so that the server
-that is started next finds it.
+The engine of the chosen candidate is put into the cache, so that the next server start finds it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from edge_server.engines.engine_cache import BuildLock, EngineCache, EngineCache
 from edge_server.engines.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
 from edge_server.errors import LoadError, Unsupported
 
-_CLAIM_LOOK_S = 0.5
-"""How often an engine that another process builds is looked at."""
+_LOCK_POLL_S = 0.5
+"""Interval between attempts to lock an engine that another process builds."""
 
 
 class BuiltNotRun(Exception):
-    """The engine was built; says why it cannot be run here."""
+    """The engine was built but cannot run on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A built engine that is not in the cache yet."""
+class _BuiltEngine:
+    """A built engine that is not committed to the cache."""
 
     cache: EngineCache
     key: EngineKey
@@ -43,7 +42,7 @@ class _Kept:
 
 
 class CandidateEngines:
-    """Has the engine of one version ready when its backend asks for it."""
+    """Provides the engine of one version to its backend."""
 
     def __init__(
         self, spec: ModelSpec, file: ModelFile, job: Mapping[str, Any], progress: Callable[[str, float], None]
@@ -55,11 +54,14 @@ class CandidateEngines:
         self._cache_dir = Path(job["engine_cache"])
         self._timeout_s = float(job["build_timeout_s"])
         self._parent: int = job["parent"]
-        self._built: _Kept | None = None
-        self._claim: BuildLock | None = None
+        self._built: _BuiltEngine | None = None
+        self._build_lock: BuildLock | None = None
 
-    def ready(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
-        """Return the engine source for the backend. Raises LoadError; BuiltNotRun if no GPU can run it."""
+    def engine_source(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
+        """Find or build the engine, and return the source from which the backend reads it.
+
+        Raises LoadError, and BuiltNotRun if there is no GPU to run it.
+        """
         library = load_library(self._spec.backend)
         order = engine_order(self._spec, self._file, device_id or 0, library.name, library.version, settings)
         missing = cuda_driver.unavailable_reason()
@@ -71,23 +73,26 @@ class CandidateEngines:
         except (EngineCacheFault, OSError) as error:
             raise LoadError(f"model '{order.model}': {error}") from error
 
-    def opened(self) -> None:
-        """Take note that the engine was read, or is not going to be: a server may verify it and move it now."""
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.release()
+    def release_build_lock(self) -> None:
+        """Release the build lock after the backend has read the engine, or failed to. A server may now move it."""
+        lock, self._build_lock = self._build_lock, None
+        if lock is not None:
+            lock.release()
 
-    def keep(self, difference: float, reference: str) -> bool:
-        """Put the engine into the server's cache; False when it was there, or there is none. Raises LoadError."""
+    def keep_engine(self, difference: float, reference: str) -> bool:
+        """Commit the engine to the server's cache. Return False if it is there already or was not built here.
+
+        Raises LoadError.
+        """
         if self._built is None:
             return False
         built, self._built = self._built, None
         try:
-            with self._wait_for(built.cache, built.key):
+            with self._acquire_build_lock(built.cache, built.key):
                 if built.cache.find(built.key) is not None:
                     return False
                 if built.cache.built(built.key) is None:
-                    raise EngineCacheFault("a server that shares the cache has tried the engine, and thrown it away")
+                    raise EngineCacheFault("a server that shares the cache has tested the engine and removed it")
                 built.cache.commit(built.key, {**built.facts, "difference": difference, "compared_with": reference})
         except EngineCacheFault as error:
             raise LoadError(str(error)) from error
@@ -100,47 +105,46 @@ class CandidateEngines:
         key = key_of(order, device, read_gpu_identity(), FileHashes())
         found = cache.find(key)
         if found is None:
-            # Until it is opened: a server that has the claim may move what it finds built.
-            self._claim = self._wait_for(cache, key)
+            # Held until the backend has read the engine: another holder of the lock may move a built engine.
+            self._build_lock = self._acquire_build_lock(cache, key)
             found = cache.find(key)
         if found is not None:
-            self.opened()
+            self.release_build_lock()
             return EngineFile(found.plan, key.digest, lambda reason: cache.drop(key))
         folder = cache.work_folder(key)
         facts = cache.built(key)
         if facts is None:
             facts = self._build(order, build_job(order, folder, cache.timing_file(key), device))
             cache.note_built(key, facts)
-        self._built = _Kept(cache, key, {**facts, "tolerance": order.tolerance})
+        self._built = _BuiltEngine(cache, key, {**facts, "tolerance": order.tolerance})
         return EngineFile(folder / PLAN, key.digest, lambda reason: cache.discard(key))
 
-    def _wait_for(self, cache: EngineCache, key: EngineKey) -> BuildLock:
-        """Return the right to build an engine, once whoever has it is done. Raises CacheFault when that takes longer
-        than a build may."""
+    def _acquire_build_lock(self, cache: EngineCache, key: EngineKey) -> BuildLock:
+        """Wait for the build lock of an engine and return it. Raises EngineCacheFault after the build timeout."""
         end_s = time.monotonic() + self._timeout_s
         while True:
-            claim = cache.claim(key)
-            if claim is not None:
-                return claim
-            who = cache.holder(key)
+            lock = cache.claim(key)
+            if lock is not None:
+                return lock
+            holder = cache.holder(key)
             if time.monotonic() > end_s:
-                raise EngineCacheFault(f"{who} has been building the same engine for {self._timeout_s:g} s")
-            self._progress(f"waits: {who} builds the same engine", 0.0)
-            time.sleep(_CLAIM_LOOK_S)
+                raise EngineCacheFault(f"{holder} has been building the same engine for {self._timeout_s:g} s")
+            self._progress(f"waits: {holder} builds the same engine", 0.0)
+            time.sleep(_LOCK_POLL_S)
 
     def _build(self, order: EngineOrder, job: dict[str, object]) -> dict[str, object]:
-        """Build the engine; return what the cache notes of it. Raises LoadError."""
-        orders = BuildControl(
+        """Build the engine and return its facts for the cache. Raises LoadError."""
+        control = BuildControl(
             should_cancel=lambda: "", should_pause=lambda: "", report=self._progress, paused=lambda why: None
         )
-        outcome = run_child(job, Bounds(self._timeout_s), orders)
+        outcome = run_child(job, Bounds(self._timeout_s), control)
         if outcome.end != "built":
             raise LoadError(f"model '{order.model}': no engine was built: {outcome.reason}")
         return facts_of(order, outcome.facts)
 
 
 class _EngineServer:
-    """What a session may ask of a server, where there is only an engine."""
+    """Server interface for a backend session outside a server: provides the engine and refuses all other calls."""
 
     def __init__(self, engine: EngineFile) -> None:
         self._engine = engine
@@ -149,19 +153,19 @@ class _EngineServer:
         return self._engine
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> NoReturn:
-        raise _alone()
+        raise _no_server()
 
     def model_spec(self, name: str, version: int | None) -> NoReturn:
-        raise _alone()
+        raise _no_server()
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
         return False
 
     def load_model(self, name: str, config_json: str | None, files: Mapping[str, bytes] | None) -> NoReturn:
-        raise _alone()
+        raise _no_server()
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> NoReturn:
-        raise _alone()
+        raise _no_server()
 
     def add_metrics(self, source: MetricSource) -> None: ...
 
@@ -169,5 +173,5 @@ class _EngineServer:
         return 1.0
 
 
-def _alone() -> Unsupported:
-    return Unsupported("there is no server around a candidate")
+def _no_server() -> Unsupported:
+    return Unsupported("a candidate runs without a server")

@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from edge_server.tuning.trial.best_candidate import SelectionRule, percentile, rejection, rows_per_s
 from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
 
-_HEADS = ("RUNTIME", "ASKED", "IN FORCE", "LOAD MS", "P50 MS", "P99 MS", "1 ROW/S")
-_MORE_HEADS = ("MEMORY MB", "MAX ABS", "MAX REL", "TOP-1", "")
+_FIRST_COLUMNS = ("RUNTIME", "ASKED", "IN FORCE", "LOAD MS", "P50 MS", "P99 MS", "1 ROW/S")
+_LAST_COLUMNS = ("MEMORY MB", "MAX ABS", "MAX REL", "TOP-1", "")
 
 
-def heads(outcome: ComparisonResult) -> tuple[str, ...]:
-    return (*_HEADS, *_heads_of_batch(outcome), *_MORE_HEADS)
+def column_titles(outcome: ComparisonResult) -> tuple[str, ...]:
+    return (*_FIRST_COLUMNS, *_batch_column_titles(outcome), *_LAST_COLUMNS)
 
 
-def _heads_of_batch(outcome: ComparisonResult) -> tuple[str, ...]:
+def _batch_column_titles(outcome: ComparisonResult) -> tuple[str, ...]:
     return (f"ROWS/S OF {outcome.batch}",) if outcome.batch > 1 else ()
 
 
-def rows(outcome: ComparisonResult, chosen: CandidateTrial | None, terms: SelectionRule) -> list[tuple[str, ...]]:
-    """Return a row for each candidate; those that failed say so at its end."""
-    return [_row(outcome, trial, chosen, terms) for trial in outcome.trials]
+def rows(outcome: ComparisonResult, chosen: CandidateTrial | None, rule: SelectionRule) -> list[tuple[str, ...]]:
+    """Return a row for each candidate. The last column is its result."""
+    return [_row(outcome, trial, chosen, rule) for trial in outcome.trials]
 
 
 def _row(
-    outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, terms: SelectionRule
+    outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, rule: SelectionRule
 ) -> tuple[str, ...]:
     candidate = trial.candidate
     start = (
@@ -36,10 +36,10 @@ def _row(
         str(trial.facts.get("precision", "-")),
         f"{trial.facts['load_ms']:.0f}" if trial.facts else "-",
     )
-    end = result(outcome, trial, chosen, terms)
+    verdict = result(outcome, trial, chosen, rule)
     if not trial.is_measured or trial.difference is None:
-        return (*start, *["-"] * (len(heads(outcome)) - len(start) - 1), end)
-    times, apart = trial.times_ms[1], trial.difference
+        return (*start, *["-"] * (len(column_titles(outcome)) - len(start) - 1), verdict)
+    times, difference = trial.times_ms[1], trial.difference
     batch = (f"{rows_per_s(trial, outcome.batch):.1f}",) if outcome.batch > 1 else ()
     return (
         *start,
@@ -48,45 +48,43 @@ def _row(
         f"{rows_per_s(trial, 1):.1f}",
         *batch,
         f"{trial.memory_bytes / 1e6:.0f}",
-        f"{apart.absolute:.2g}",
-        f"{apart.relative:.2g}",
-        "-" if apart.top1 is None else f"{apart.top1:.0%}",
-        end,
+        f"{difference.absolute:.2g}",
+        f"{difference.relative:.2g}",
+        "-" if difference.top1 is None else f"{difference.top1:.0%}",
+        verdict,
     )
 
 
-def result(
-    outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, terms: SelectionRule
-) -> str:
-    """Return in a few words what becomes of a candidate."""
+def result(outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, rule: SelectionRule) -> str:
+    """Return a candidate's result in a few words."""
     if not trial.is_measured:
         return "built, not run" if trial.kind == "BuiltNotRun" else "failed" if trial.facts else "not opened"
     words = ["chosen"] if trial is chosen else []
     words += ["reference"] if trial is outcome.reference else []
-    return ", ".join(words) or rejection(trial, terms)
+    return ", ".join(words) or rejection(trial, rule)
 
 
-def reasons(trials: Sequence[CandidateTrial]) -> list[str]:
-    """Return a line for each candidate that is out, with the reason."""
+def failure_lines(trials: Sequence[CandidateTrial]) -> list[str]:
+    """Return a line with the reason for each failed candidate."""
     return [f"{trial.candidate.title}: {trial.reason}" for trial in trials if trial.reason]
 
 
-def as_json(outcome: ComparisonResult, chosen: CandidateTrial | None, terms: SelectionRule) -> dict[str, object]:
-    """Return everything, in milliseconds and bytes; null for what is not known or not finite."""
+def as_json(outcome: ComparisonResult, chosen: CandidateTrial | None, rule: SelectionRule) -> dict[str, object]:
+    """Return the full report. Times are in milliseconds; unknown values and values that are not finite are null."""
     return {
-        "objective": terms.objective.value,
-        "tolerance": terms.tolerance,
+        "objective": rule.objective.value,
+        "tolerance": rule.tolerance,
         "samples": {"count": outcome.samples["count"], "source": outcome.samples["words"]},
         "reference": outcome.reference.candidate.title,
         "chosen": None if chosen is None else chosen.candidate.title,
-        "candidates": [_as_json(outcome, trial, chosen, terms) for trial in outcome.trials],
+        "candidates": [_as_json(outcome, trial, chosen, rule) for trial in outcome.trials],
     }
 
 
 def _as_json(
-    outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, terms: SelectionRule
+    outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, rule: SelectionRule
 ) -> dict[str, object]:
-    candidate, apart = trial.candidate, trial.difference
+    candidate, difference = trial.candidate, trial.difference
     return {
         "title": candidate.title,
         "runtime": candidate.runtime,
@@ -94,7 +92,7 @@ def _as_json(
         "device": trial.facts.get("device", candidate.device),
         "precision_asked": candidate.precision,
         "precision": trial.facts.get("precision"),
-        "result": result(outcome, trial, chosen, terms),
+        "result": result(outcome, trial, chosen, rule),
         "reason": trial.reason,
         "load_ms": trial.facts.get("load_ms"),
         "memory_bytes": trial.memory_bytes or None,
@@ -108,9 +106,9 @@ def _as_json(
             }
             for count, times in sorted(trial.times_ms.items())
         ],
-        "max_absolute_difference": None if apart is None else _finite(apart.absolute),
-        "max_relative_difference": None if apart is None else _finite(apart.relative),
-        "top1_agreement": None if apart is None else apart.top1,
+        "max_absolute_difference": None if difference is None else _finite(difference.absolute),
+        "max_relative_difference": None if difference is None else _finite(difference.relative),
+        "top1_agreement": None if difference is None else difference.top1,
     }
 
 

@@ -1,6 +1,6 @@
-"""Sample inputs for candidates: the operator's own, the configuration's warm-up samples, or generated ones.
+"""Sample inputs for candidates: from a file, from the configuration's warm-up samples, or random.
 
-A sample has the arrays of one request: of one row where the model batches.
+A sample has the arrays of one request. If the model batches, a sample has one row.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from edge_server.errors import InvalidRequest
 from edge_server.serving.execution.warmup import build
 from edge_server.tuning.trial.tensor_files import Tensors
 
-_TELLING = ("file", "random")
-"""Sources of warm-up data that are no single number: zeros tell nothing of a model's precision."""
+_VARIED_SOURCES = ("file", "random")
+"""Warm-up sources with varied values. Constant inputs such as zeros do not show differences of precision."""
 
 
 def from_warmup(spec: ModelSpec, model_dir: Path) -> list[Tensors]:
-    """Return the declared samples whose data tell something. Raises WarmupFailed for data that cannot be read."""
-    declared = [one for one in spec.warmup if one.batch_size > 0 and _tells(one)]
-    # Rows of a sample are all the same: one is enough.
+    """Return the warm-up samples with varied data. Raises WarmupFailed for data that cannot be read."""
+    declared = [one for one in spec.warmup if one.batch_size > 0 and _is_varied(one)]
+    # All rows of a warm-up sample are equal, so one row is enough.
     requests = [build(spec, dataclasses.replace(one, batch_size=1), model_dir) for one in declared]
     return [{name: tensor.array for name, tensor in request.inputs.items()} for request in requests]
 
 
-def _tells(sample: WarmupSample) -> bool:
-    return any(item.source in _TELLING for item in sample.inputs)
+def _is_varied(sample: WarmupSample) -> bool:
+    return any(item.source in _VARIED_SOURCES for item in sample.inputs)
 
 
-def made_up(spec: ModelSpec, count: int, profile: Profile | None) -> list[Tensors]:
-    """Return random samples, the same ones every time. A dimension of any size is what `profile` is made fastest for,
-    1 without one. Whole numbers are zeros and ones: they are indices as often as not, and those are in every
-    vocabulary."""
+def random_samples(spec: ModelSpec, count: int, profile: Profile | None) -> list[Tensors]:
+    """Return random samples, the same ones in each call.
+
+    A variable dimension gets the optimal size of `profile`, or 1 without a profile. Integers are 0 or 1: they are often
+    indices, and 0 and 1 exist in every vocabulary.
+    """
     generator = np.random.default_rng(2026)
     wanted = [item for item in spec.inputs if not item.is_optional]
     return [{item.name: _random(item, _shape(spec, item, profile), generator) for item in wanted} for _ in range(count)]
@@ -68,9 +70,10 @@ def _random(item: InputSpec, shape: tuple[int, ...], generator: np.random.Genera
 
 
 def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
-    """Read an .npz with one array for each input: of a request's shape, or with a leading dimension of samples.
+    """Read samples from an .npz file with one array per input.
 
-    Raises InvalidRequest, naming the input, what was expected and what was given.
+    An array has the shape of one request, or an additional leading dimension of samples. Raises InvalidRequest with the
+    input, the expected and the given shape or type.
     """
     given = _read(path)
     known = {item.name: item for item in spec.inputs}
@@ -80,7 +83,7 @@ def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
     missing = next((item.name for item in spec.inputs if item.name not in given and not item.is_optional), None)
     if missing is not None:
         raise InvalidRequest(f"'{path}': there is no array for input '{missing}' of model '{spec.name}'")
-    stacks = {name: _stack(spec, known[name], array, path) for name, array in given.items()}
+    stacks = {name: _sample_stack(spec, known[name], array, path) for name, array in given.items()}
     counts = {name: len(stack) for name, stack in stacks.items()}
     if len(set(counts.values())) > 1:
         raise InvalidRequest(f"'{path}': expected as many samples for every input, given {counts}")
@@ -109,8 +112,8 @@ def _read(path: Path) -> Mapping[str, Array]:
         raise InvalidRequest(f"'{path}': expected an .npz file of plain arrays: {error}") from error
 
 
-def _stack(spec: ModelSpec, item: InputSpec, array: Array, path: Path) -> Array:
-    """Return the samples of one input, each of the shape that the configuration states."""
+def _sample_stack(spec: ModelSpec, item: InputSpec, array: Array, path: Path) -> Array:
+    """Return the array of one input with a leading dimension of samples. Raises InvalidRequest."""
     if item.dtype is DType.BYTES and array.dtype.kind in "SU":
         texts = [str(text).encode() if array.dtype.kind == "U" else bytes(text) for text in array.flat]
         held = np.empty(len(texts), dtype=object)
@@ -137,14 +140,17 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def as_request(spec: ModelSpec, sample: Tensors) -> Request:
-    """Return a sample as a request."""
+    """Return a request with the tensors of a sample."""
     known = {item.name: item.dtype for item in spec.inputs}
     tensors = {name: Tensor(name, known[name], array) for name, array in sample.items() if name in known}
     return Request(spec.name, tensors, id="optimize")
 
 
 def batch_of(samples: Sequence[Tensors], first: int, rows: int) -> Tensors:
-    """Return `rows` rows from sample `first` on, round and round; copies of it where shapes differ."""
+    """Return a batch of `rows` consecutive samples from `first` on, wrapping around.
+
+    If their shapes differ, the batch repeats the first sample.
+    """
     chosen = [samples[(first + number) % len(samples)] for number in range(rows)]
     shapes = {tuple(array.shape for array in sample.values()) for sample in chosen}
     if len(shapes) > 1:

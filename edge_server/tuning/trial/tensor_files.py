@@ -1,4 +1,4 @@
-"""Tensor files between trial processes: .npz without pickles; strings as lengths and bytes."""
+"""Files of tensors that trial processes exchange: .npz without pickles, with strings as lengths and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN, _LENGTHS, _BYTES = "plain", "lengths", "bytes"
 
 
 def save(path: Path, sets: Sequence[Tensors]) -> None:
-    """Write one set of named tensors after the other. Raises OSError."""
+    """Write a sequence of named tensor sets. Raises OSError."""
     arrays: dict[str, Array] = {}
     for number, tensors in enumerate(sets):
         for name, array in tensors.items():
@@ -32,7 +32,7 @@ def save(path: Path, sets: Sequence[Tensors]) -> None:
 
 
 def load(path: Path) -> list[dict[str, Array]]:
-    """Read what `save` wrote."""
+    """Read a file of `save`."""
     sets: dict[int, dict[str, Array]] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for key in arrays.files:
@@ -41,11 +41,11 @@ def load(path: Path) -> list[dict[str, Array]]:
             if kind == _PLAIN:
                 tensors[name] = arrays[key]
             elif kind == _LENGTHS:
-                tensors[name] = _texts(arrays[key], arrays[f"{number}/{_BYTES}/{name}"].tobytes())
+                tensors[name] = _split_strings(arrays[key], arrays[f"{number}/{_BYTES}/{name}"].tobytes())
     return [sets[number] for number in sorted(sets)]
 
 
-def _texts(lengths: Array, joined: bytes) -> Array:
+def _split_strings(lengths: Array, joined: bytes) -> Array:
     ends = np.cumsum(lengths.reshape(-1))
     found = np.empty(lengths.size, dtype=object)
     found[:] = [joined[end - length : end] for end, length in zip(ends, lengths.flat, strict=True)]

@@ -10,7 +10,7 @@ from edge_server.backends.tensorrt import cuda_driver
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
 from edge_server.repository.scan import ModelDirectory, Scanner
-from edge_server.tuning.trial.accelerators import Survey
+from edge_server.tuning.trial.accelerators import DeviceLister
 from edge_server.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.tuning.trial.candidate_list import candidates_for
 from edge_server.tuning.trial.comparison import CandidateTrial
@@ -18,10 +18,10 @@ from edge_server.tuning.trial.comparison import CandidateTrial
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What is asked. `config_name` picks the configuration to start from; `version` None is the one that is served.
+    """Model and options of a comparison. `config_name` selects the configuration to start from.
 
-    `precisions` are those to try besides what the others are compared with, () for all.
-    `profiles`: the shapes of engines, least, best and largest, as the parameters of those names write them.
+    `version` None means the newest served version. `precisions` are the precisions to try in addition to the reference;
+    () means all. `profiles` are the minimum, optimum and maximum shapes of engines, in the syntax of the parameters.
     """
 
     root: Path
@@ -36,19 +36,21 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnvironment:
-    """`settings[backend][key]`: those that the server has for all models. `scratch`: a folder that goes away. `survey`
-    asks a runtime what it finds on the box."""
+    """Settings and folders of the comparison. `settings[backend][key]` are the server's settings for all models.
+
+    `scratch` is a temporary folder. `list_devices` returns the devices of a runtime.
+    """
 
     settings: Mapping[str, Mapping[str, str]]
     engine_cache: str
     build_timeout_s: float
     scratch: Path
-    survey: Survey
+    list_devices: DeviceLister
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """Trials, references first, and what is left out, with the reasons."""
+    """Trials, in order of preference as the reference. `left_out` lists skipped candidates with the reasons."""
 
     model_dir: Path
     version: int
@@ -57,25 +59,29 @@ class TrialPlan:
     configs: Mapping[RuntimeCandidate, ConfigMessage]
 
 
-def make_plan(request: TrialRequest, around: TrialEnvironment) -> TrialPlan:
-    """Look at the model and lay out the trials. Opens nothing. Raises UnknownModel, LoadError (BadModelConfig), and
-    InvalidRequest."""
-    model = _find(request)
-    version = _version(model, request.version)
+def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan:
+    """Plan the trials for a model without opening it. Raises UnknownModel, LoadError and InvalidRequest."""
+    model = _find_model(request)
+    version = _selected_version(model, request.version)
     base = new_config() if model.config_path is None else read_file(model.config_path, model.name)
     if base.HasField("ensemble_scheduling"):
         raise BadModelConfig(f"model '{model.name}' is an ensemble: optimize its members one by one")
-    for_all = around.settings.get("openvino", {}).get(TARGET_DEVICE)
-    if for_all and TARGET_DEVICE not in base.parameters:  # each candidate says its own, so that none is elsewhere
+    for_all = environment.settings.get("openvino", {}).get(TARGET_DEVICE)
+    if for_all and TARGET_DEVICE not in base.parameters:  # so that each candidate sets its device explicitly
         base.parameters[TARGET_DEVICE].string_value = for_all
     no_gpu = cuda_driver.unavailable_reason()
-    field = candidates_for(
-        base, model.name, model.path / str(version), no_gpu=no_gpu, survey=around.survey, only=request.runtimes
+    candidate_list = candidates_for(
+        base,
+        model.name,
+        model.path / str(version),
+        no_gpu=no_gpu,
+        list_devices=environment.list_devices,
+        only=request.runtimes,
     )
-    wanted = _wanted(field.candidates, request.precisions)
+    wanted = _with_precisions(candidate_list.candidates, request.precisions)
     if not wanted:
-        raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(field.left_out)}")
-    configs = {one: config_of(base, one, field.file_name, request.profiles) for one in wanted}
+        raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(candidate_list.left_out)}")
+    configs = {one: config_of(base, one, candidate_list.file_name, request.profiles) for one in wanted}
     common = {
         "root": str(request.root),
         "model": model.name,
@@ -83,25 +89,25 @@ def make_plan(request: TrialRequest, around: TrialEnvironment) -> TrialPlan:
         "allows_external_links": request.allows_external_links,
         "gpu_count": 0 if no_gpu else len(cuda_driver.devices()),
         "profiles": list(request.profiles),
-        "settings": {name: dict(values) for name, values in around.settings.items()},
-        "engine_cache": around.engine_cache,
-        "build_timeout_s": around.build_timeout_s,
+        "settings": {name: dict(values) for name, values in environment.settings.items()},
+        "engine_cache": environment.engine_cache,
+        "build_timeout_s": environment.build_timeout_s,
     }
     trials = []
     for number, (candidate, config) in enumerate(configs.items()):
-        scratch = around.scratch / f"build-{number}"
+        scratch = environment.scratch / f"build-{number}"
         scratch.mkdir()
         job = {**common, "runtime": candidate.runtime, "config_json": write_json(config), "scratch": str(scratch)}
         trials.append(CandidateTrial(candidate, job))
-    return TrialPlan(model.path, version, tuple(trials), field.left_out, configs)
+    return TrialPlan(model.path, version, tuple(trials), candidate_list.left_out, configs)
 
 
-def _wanted(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -> list[RuntimeCandidate]:
-    """Return the candidates of these precisions, and the reference. Raises InvalidRequest for one that none has."""
+def _with_precisions(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -> list[RuntimeCandidate]:
+    """Return the candidates with these precisions, and the references. Raises InvalidRequest for an unknown one."""
     if not precisions:
         return list(candidates)
     known = list(dict.fromkeys(one.precision for one in candidates if one.precision))
-    unknown = next((word for word in precisions if word not in known), None)
+    unknown = next((precision for precision in precisions if precision not in known), None)
     if unknown is not None:
         raise InvalidRequest(
             f"--precision: no runtime has '{unknown}' for this model; there are {', '.join(known) or 'none'}"
@@ -109,7 +115,7 @@ def _wanted(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -
     return [one for one in candidates if one.is_plain or one.precision in precisions]
 
 
-def _find(request: TrialRequest) -> ModelDirectory:
+def _find_model(request: TrialRequest) -> ModelDirectory:
     scanner = Scanner([request.root], request.config_name, allows_external_links=request.allows_external_links)
     if not request.root.is_dir():
         raise UnknownModel(f"there is no folder '{request.root}'")
@@ -122,7 +128,7 @@ def _find(request: TrialRequest) -> ModelDirectory:
     return model
 
 
-def _version(model: ModelDirectory, asked: int | None) -> int:
+def _selected_version(model: ModelDirectory, asked: int | None) -> int:
     present: Sequence[int] = [version.number for version in model.versions]
     if asked is None:
         return max(model.desired_versions or tuple(present))

@@ -1,4 +1,4 @@
-"""Writer of the chosen configuration to `configs/NAME.pbtxt`, for `--model-config-name=NAME`."""
+"""Writer of the chosen configuration as a variant `configs/NAME.pbtxt`, for `--model-config-name=NAME`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from edge_server.repository.pbtxt import ConfigMessage, parse_text
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-def place_for(model_dir: Path, name: str, *, may_overwrite: bool) -> Path:
-    """Return the file that a variant goes to, found to be writable. Raises InvalidRequest for a name that is none,
-    AlreadyExists for one that is taken, ServingFault where nothing can be written."""
+def variant_path(model_dir: Path, name: str, *, may_overwrite: bool) -> Path:
+    """Return the path of a configuration variant, after checking that it can be written.
+
+    Raises InvalidRequest for an invalid name, AlreadyExists for an existing file, ServingFault without permission.
+    """
     if _NAME.fullmatch(name) is None:
         raise InvalidRequest(f"--write: expected letters, digits, '_', '.' and '-', given '{name[:200]}'")
     path = model_dir / "configs" / f"{name}.pbtxt"
     if path.exists() and not may_overwrite:
-        raise AlreadyExists(f"'{path}' is there already; --overwrite replaces it")
+        raise AlreadyExists(f"'{path}' exists already; --overwrite replaces it")
     folder = path.parent if path.parent.is_dir() else model_dir
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ServingFault(f"'{path}' cannot be written: no permission to write in '{folder}'")
     return path
 
 
-def write(path: Path, config: ConfigMessage, model: str, remarks: Sequence[str]) -> None:
-    """Write the configuration, whole or not at all, below the remarks. Raises ServingFault."""
+def write_variant(path: Path, config: ConfigMessage, model: str, remarks: Sequence[str]) -> None:
+    """Write the remarks and the configuration atomically. Raises ServingFault."""
     text = "".join(f"# {' '.join(line.split())}\n" for line in remarks) + "\n" + str(config)
     if parse_text(text.encode(), model, path.name) != config:
         raise ServingFault(f"model '{model}': the configuration does not survive being written as text")
-    # Hidden: a server that watches the repository passes it over.
+    # A server that watches the repository ignores hidden files.
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -45,5 +47,5 @@ def write(path: Path, config: ConfigMessage, model: str, remarks: Sequence[str])
     except OSError as error:
         raise ServingFault(f"'{path}' cannot be written: {error.strerror}") from error
     finally:
-        with contextlib.suppress(OSError):  # it is in its place, or was never made
+        with contextlib.suppress(OSError):  # after success the file is renamed
             draft.unlink()
