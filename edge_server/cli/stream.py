@@ -145,9 +145,7 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         help="pictures a second; default: the rate of the video or the camera, else 30. 0: as fast as the server takes "
         "them, none dropped for want of room",
     )
-    group.add_argument(
-        "--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera"
-    )
+    group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera")
     group.add_argument("--loop", action="store_true", help="begin again at the end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
     group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")
