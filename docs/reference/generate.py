@@ -113,7 +113,7 @@ def _configuration() -> str:
     lines = [
         _NOTE,
         "# Settings of `edge-server serve`\n",
-        "A flag goes before its environment variable, that before the configuration file, that before the default.",
+        "Flags override environment variables, which override the configuration file, which overrides the defaults.",
         f"`{CONFIG_FLAG}` (or `{CONFIG_VARIABLE}`) names a configuration file in TOML; a table of it is named in each",
         "heading below. `--print-config` prints the settings in force, and where each comes from, in the same form.\n",
         "Flags that Triton has carry Triton's names.",

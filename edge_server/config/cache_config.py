@@ -1,6 +1,6 @@
 """Settings of the response cache.
 
-Triton gives one value a flag: `--cache-config=local,size=1048576`, or `--cache-config=redis,host=box
+Triton uses one flag for each value: `--cache-config=local,size=1048576`, or `--cache-config=redis,host=box
 --cache-config=redis,port=6379`. One flag may also hold several values, with commas between them.
 """
 
@@ -35,8 +35,8 @@ class LocalCache:
 class RedisCache:
     """Cache on a Redis server, with the keys of Triton's Redis cache.
 
-    Triton's timeouts are unlimited by default; here a request never waits long for a cache. An entry expires `ttl_s`
-    seconds after it was stored; 0: never.
+    Triton's timeouts are unlimited by default. Here they are short, so that a slow cache does not delay requests. An
+    entry expires `ttl_s` seconds after it was stored; 0: never.
     """
 
     host: str = _value("host", _TEXT)

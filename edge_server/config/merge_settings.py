@@ -61,9 +61,9 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> ServeArgumen
         name: table if name + "." == BACKENDS else replace(getattr(config, name), **table)
         for name, table in tables.items()
     }
-    config = _complete(replace(config, **changes), environ)
+    config = _fill_defaults(replace(config, **changes), environ)
     _check(config, needs_repository=not flags.asks_print)
-    return ServeArguments(config, origins, (*flags.warnings, *_doubts(config)), asks_print=flags.asks_print)
+    return ServeArguments(config, origins, (*flags.warnings, *_find_warnings(config)), asks_print=flags.asks_print)
 
 
 def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
+def _fill_defaults(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     """Fill in defaults that depend on other settings or on variables of the system."""
     repository = config.repository
     if not repository.cache_dir and any("://" in path for path in repository.paths):
@@ -139,13 +139,13 @@ def _check(config: ServerConfig, *, needs_repository: bool) -> None:
                 raise ConfigError(f"{flag}: '{category}' is in more than one group")
 
 
-def _doubts(config: ServerConfig) -> list[str]:
+def _find_warnings(config: ServerConfig) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
-    doubts = []
+    warnings = []
     if config.trace.level and config.trace.mode == "triton" and not config.trace.file:
-        doubts.append("--trace-config level is given but triton,file is not: nothing is traced")
+        warnings.append("--trace-config level is given but triton,file is not: nothing is traced")
     if config.grpc.server_cert and not config.grpc.is_tls:
-        doubts.append("--grpc-server-cert is given but --grpc-use-ssl is not: gRPC is not encrypted")
+        warnings.append("--grpc-server-cert is given but --grpc-use-ssl is not: gRPC is not encrypted")
     if not (config.http.is_enabled or config.grpc.is_enabled):
-        doubts.append("HTTP and gRPC are both off: this server can receive no requests")
-    return doubts
+        warnings.append("HTTP and gRPC are both off: this server can receive no requests")
+    return warnings

@@ -20,13 +20,13 @@ def help_text() -> str:
     lines = [
         "usage: edge-server serve --model-repository=FOLDER [--flag=value ...]",
         "",
-        "A flag goes before its environment variable, that before the configuration file, that before the default.",
-        "An empty variable counts as not set. A boolean flag may stand without a value, meaning true.",
+        "Flags override environment variables, which override the configuration file, which overrides the defaults.",
+        "An empty variable counts as not set. A boolean flag without a value means true.",
         "",
         f"  {CONFIG_FLAG} <path>",
         f"        Configuration file in TOML. [{CONFIG_VARIABLE}]",
         f"  {PRINT_FLAG}",
-        "        Print the settings in force, and where each comes from, as a configuration file.",
+        "        Print the effective settings as a configuration file, each with its origin.",
         "  --help",
     ]
     section = ""

@@ -1,10 +1,10 @@
 """Settings of the server: one frozen dataclass for each subsystem, one field for each setting.
 
 A field is the only declaration of its setting. Its environment variable, TOML key and lines in --help,
---print-config and the reference follow from it. Each subsystem is given its own dataclass and nothing else.
+--print-config and the reference follow from it. Each subsystem gets only its own dataclass.
 
-All listeners use 127.0.0.1 by default, where Triton listens on all interfaces: opening a robot to its network should be
-a decision.
+All listeners use 127.0.0.1 by default, where Triton listens on all interfaces: the operator must decide to open a robot
+to its network.
 """
 
 # ruff: noqa: RUF009 -- the calls in dataclass defaults return dataclass fields.
@@ -416,7 +416,7 @@ class GrpcConfig:
         300_000,
         "--grpc-http2-min-recv-ping-interval-without-data",
         COUNT,
-        "Least milliseconds between two pings of a client without data between them.",
+        "Shortest time in milliseconds between two pings of a client without data between them.",
     )
     http2_max_ping_strikes: int = setting(
         2, "--grpc-http2-max-ping-strikes", COUNT, "Bad pings of a client before its connection is closed; 0: no limit."
@@ -428,7 +428,7 @@ class GrpcConfig:
         0,
         "--grpc-max-connection-age-grace",
         COUNT,
-        "Milliseconds that calls have to end on a connection past its age; 0: no limit.",
+        "Milliseconds that running calls get to end when their connection reaches its age; 0: no limit.",
     )
 
 
@@ -495,7 +495,7 @@ class GovernorConfig:
         0.0,
         "--temperature-limit",
         number(0, 150),
-        "Degrees Celsius to stay at; 0: 4 below the point at which the box would slow itself down.",
+        "Temperature limit in degrees Celsius; 0: 4 degrees below the point at which the box throttles itself.",
     )
     control_floor_percent: float = setting(
         20.0,
@@ -522,7 +522,7 @@ class GovernorConfig:
         False,
         "--grant-clock-cap",
         BOOLEAN,
-        "Let the governor lower the GPU's highest clock, which needs the right to write it. It is restored at the end.",
+        "Let the governor lower the GPU's highest clock, which needs write permission. It is restored at the end.",
     )
 
 
@@ -554,7 +554,7 @@ class EngineConfig:
         True,
         "--engine-builder",
         BOOLEAN,
-        "Build TensorRT engines for ONNX models if there are TensorRT and a GPU; other runtimes serve meanwhile.",
+        "Build TensorRT engines for ONNX models if TensorRT and a GPU are present; other runtimes serve until then.",
     )
     cache_dir: str = setting(
         "",
@@ -676,7 +676,7 @@ class LifecycleConfig:
         30.0,
         "--exit-timeout-secs",
         number(0, 86_400),
-        "Seconds that running requests have to end when the server stops.",
+        "Most seconds to wait for running requests when the server stops.",
     )
     hang_timeout_s: float = setting(
         0.0,
@@ -730,7 +730,7 @@ class ServerConfig:
     lifecycle: LifecycleConfig = _table("Server", LifecycleConfig)
 
 
-def _declared() -> Iterator[Setting]:
+def _declared_settings() -> Iterator[Setting]:
     for table in fields(ServerConfig):
         inner = fields(table.default_factory) if is_dataclass(table.default_factory) else (table,)
         for item in inner:
@@ -740,5 +740,5 @@ def _declared() -> Iterator[Setting]:
                 yield Setting(f"{table.name}.{key}", default, **item.metadata["setting"])
 
 
-SETTINGS = tuple(_declared())
+SETTINGS = tuple(_declared_settings())
 TITLES: Mapping[str, str] = {table.name: table.metadata["title"] for table in fields(ServerConfig)}

@@ -75,8 +75,8 @@ def setting(
     title: str = "",
 ) -> T:
     """Return a dataclass field that declares a setting; see Setting. `title`: heading, if it is a table of its own."""
-    names = {"flag": flag, "kind": kind, "help": help, "separator": separator, "aliases": aliases}
-    metadata = {"setting": names, "title": title}
+    declaration = {"flag": flag, "kind": kind, "help": help, "separator": separator, "aliases": aliases}
+    metadata = {"setting": declaration, "title": title}
     if callable(default):
         made: Any = field(default_factory=default, metadata=metadata)
     else:

@@ -171,8 +171,8 @@ def read_file(path: str) -> dict[str, Given]:
     given: dict[str, Given] = {}
     for section, table in document.items():
         if section not in TITLES and not isinstance(table, dict):
-            homes = [item.name for item in SETTINGS if item.name == f"{item.section}.{section}"]
-            hint = f", did you mean {' or '.join(homes)}?" if homes else ""
+            names_in_tables = [item.name for item in SETTINGS if item.name == f"{item.section}.{section}"]
+            hint = f", did you mean {' or '.join(names_in_tables)}?" if names_in_tables else ""
             raise ConfigError(f"{path}: key {section} is in no table{hint}")
         if section not in TITLES:
             raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, TITLES)}")
@@ -196,14 +196,14 @@ def _backend_texts(path: str, table: Mapping[str, object]) -> Iterator[str]:
     """Yield the keys of [backends] and [backends.NAME] in the form of --backend-config."""
     for key, value in table.items():
         if not isinstance(value, dict):
-            yield f"{_backend_word(path, key)}={_scalar_text(path, BACKENDS + key, value)}"
+            yield f"{_checked_backend_key(path, key)}={_scalar_text(path, BACKENDS + key, value)}"
             continue
         for inner, scalar in cast("dict[str, object]", value).items():
             text = _scalar_text(path, f"{BACKENDS}{key}.{inner}", scalar)
-            yield f"{_backend_word(path, key)},{_backend_word(path, inner)}={text}"
+            yield f"{_checked_backend_key(path, key)},{_checked_backend_key(path, inner)}={text}"
 
 
-def _backend_word(path: str, word: str) -> str:
+def _checked_backend_key(path: str, word: str) -> str:
     if not word or "," in word or "=" in word:
         raise ConfigError(f"{path}: {BACKENDS}{word}: names of backends and settings have no ',' or '='")
     return word

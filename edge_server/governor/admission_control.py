@@ -23,14 +23,14 @@ _MOST_FRAME_MARGIN = 0.24
 than the distance between two classes, else a lower class could get frames before a higher one."""
 
 _LEAST_CHARGE_S = 1e-9
-"""Charge while the cost is not known yet. Not 0, which means that admission control was not asked."""
+"""Charge while the cost is not known yet. Not 0, which means that the request did not pass admission control."""
 
 
 class GovernorAdmission:
     """Admits work by priority class. Thread-safe; one lock, held for a few additions.
 
-    The control loop calls `apply`; the serving core and the frame streams call the rest. `is_open` and `share` may be
-    read without the lock: they are replaced as a whole.
+    The control loop calls `apply`; the serving core and the frame streams call the other methods. `is_open` and
+    `share` may be read without the lock: they are replaced as a whole.
     """
 
     def __init__(

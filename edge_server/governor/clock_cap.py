@@ -23,7 +23,7 @@ class ClockCapConstants:
     """Constants of the rule. Times are in seconds. A step is `step` of the highest clock; the lowest cap is `lowest`.
 
     The cap goes down one step after the share was below `short_share` for `short_for_s`. It goes up one step after
-    nothing was held back for `fits_for_s`.
+    `fits_for_s` without any limit on the work.
     """
 
     step: float = 0.1
@@ -55,8 +55,8 @@ class ClockRule:
         if self._since_s is not None and now_s - self._since_s >= (
             constants.short_for_s if direction < 0 else constants.fits_for_s
         ):
-            moved = round(self.part + direction * constants.step, 6)
-            self.part = min(1.0, max(constants.lowest, moved))
+            next_part = round(self.part + direction * constants.step, 6)
+            self.part = min(1.0, max(constants.lowest, next_part))
             self._since_s = now_s
         return self.part
 
@@ -100,9 +100,9 @@ class ClockCap:
                 actuator.restore({str(key): int(value) for key, value in memo.items()})
                 state_file.unlink()
             except (OSError, ValueError, AttributeError, TypeError) as error:
-                _log.warning("a clock cap that an earlier run left behind could not be lifted: %s", error)
+                _log.warning("the clock cap of an earlier run could not be removed: %s", error)
             else:
-                _log.info("lifted a clock cap that an earlier run had left behind")
+                _log.info("removed the clock cap of an earlier run")
         atexit.register(self.close)
 
     def step(self, decision: PolicyDecision, now_s: float) -> None:

@@ -28,7 +28,7 @@ _MEMORY_RECOVERED = 0.75
 
 
 class ThermalLevel(enum.IntEnum):
-    """State of the machine in one word. Higher is worse."""
+    """State of the machine. A higher value is worse."""
 
     NORMAL = 0
     WARM = 1
@@ -239,12 +239,13 @@ class ControlPolicy:
         lost = frozenset(self._sensor_health.step(present, seen.expects, seen.silent, now_s))
         set_point_c = self._control_heat(temperature_c, seen, dt_s, now_s)
         limit_w = self._control_power(power_w, dt_s)
-        is_blind = _is_lost(lost, "temperature", "zone") or (_is_lost(lost, "power", "rail") and limit_w is not None)
+        needs_power = limit_w is not None
+        lacks_sensor = _is_lost(lost, "temperature", "zone") or (needs_power and _is_lost(lost, "power", "rail"))
         slowing = seen.slowed_by & _SLOWING
         if limit_w is not None and power_w is not None:
             # The power controller already keeps the limit. A reaction to the flag too would make the share oscillate.
             slowing -= {Cause.POWER_CAP}
-        self._update_share(slowing, is_blind, dt_s, now_s)
+        self._update_share(slowing, lacks_sensor, dt_s, now_s)
         memory_limit = self.constants.memory_pressure_limit_percent
         if seen.memory_pressure_percent > memory_limit:
             self._is_short_of_memory = True
@@ -281,7 +282,7 @@ class ControlPolicy:
             sheds_bulk=self._is_short_of_memory or level is ThermalLevel.CRITICAL,
             only_control=level is ThermalLevel.CRITICAL,
         )
-        return replace(decision, detail=_describe(decision, self.constants.lost_share if is_blind else None))
+        return replace(decision, detail=_describe(decision, self.constants.lost_share if lacks_sensor else None))
 
     def _control_heat(self, temperature_c: float | None, seen: PolicyInput, dt_s: float, now_s: float) -> float | None:
         """Update the heat controller's share. Return the set-point, or None before the first temperature."""
@@ -316,11 +317,11 @@ class ControlPolicy:
             self._power_share = self._power.share(power_w, min(limits), dt_s)
         return min(limits)
 
-    def _update_share(self, slowing: frozenset[Cause], is_blind: bool, dt_s: float, now_s: float) -> None:
+    def _update_share(self, slowing: frozenset[Cause], lacks_sensor: bool, dt_s: float, now_s: float) -> None:
         """Move the share toward the lowest proposed share, within the limits of its rate of change."""
         constants = self.constants
         proposals = [(self._heat_share, "heat"), (self._power_share, "power_budget")]
-        if is_blind:
+        if lacks_sensor:
             proposals.append((constants.lost_share, Cause.SENSOR_LOST.value))
         if slowing:
             cause = min(slowing, key=list(Cause).index)
@@ -379,13 +380,16 @@ class ControlPolicy:
         return ThermalLevel.NORMAL
 
 
-def _describe(decision: PolicyDecision, blind_share: float | None) -> str:
-    """Return the state as text for people on site, with advice. `blind_share`: the limit without the lost sensor, if
-    the sensor is needed."""
+def _describe(decision: PolicyDecision, share_without_sensor: float | None) -> str:
+    """Return the state as text for people on site, with advice.
+
+    `share_without_sensor` is the limit while a needed sensor is lost, else None.
+    """
     causes = {cause.value for cause in decision.causes}
     parts = []
     if decision.lost:
-        consequence = "" if blind_share is None else f": at most {blind_share:.0%} of full work until it is back"
+        limit = share_without_sensor
+        consequence = "" if limit is None else f": at most {limit:.0%} of full work until it is back"
         parts.append(f"no reading of {' and '.join(sorted(decision.lost))} any more{consequence}")
     parts += cause_texts(causes - _HARMLESS)
     temperature_c, set_point_c = decision.temperature_c, decision.set_point_c

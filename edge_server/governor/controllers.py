@@ -33,8 +33,8 @@ class PiController:
 
     def share(self, error: float, dt_s: float) -> float:
         """Return the share after `dt_s` seconds with this error. A positive error allows more work."""
-        wanted = self.integral + self.gain * error
-        pushes_out = (wanted >= 1.0 and error > 0) or (wanted <= MIN_SHARE and error < 0)
+        proposed = self.integral + self.gain * error
+        pushes_out = (proposed >= 1.0 and error > 0) or (proposed <= MIN_SHARE and error < 0)
         if not pushes_out:
             gain = self.integral_gain * (self.fall_factor if error < 0 else 1.0)
             self.integral = clip(self.integral + gain * error * dt_s, MIN_SHARE, 1.0)

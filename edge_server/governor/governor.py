@@ -21,7 +21,7 @@ from edge_server.telemetry.metrics_page import Family
 
 
 class Governor:
-    """Made once, started when the server's parts exist, closed at the end.
+    """The control loop with its sensors, admission control and load throttle. Call `start` once and `close` at the end.
 
     `admission` can be used from the beginning; it admits everything until `start`. `cap_file` is a file that outlives
     the process and stores the clock limit to restore after a crash; None: no such file.

@@ -21,8 +21,8 @@ LoadCheck = Callable[[ModelFile, int], str | None]
 class LoadThrottle:
     """Checks the memory first and then the governor's state. Called on loader threads, which may wait here.
 
-    If the machine does not cool within `wait_s`, the model is loaded anyway: serving it is worth more than a degree. In
-    the state CRITICAL nothing is loaded, because the machine is about to switch itself off.
+    If the machine does not cool within `wait_s`, the model is loaded all the same: serving it matters more than a small
+    rise in temperature. In the state CRITICAL nothing is loaded, because the machine is about to switch itself off.
     """
 
     def __init__(

@@ -29,17 +29,17 @@ _RESERVE = (0.0, 0.0, 0.25, 0.5)
 class TimeCharge(float):
     """Seconds charged for work. `settle` corrects the charge when the real time is known."""
 
-    __slots__ = ("is_of_floor", "of_store_s")
+    __slots__ = ("common_bucket_s", "is_of_floor")
 
     is_of_floor: bool
     """Whether it was charged to control's own bucket."""
 
-    of_store_s: float
+    common_bucket_s: float
     """The part charged to the common bucket. For a charge to the floor it is limited by the largest debt."""
 
-    def __new__(cls, cost_s: float, of_store_s: float, *, is_of_floor: bool) -> TimeCharge:
+    def __new__(cls, cost_s: float, common_bucket_s: float, *, is_of_floor: bool) -> TimeCharge:
         charge = super().__new__(cls, cost_s)
-        charge.of_store_s = of_store_s
+        charge.common_bucket_s = common_bucket_s
         charge.is_of_floor = is_of_floor
         return charge
 
@@ -72,7 +72,7 @@ class RateAllocator:
         self._floor_burst_s = max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
 
     def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
-        """Set the allowed share from now on. Classes below `lowest` get nothing."""
+        """Set the allowed share from now on. Classes lower than `lowest` are rejected."""
         self._fill(now_s)
         self._set_rates(share, capacity)
         self._lowest = lowest
@@ -91,10 +91,10 @@ class RateAllocator:
         if not self._floor_admits(priority):
             return None
         # The debt from the floor is limited, so that it does not block the other classes for minutes.
-        of_store_s = min(cost_s, max(0.0, self._level_s - self._least_level_s))
-        self._level_s -= of_store_s
+        common_bucket_s = min(cost_s, max(0.0, self._level_s - self._least_level_s))
+        self._level_s -= common_bucket_s
         self._floor_level_s -= cost_s
-        return TimeCharge(cost_s, of_store_s, is_of_floor=True)
+        return TimeCharge(cost_s, common_bucket_s, is_of_floor=True)
 
     def wait_s(self, priority: PriorityClass, now_s: float, margin: float = 0.0) -> float:
         """Return the seconds until work of that class is admitted without other work, at most MAX_WAIT_S; 0: now.
@@ -114,7 +114,7 @@ class RateAllocator:
 
     def settle(self, charge: TimeCharge, took_s: float) -> None:
         """Correct a charge of `admit`. `took_s` is 0 if the work never ran."""
-        level_s = self._level_s + charge.of_store_s - took_s
+        level_s = self._level_s + charge.common_bucket_s - took_s
         if charge.is_of_floor:
             self._floor_level_s = min(self._floor_level_s + charge - took_s, self._floor_burst_s)
             level_s = max(level_s, min(self._level_s, self._least_level_s))

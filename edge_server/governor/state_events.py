@@ -41,7 +41,7 @@ class StateEvents:
             self._publish(SENSOR_LOST, sensor=name, reason=f"no reading of {name} any more")
         for name in sorted(lost_before - decision.lost):
             self._publish(SENSOR_BACK, sensor=name)
-            _log.info("%s is read again", name)
+            _log.info("%s can be read again", name)
         fresh = {
             cause
             for cause in decision.causes
@@ -59,8 +59,8 @@ class StateEvents:
             causes=",".join(sorted(cause.value for cause in decision.causes)),
             reason=reason,
         )
-        importance = logging.WARNING if decision.level >= ThermalLevel.HOT or newly_lost else logging.INFO
-        _log.log(importance, "%sthe box is %s: %s", "SENSOR LOST: " if newly_lost else "", decision.level.name, reason)
+        log_level = logging.WARNING if decision.level >= ThermalLevel.HOT or newly_lost else logging.INFO
+        _log.log(log_level, "%sthe box is %s: %s", "SENSOR LOST: " if newly_lost else "", decision.level.name, reason)
 
     def report_variants(self, active: Mapping[str, str], decision: PolicyDecision) -> None:
         """Publish each model whose active variant changed."""
@@ -72,7 +72,7 @@ class StateEvents:
             reason = f"the box is {decision.level.name}" + (f": {decision.detail}" if decision.detail else "")
             self._publish(VARIANT_CHANGED, model=model, variant=variant or model, reason=reason)
             if variant is None:
-                _log.info("model '%s' answers by itself again", model)
+                _log.info("model '%s' answers its own requests again", model)
             else:
                 _log.warning("model '%s' answers for '%s' from now on: %s", variant, model, reason)
 

@@ -1,9 +1,10 @@
 """Variant selection: decides for each model when its lighter variant answers, and when the model itself answers again.
 
 The lighter variant becomes active if the policy allows clearly less work than is requested. The model itself becomes
-active again if its work would fit for a good while, by prediction. After each change there is a rest without changes.
-If a return did not last, the rest before the next return is doubled; the rest before the next relief is not. So a
-machine at its limit changes less and less often, and meanwhile the lighter variant answers. No clock, no threads.
+active again if, by prediction, its work would fit for `fits_for_s`. After each change there is a rest without changes.
+If a return to the model did not last, the rest before the next return is doubled, but not the rest before the next
+change to the variant. So a machine at its limit changes less and less often, and the lighter variant answers most of
+the time. No clock, no threads.
 """
 
 from __future__ import annotations
@@ -99,14 +100,14 @@ class ActiveVariants:
 class _Rates:
     """Rates of one model per second: requested inferences, and seconds of computing."""
 
-    asked: float = 0.0
+    requested: float = 0.0
     busy: float = 0.0
     cost_s: float | None = None
     """Seconds of computing per inference; None before the first one."""
 
     def update(self, work: ModelWork, dt_s: float) -> None:
         weight = smoothing_weight(dt_s, _SMOOTHING_S)
-        self.asked += weight * ((work.inferences + work.refused) / dt_s - self.asked)
+        self.requested += weight * ((work.inferences + work.refused) / dt_s - self.requested)
         self.busy += weight * (work.busy_s / dt_s - self.busy)
         if work.inferences:
             cost_s = work.busy_s / work.inferences
@@ -138,7 +139,7 @@ class VariantSelector:
             for name in work.models.keys() | self._rates.keys():
                 self._rates.setdefault(name, _Rates()).update(work.models.get(name, ModelWork()), dt_s)
             for name in [
-                known for known, rates in self._rates.items() if known not in work.models and rates.asked < 1e-9
+                known for known, rates in self._rates.items() if known not in work.models and rates.requested < 1e-9
             ]:
                 del self._rates[name]
         self._rules = {name: self._rules.get(name) or self.make_rule() for name in pairs}
@@ -153,12 +154,12 @@ class VariantSelector:
         if heavy.cost_s is None:
             return rule.is_light
         # While the variant answers, requests for either model count as requests for the heavy one.
-        asked = heavy.asked + (light.asked if rule.is_light else 0.0)
-        offered = asked * heavy.cost_s
+        requested = heavy.requested + (light.requested if rule.is_light else 0.0)
+        offered = requested * heavy.cost_s
         others = sum(rates.busy for known, rates in self._rates.items() if known not in (name, lighter))
         allowed = max(0.0, decision.share * capacity - others)
         if decision.share >= 1.0:
-            # Nothing is held back: all requested work is done.
+            # The work is not limited: all requested work is done.
             allowed = max(allowed, offered)
         set_point_c, predicted_c = decision.set_point_c, decision.predicted_c
         room_c = None if set_point_c is None or predicted_c is None else set_point_c - predicted_c

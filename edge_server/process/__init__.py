@@ -1,4 +1,4 @@
 """The server process: `composition_root` builds every part, and `server` starts, drains and stops them.
 
-`systemd_supervision` speaks to systemd. Imported by `cli` alone.
+`systemd_supervision` sends messages to systemd. Only `cli` imports this folder.
 """

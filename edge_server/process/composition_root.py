@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FREES_MEMORY = frozenset({MODEL_READY, MODEL_FAILED, MODEL_UNLOADED})
-"""Events after which much of what the allocator keeps is free: loading takes several times a model's size."""
+"""Events after which the allocator returns free memory to the system: a load needs several times a model's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,11 @@ class ServerParts:
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
     lose_gpu: Callable[[str | None, str], None] = lambda uuid, reason: None
-    """Called when NVML has lost a GPU, with its UUID and the reason."""
+    """Called with the UUID and the reason when NVML reports the loss of a GPU."""
 
     def close(self, timeout_s: float) -> bool:
-        """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
+        """Refuse new requests, drain for at most `timeout_s`, and close every model. Return False if requests had to
+        fail."""
         self.service.stop_accepting()
         if self.governor is not None:
             self.governor.load_throttle.close()
@@ -91,7 +92,7 @@ class ServerParts:
 def build(
     config: ServerConfig, log_settings: LogSettings, on_stranded: Callable[[str], None] = lambda reason: None
 ) -> ServerParts:
-    """Build the server without its front ends. Nothing is loaded yet.
+    """Build the server without its front ends. No model is loaded yet.
 
     `on_stranded` is called when a model that lost its GPU cannot be loaded elsewhere. Raises EdgeServerError for a
     repository that cannot be read.
@@ -101,8 +102,8 @@ def build(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
     )
     scanner = _scanner(repository, mirrors)
-    chance = find_capability(config.engines)
-    options = _resolve_options(repository, chance)
+    capability = find_capability(config.engines)
+    options = _resolve_options(repository, capability)
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
     options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
@@ -112,9 +113,9 @@ def build(
     events = EventBus()
     cache = _cache(config)
     governor = _governor(config)
-    # Models call the service, which needs the manager: so the manager gets a function that returns the service.
+    # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
     manager = _manager(config, timer, events, governor, cache, gpus, lambda: service, on_stranded)
-    engines = None if chance is None else _engines(config, manager, events, governor, gpus)
+    engines = None if capability is None else _engines(config, manager, events, governor, gpus)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     service = _service(config, manager, source, events, shared_memory, log_settings, engines)
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
@@ -126,19 +127,21 @@ def build(
 
 
 def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
-    """Return the scanner of the repositories as mirrored. Raises ServingFault for one that cannot be read."""
+    """Return the scanner of the repositories' local copies. Raises ServingFault for one that cannot be read."""
     scanner = Scanner(mirrors.roots, config.model_config_name, allows_external_links=config.allows_external_links)
     scanner.check_roots()
     return scanner
 
 
-def _resolve_options(config: RepositoryConfig, chance: BuildCapability | None) -> ResolveOptions:
+def _resolve_options(config: RepositoryConfig, capability: BuildCapability | None) -> ResolveOptions:
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
         checks=(_check_vision, priority_class),
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
-    return options if chance is None else replace(options, gpu_count=chance.gpu_count, onnx_order=chance.onnx_order)
+    if capability is None:
+        return options
+    return replace(options, gpu_count=capability.gpu_count, onnx_order=capability.onnx_order)
 
 
 def _manager(
@@ -195,7 +198,7 @@ def _service(
 def _readiness(config: ServerConfig) -> Readiness:
     is_strict = config.lifecycle.is_readiness_strict
     if is_strict is None:
-        # A broken model that is copied to all servers of a fleet must not take them all from their balancer.
+        # A broken model copied to every server of a fleet must not make all of them "not ready" to the load balancer.
         return Readiness.KEEPS_SERVING if config.repository.control_mode == "poll" else Readiness.STRICT
     return Readiness.STRICT if is_strict else Readiness.ANY
 
@@ -208,7 +211,7 @@ def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemor
 
 
 def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
-    """Return the backends' settings, OpenVINO's with the folder where it keeps what it compiled for GPUs and NPUs."""
+    """Return the settings of the backends; OpenVINO's have the folder for models compiled for GPUs and NPUs."""
     settings = dict(config.backends)
     if config.engines.cache_dir:
         folder = {"MODEL_CACHE_DIR": str(Path(config.engines.cache_dir).parent / "openvino")}
@@ -217,12 +220,14 @@ def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
 
 
 def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
-    """Return the function that handles the loss of a GPU by NVML identity with its reason; the GPU may be one of
-    another process's, or not known by that identity here, when nothing happens."""
+    """Return the function that handles the loss of a GPU, given its NVML UUID and the reason.
+
+    The function ignores a GPU that CUDA does not show to this process.
+    """
     numbers = {} if devices is None else devices.numbers()
 
     def lose(uuid: str | None, reason: str) -> None:
-        # A GPU that was lost before it told who it is can only be meant when there is no other.
+        # Without a UUID, the GPU is known only if there is no other.
         number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
         if number is not None:
             manager.lose_gpu(number, reason)
@@ -233,7 +238,7 @@ def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | 
 def _check_vision(spec: ModelSpec) -> None:
     """Raise BadModelConfig if the image or output parameters of a model do not fit it."""
     if spec.parameters:
-        # Not imported for models that declare nothing: a server without pictures does without.
+        # Imported only for models with parameters: a server without image models does not need it.
         from edge_server.vision.image_plan import image_plan
         from edge_server.vision.perception import perception_plan
 
@@ -260,7 +265,7 @@ def _engines(
     from edge_server.engines.build_queue_factory import make_build_queue
 
     def may_build() -> str:
-        """Return why no engine is built now, "" when one may be."""
+        """Return the reason why no engine may be built now, "" if one may."""
         decision = None if governor is None else governor.decision()
         if decision is None or decision.may_load:
             return ""
@@ -306,7 +311,7 @@ def _limits(config: ServerConfig) -> ManagerLimits:
 
 
 def first_desired_state(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
-    """Return the desired state at the start: everything, or in explicit mode the models of `--load-model`.
+    """Return the desired state at the start: all models, or in explicit mode the models of `--load-model`.
 
     Raises ServingFault when a repository cannot be read.
     """

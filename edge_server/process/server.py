@@ -1,8 +1,8 @@
 """Server process: start, drain and stop.
 
-`composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first desired, says
-what is
-served, waits for a signal, drains, and closes everything in the reverse order. The two see every part of the server.
+`composition_root.build` makes the serving core. `ServerProcess.run` opens the front ends, reaches the first desired
+state, prints the served models, waits for a signal, drains, and closes everything in reverse order. Only these two
+modules know every part of the server.
 """
 
 from __future__ import annotations
@@ -46,35 +46,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GOVERNOR_PATIENCE_S = 15.0
-"""How long the governor's loop, which turns twice a second and more, may not come round and still count as alive."""
+_GOVERNOR_TIMEOUT_S = 15.0
+"""Longest time between two steps of the governor's loop before it counts as hung; it steps at least twice a second."""
 
 _CLOSING_S = 15.0
-"""How long closing models and front ends may take after the drain; reported to systemd."""
+"""Longest time to close models and front ends after the drain; reported to systemd."""
 
 _TRACES_S = 3.0
-"""How long writing the last traces may take, and telling a collector of them."""
+"""Longest time to write the last traces or to send them to a collector."""
 
 _SWITCH_S = 0.0005
-"""How long a thread that computes in Python, as a model may, keeps the interpreter when others want it. Python's own
-5 ms are waited for at every step of everybody else's request: a small one took 11 ms beside such a model, now 1.2."""
+"""Switch interval of the interpreter: the time that a computing Python thread, e.g. a model, keeps the interpreter lock
+while other threads wait. With Python's default of 5 ms, a small request beside such a model took 11 ms, now 1.2 ms."""
 
 _FRONT_END_GRACE_S = 2.0
-"""How long a front end may take to write the last answers once nothing is in flight any more."""
+"""Longest time for a front end to write the last responses after the drain."""
 
 
-def serve(config: ServerConfig, log_settings: LogSettings, surroundings: ProcessEnvironment | None = None) -> int:
-    """Serve until told to stop; return the exit code. Raises EdgeServerError when it cannot start as asked."""
+def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessEnvironment | None = None) -> int:
+    """Serve until a signal or an internal request ends the server; return the exit code.
+
+    Raises EdgeServerError when the server cannot start as configured.
+    """
     keep_big_blocks()
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
-    on_stranded = partial(end.give, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
+    on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
     core = build(config, log_settings, on_stranded)
-    return asyncio.run(ServerProcess(config, core, surroundings or ProcessEnvironment(), log_settings, end).run())
+    return asyncio.run(ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end).run())
 
 
 def _ignore(reason: str) -> None:
-    """The version is FAILED with the reason; the process goes on."""
+    """Do nothing: the version is FAILED with the reason, and the process continues."""
 
 
 class ServerProcess:
@@ -84,13 +87,13 @@ class ServerProcess:
         self,
         config: ServerConfig,
         core: ServerParts,
-        surroundings: ProcessEnvironment,
+        environment: ProcessEnvironment,
         log_settings: LogSettings,
         end: EndRequest,
     ) -> None:
         self._config = config
         self._core = core
-        self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
+        self._supervision = Supervision(config, environment, self._checks(), lambda: summary(core.manager.index()))
         self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
         self._supervision.add_reload(
             ("repository.public_key", "repository.requires_checksums"),
@@ -109,18 +112,21 @@ class ServerProcess:
         end.notify(self._wake)
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
-        largest = config.http.max_input_size_bytes
-        most = budget_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
-        self._budget = MemoryBudget(most, largest)
+        largest_body = config.http.max_input_size_bytes
+        budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
+        self._budget = MemoryBudget(budget, largest_body)
         self._sources: list[Source] = [self._budget.families]
         self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> int:
-        """Open, load, serve, drain, close. Returns the exit code; raises EdgeServerError when a port is taken."""
+        """Open the front ends, load, serve, drain and close. Return the exit code.
+
+        Raises EdgeServerError when a port is taken.
+        """
         self._loop = asyncio.get_running_loop()
-        self._listen_to_signals()
+        self._add_signal_handlers()
         self._start_governor()
         self._supervision.begin()
         try:
@@ -153,33 +159,33 @@ class ServerProcess:
             )
         )
 
-    def _listen_to_signals(self) -> None:
+    def _add_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        # Who starts a server in a terminal expects it to end with the terminal.
+        # A server started in a terminal ends with the terminal: SIGHUP keeps its default effect there.
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             loop.add_signal_handler(signal.SIGHUP, self._supervision.reload)
 
     def _checks(self) -> list[Check]:
-        """Return the checks of the systemd watchdog, besides the event loop."""
+        """Return the checks of the systemd watchdog, in addition to that of the event loop."""
         lifecycle, governor = self._config.lifecycle, self._core.governor
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
         checks: list[Check] = [
             HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns)
         ]
         if governor is not None:
-            checks.append(lambda: _problem_of_governor(governor.seconds_since_step()))
+            checks.append(lambda: _governor_problem(governor.seconds_since_step()))
         return checks
 
     def _wake(self) -> None:
-        """Have the loop end the server, from any thread."""
+        """Make the event loop end the server. For any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
-            # The second signal means now: no drain, no clean-up.
+            # A second signal ends the process at once: no drain, no clean-up.
             os._exit(128 + number)
         log.info("signal %d: stopping", number)
         self._stop.set()
@@ -270,22 +276,22 @@ class ServerProcess:
         self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
 
     async def _load(self) -> bool:
-        """Reach the first desired state, unless the server is stopped meanwhile. Return False if the process must
+        """Reach the first desired state, unless the server is stopped before that. Return False if the process must
         end."""
         core = self._core
-        if not await self._until_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
+        if not await self._run_unless_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
             return True
         await self._set_first_desired_state()
-        if not await self._until_stopped(core.manager.wait_settled):
+        if not await self._run_unless_stopped(core.manager.wait_settled):
             return True
         core.service.started()
         if core.engines is not None:
             core.engines.start()
         must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
         if not must_end:
-            # Before the line that says so: whoever reads it may send a signal at once.
+            # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
-        self._say_what_is_served()
+        self._print_served_models()
         if must_end:
             return False
         if self._http is not None:
@@ -296,7 +302,7 @@ class ServerProcess:
         """Set the first desired state. In mode poll, follow the repositories from then on."""
         repository, core = self._config.repository, self._core
         if repository.control_mode != "poll":
-            # Not on the loop: a disk that hangs must not keep signals from being heard.
+            # Not on the event loop: a disk that hangs must not delay the handling of signals.
             core.service.set_desired_state(await asyncio.to_thread(first_desired_state, repository, core.source))
             return
         from edge_server.repository.watch import Watcher
@@ -307,8 +313,9 @@ class ServerProcess:
         watcher.start()
         self._supervision.add_reload((), lambda _: watcher.scan_soon())
 
-    async def _until_stopped(self, work: Callable[[], object]) -> bool:
-        """Wait for work on a thread; False when the order to stop came first. Raises what the work raises."""
+    async def _run_unless_stopped(self, work: Callable[[], object]) -> bool:
+        """Run `work` on a thread and wait for its end. Return False if the server is stopped first. Raises errors of
+        `work`."""
         working = asyncio.ensure_future(asyncio.to_thread(work))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -318,7 +325,7 @@ class ServerProcess:
         await working
         return True
 
-    def _say_what_is_served(self) -> None:
+    def _print_served_models(self) -> None:
         service = self._core.service
         lines = []
         for report in service.instance_reports():
@@ -331,30 +338,30 @@ class ServerProcess:
             for entry in service.repository_index()
             if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
         ]
-        head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
+        first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
-            head += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
+            first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
         warning = unprotected_orders(self._config)
         if warning:
-            head += f" ({warning})"
-        print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)
+            first_line += f" ({warning})"
+        print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:
         timeout_s, delay_s = self._config.lifecycle.exit_timeout_s, self._config.lifecycle.drain_delay_s
         self._supervision.stopping(delay_s + timeout_s + _CLOSING_S)
-        # A server that was never ready, or has lost what it needs, has nothing to answer.
+        # A server that was never ready, or ends because of an error, skips the delay.
         if delay_s and self._core.service.has_started and self.end.code is None:
             self._core.service.begin_drain_delay()
             if self._grpc is not None:
                 self._grpc.begin_drain()
-            log.info("not ready any more, answering for %g s more", delay_s)
+            log.info("no longer ready, answering for %g s more", delay_s)
             await asyncio.sleep(delay_s)
         if self._grpc is not None:
             # Before the core refuses work, so that clients send new requests to other servers.
             await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
-        log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
-        # Before the core refuses work: streams end with their last results, not with a refusal for each frame.
+        log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
+        # Before the core refuses work, so that streams end with their last results instead of a refusal for each frame.
         self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)
         if not is_clean:
@@ -362,7 +369,7 @@ class ServerProcess:
         return is_clean
 
     async def _close(self) -> None:
-        """Close everything that was opened, newest first. An error does not stop the others."""
+        """Close all that was opened, newest first. After an error, the others are still closed."""
         if not self._stop.is_set():
             await asyncio.to_thread(self._core.close, 0.0)
         for close in reversed(self._closers):
@@ -371,15 +378,15 @@ class ServerProcess:
             except EdgeServerError as error:
                 log.error("closing: %s", error)
             except Exception:
-                log.exception("what was opened could not be closed")
+                log.exception("a part of the server could not be closed")
         await asyncio.to_thread(self._core.service.traces.close, _TRACES_S)
         await self._supervision.end()
         if self._stop.is_set():
             log.info("stopped")
 
 
-def _problem_of_governor(idle_s: float) -> str:
-    return "" if idle_s < _GOVERNOR_PATIENCE_S else f"the governor's loop has not come round for {idle_s:.0f} s"
+def _governor_problem(idle_s: float) -> str:
+    return "" if idle_s < _GOVERNOR_TIMEOUT_S else f"the governor's loop has made no step for {idle_s:.0f} s"
 
 
 def _host(address: str) -> str:

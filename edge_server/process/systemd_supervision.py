@@ -1,8 +1,8 @@
 """Supervision by systemd: readiness and watchdog messages, reload at SIGHUP, and the end of the process.
 
-What SIGHUP reloads: the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the key that
-models must be signed with, and, in mode poll, what is in the repositories. Everything else that changed in the
-configuration is named in the log as what takes a restart; a configuration that cannot be read changes nothing.
+SIGHUP reloads the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the public key for
+signed models, and, in mode poll, the repositories. The log names every other changed setting, which needs a restart. A
+configuration that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -26,55 +26,54 @@ from edge_server.telemetry.service_manager import Check, ServiceManager, Watchdo
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-"""How often the event loop shows that it turns; more often where the watchdog is impatient."""
+"""Longest period of the event loop's heartbeat; shorter if the watchdog's timeout is short."""
 
 _START_EXTENSION_S = 30.0
-"""For how much time is asked, again and again, while models load: a start that is well may take its time."""
+"""Extension of the start timeout, requested again and again while models load without a problem."""
 
 _EXTEND_EVERY_S = 10.0
 
 _LONGEST_START_S = 3600.0
-"""How long a start may be extended in all: engines are built for minutes, not for hours."""
+"""Longest start in all, extensions included: engine builds take minutes, not hours."""
 
 Reread = Callable[[], ServerConfig]
-"""Reads flags, environment and file anew. Raises ConfigError."""
+"""Reads command line, environment and file again. Raises ConfigError."""
 
 Reload = Callable[[ServerConfig], None]
-"""Takes over its part of a configuration. Raises EdgeServerError or ConfigError, and changes nothing then."""
+"""Applies its part of a new configuration. On EdgeServerError or ConfigError nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """Environment of the process: the service manager, and a function that reads the configuration again (None:
-    none)."""
+    """Environment of the process: the service manager, and a function that reads the configuration again, or None."""
 
     manager: ServiceManager = dataclasses.field(default_factory=ServiceManager)
     reread: Reread | None = None
 
 
 class Supervision:
-    """Lives on the event loop of the server, from `begin` to `end`.
+    """Sends the state of the server to systemd from `begin` to `end`, and reloads settings. Runs on the event loop.
 
-    `checks` are asked at each beat, on the loop: they must return at once. `describe` tells what is served, in a line.
+    Each heartbeat calls `checks`, which must return at once. `describe` returns one line about the served models.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        surroundings: ProcessEnvironment,
+        environment: ProcessEnvironment,
         checks: Sequence[Check],
         describe: Callable[[], str],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._manager = surroundings.manager
-        self._reread = surroundings.reread
+        self._manager = environment.manager
+        self._reread = environment.reread
         self._describe = describe
         self._clock = clock
         self._feeder = WatchdogFeeder(self._manager, checks, clock=clock)
         self._reloads: list[tuple[tuple[str, ...], Reload]] = []
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._is_reload_due = False
         self._began_s = clock()
@@ -86,10 +85,10 @@ class Supervision:
         """Start the watchdog messages if a service manager listens."""
         self._began_s = self._clock()
         if self._manager.is_present:
-            self._beating = asyncio.get_running_loop().create_task(self._beat_on())
+            self._heartbeat = asyncio.get_running_loop().create_task(self._beat_forever())
 
     def add_reload(self, names: Sequence[str], reload: Reload) -> None:
-        """Have SIGHUP call `reload`, which takes over the settings of these names ("log.format")."""
+        """Make SIGHUP call `reload`, which applies the settings of these names, e.g. "log.format"."""
         self._reloads.append((tuple(names), reload))
 
     def started(self) -> None:
@@ -98,21 +97,21 @@ class Supervision:
         self._manager.ready(self._describe())
 
     def stopping(self, at_most_s: float) -> None:
-        """The server drains, for so long at most."""
+        """Report that the server drains, for at most `at_most_s`."""
         self._is_stopping = True
-        self._manager.stopping("finishing what is in flight", at_most_s)
+        self._manager.stopping("finishing the requests in flight", at_most_s)
 
     async def end(self) -> None:
-        """Stop beating. May be called without `begin`, and again."""
-        tasks = [task for task in (self._beating, self._reloading) if task is not None]
+        """Stop the heartbeat and a reload. May be called without `begin`, and more than once."""
+        tasks = [task for task in (self._heartbeat, self._reloading) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._beating = self._reloading = None
+        self._heartbeat = self._reloading = None
 
-    # -- the beat -----------------------------------------------------------------------------------------------------
+    # -- heartbeat ----------------------------------------------------------------------------------------------------
 
-    async def _beat_on(self) -> None:
+    async def _beat_forever(self) -> None:
         period_s = min(BEAT_S, self._manager.watchdog_s / 8) if self._manager.watchdog_s else BEAT_S
         due_s = self._clock()
         while True:
@@ -138,7 +137,7 @@ class Supervision:
     # -- reload -------------------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Begin to reload. One that is under way may have read already: it reads once more."""
+        """Start a reload. A reload in progress reads the configuration again after its end."""
         self._is_reload_due = True
         if self._reloading is None and not self._is_stopping:
             self._reloading = asyncio.get_running_loop().create_task(self._reload())
@@ -149,15 +148,15 @@ class Supervision:
                 self._is_reload_due = False
                 if self._is_started:
                     self._manager.reloading("reloading")
-                await asyncio.to_thread(self._take_over)
+                await asyncio.to_thread(self._apply_new_config)
         finally:
             self._reloading = None
             if self._is_started:
                 self._manager.ready(self._describe())
 
-    def _take_over(self) -> None:
+    def _apply_new_config(self) -> None:
         if self._reread is None:
-            log.warning("SIGHUP: this server was started in a way that its configuration cannot be read anew")
+            log.warning("SIGHUP: the configuration of this server cannot be read again")
             return
         try:
             config = self._reread()
@@ -170,11 +169,11 @@ class Supervision:
             try:
                 reload(config)
             except (EdgeServerError, ConfigError) as error:
-                log.error("SIGHUP: %s stays as it was: %s", ", ".join(names) or "the repository", error)
-        late = sorted(changed - known)
-        if late:
-            log.warning("SIGHUP: changed, and takes a restart: %s", ", ".join(late))
-        log.info("SIGHUP: the configuration was read anew")
+                log.error("SIGHUP: %s is unchanged: %s", ", ".join(names) or "the repository", error)
+        needs_restart = sorted(changed - known)
+        if needs_restart:
+            log.warning("SIGHUP: changed, but needs a restart: %s", ", ".join(needs_restart))
+        log.info("SIGHUP: the configuration was read again")
 
 
 def summary(entries: Sequence[IndexEntry]) -> str:
@@ -205,7 +204,7 @@ def _flat(config: ServerConfig) -> Mapping[str, object]:
 
 
 class HungRunCheck:
-    """The check that no run of an instance takes longer than `limit_s`; 0: any run may take any time."""
+    """Health check: no run of an instance takes longer than `limit_s`; 0: no limit."""
 
     def __init__(
         self, loaded: Callable[[], Sequence[ServedVersion]], limit_s: float, clock_ns: Callable[[], int]
@@ -229,7 +228,7 @@ class HungRunCheck:
 
 
 class EndRequest:
-    """Request to drain and end the process with an exit code. Given once, by any thread."""
+    """Request to drain and end the process with an exit code. Submitted once, by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -237,15 +236,15 @@ class EndRequest:
         self.code: ExitCode | None = None
 
     def notify(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the request is given, or now if it was given before."""
+        """Call `wake` when the request is submitted, or now if it was submitted before."""
         with self._lock:
             self._wake = wake
-            is_given = self.code is not None
-        if is_given:
+            is_submitted = self.code is not None
+        if is_submitted:
             wake()
 
-    def give(self, code: ExitCode, reason: str) -> None:
-        """End the server; `reason` goes to the log. A second order changes nothing."""
+    def submit(self, code: ExitCode, reason: str) -> None:
+        """End the server; `reason` goes to the log. A second call has no effect."""
         with self._lock:
             if self.code is not None:
                 return

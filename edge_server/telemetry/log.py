@@ -37,7 +37,7 @@ RELOADED = ("log.verbose_level", "log.shows_info", "log.shows_warning", "log.sho
 
 @dataclass(frozen=True, slots=True)
 class _LogValues:
-    """Values of LogSettings, replaced as a whole: a handler on another thread sees all of a change or nothing."""
+    """Values of LogSettings, replaced as a whole: a handler on another thread sees the old or the new values."""
 
     verbose_level: int
     shows_info: bool

@@ -59,7 +59,7 @@ class SpanExport:
         sending.start()
         sending.join(timeout_s)
         if sending.is_alive():
-            # Stops its wait for a collector that does not answer.
+            # Ends the thread's wait for a collector that does not answer.
             self._exporter.shutdown()
 
     def spans(self, trace: TracedRequest) -> Iterable[ReadableSpan]:
@@ -100,8 +100,8 @@ class SpanExport:
                 continue
             stamps = dict(model.stamps)
             bounds = (stamps[REQUEST_START], stamps.get(REQUEST_END, trace.end_ns))
-            around = context(span_ids.get(model.parent_id, trace.span_id))
-            yield span(model.model, model.span_id, around, model.stamps, bounds, _attributes(model))
+            parent_context = context(span_ids.get(model.parent_id, trace.span_id))
+            yield span(model.model, model.span_id, parent_context, model.stamps, bounds, _attributes(model))
             if model.compute:
                 bounds = (model.compute[0][1], model.compute[-1][1])
                 yield span(_COMPUTE, new_id(64), context(model.span_id), model.compute, bounds)

@@ -165,7 +165,7 @@ class TraceCollector:
             self._write(lambda file: file.add_numbered(records), sampler.settings.file, count)
 
     def _write_rest(self, sampler: TraceSampler) -> None:
-        """Write the remaining records: into a numbered file if the settings ask for such files, else into the one."""
+        """Write the remaining records into a numbered file if the settings ask for those, else into the file itself."""
         if sampler.settings.log_frequency:
             self._write_numbered(sampler)
         unwritten = self._unwritten.pop(sampler, None)
@@ -258,12 +258,12 @@ def trace_records(trace: TracedRequest) -> str:
     """Return the records of a trace as JSON objects, separated by commas."""
     parts: list[str] = []
     for model in trace.models:
-        head: dict[str, object] = {"id": model.id, "model_name": model.model, "model_version": model.version}
+        record: dict[str, object] = {"id": model.id, "model_name": model.model, "model_version": model.version}
         if model.request_id:
-            head["request_id"] = model.request_id
+            record["request_id"] = model.request_id
         if model.parent_id:
-            head["parent_id"] = model.parent_id
-        parts.append(json.dumps(head, separators=(",", ":")))
+            record["parent_id"] = model.parent_id
+        parts.append(json.dumps(record, separators=(",", ":")))
         if trace.keeps_stamps:
             stamps = [*model.stamps, *model.compute, *(trace.stamps if model is trace.first else ())]
             stamps.sort(key=lambda stamp: stamp[1])
@@ -277,8 +277,8 @@ def trace_records(trace: TracedRequest) -> str:
                 "shape": ",".join(map(str, item.tensor.array.shape)),
                 "dtype": item.tensor.dtype.value,
             }
-            record = {"id": model.id, "activity": item.activity, "tensor": tensor}
-            parts.append(json.dumps(record, separators=(",", ":")))
+            tensor_record = {"id": model.id, "activity": item.activity, "tensor": tensor}
+            parts.append(json.dumps(tensor_record, separators=(",", ":")))
     return ",".join(parts)
 
 

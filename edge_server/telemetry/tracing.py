@@ -27,19 +27,19 @@ class Traces:
     def __init__(self, config: TraceConfig | None = None) -> None:
         self._config = config or TraceConfig()
         self._lock = threading.Lock()
-        self._book = ServerTraceSettings(start_settings(self._config))
-        self._whole = TraceSampler(self._book.whole)
-        self._models: dict[str, TraceSampler] = {}
+        self._server_settings = ServerTraceSettings(start_settings(self._config))
+        self._global_sampler = TraceSampler(self._server_settings.whole)
+        self._model_samplers: dict[str, TraceSampler] = {}
         self._ids = itertools.count(1)
         self._collector: TraceCollector | None = None
         self._is_closed = False
         self.is_on = False
         """Whether any request may be traced now. Front ends check this first."""
-        self._apply_book()
+        self._apply_settings()
 
     def get(self, model: str = "") -> dict[str, str | list[str]]:
         """Return the settings in force in the form for clients: the model's own, else the global ones."""
-        sampler = self._models.get(model, self._whole)
+        sampler = self._model_samplers.get(model, self._global_sampler)
         options: dict[str, str | list[str]] = {}
         if sampler.settings.mode == OPENTELEMETRY:
             options["url"] = self._config.url
@@ -51,10 +51,10 @@ class Traces:
         Traces that have begun keep their settings.
         """
         with self._lock:
-            self._book = self._book.with_change(model, change)
+            self._server_settings = self._server_settings.with_change(model, change)
             is_new = bool(change.set or change.cleared)
-            replaced = self._apply_book(fresh={model} if is_new else set())
-            # Read once under the lock: `close` may remove it at any moment after this.
+            replaced = self._apply_settings(fresh={model} if is_new else set())
+            # Read under the lock, and once: `close` may set it to None at any time.
             collector = self._collector
         if collector is not None:
             for sampler in replaced:
@@ -67,7 +67,7 @@ class Traces:
         `began_ns` is the arrival of the request by time.monotonic_ns; 0: now. In mode opentelemetry a request with a
         W3C trace context is traced regardless of the rate and the count.
         """
-        sampler = self._models.get(model, self._whole)
+        sampler = self._model_samplers.get(model, self._global_sampler)
         settings, collector = sampler.settings, self._collector
         if collector is None or not settings.is_on:
             return None
@@ -91,8 +91,8 @@ class Traces:
         if collector is not None:
             collector.close(timeout_s)
 
-    def _apply_book(self, fresh: Iterable[str] = ()) -> list[TraceSampler]:
-        """Put the book's settings in force and return the samplers that were replaced.
+    def _apply_settings(self, fresh: Iterable[str] = ()) -> list[TraceSampler]:
+        """Put the server's settings in force and return the samplers that were replaced.
 
         Samplers whose settings did not change continue to count, except those of the models in `fresh`.
         """
@@ -106,26 +106,25 @@ class Traces:
                 replaced.append(before)
             return TraceSampler(settings)
 
-        needs_collector = self._book.whole.mode == OPENTELEMETRY or any(
-            settings.is_on for settings in (self._book.whole, *self._book.models.values())
-        )
+        whole, by_model = self._server_settings.whole, self._server_settings.models
+        needs_collector = whole.mode == OPENTELEMETRY or any(item.is_on for item in (whole, *by_model.values()))
         if needs_collector and self._collector is None and not self._is_closed:
             from edge_server.telemetry.trace_collector import TraceCollector
 
             self._collector = TraceCollector(self._config)
-        models = {name: sampler_for(name, self._models.get(name), item) for name, item in self._book.models.items()}
-        replaced += [sampler for name, sampler in self._models.items() if name not in models]
-        self._whole = sampler_for("", self._whole, self._book.whole)
-        self._models = models
+        models = {name: sampler_for(name, self._model_samplers.get(name), item) for name, item in by_model.items()}
+        replaced += [sampler for name, sampler in self._model_samplers.items() if name not in models]
+        self._global_sampler = sampler_for("", self._global_sampler, whole)
+        self._model_samplers = models
         for sampler in replaced:
             sampler.mark_replaced()
-        in_force = (self._whole, *models.values())
+        in_force = (self._global_sampler, *models.values())
         self.is_on = not self._is_closed and any(sampler.settings.is_on for sampler in in_force)
         return replaced
 
 
 def start_settings(config: TraceConfig) -> TraceSettings:
-    """Return the settings of the server's start."""
+    """Return the trace settings that the configuration gives."""
     return TraceSettings(
         trace_level(config.level), config.rate, config.count, config.log_frequency, config.file, config.mode
     )

@@ -72,7 +72,8 @@ def test_the_picture_is_svg_with_a_column_for_each_way_and_names_its_lines(tmp_p
     for strategy in Strategy:
         assert strategy.value in words
     assert words.count("set-point 95") == words.count("trip 99") == len(Strategy)
-    assert {"chip, °C", "power, W", "answers in time, a second", "ambient", "control", "normal", "bulk"} <= set(words)
+    titles = {"chip, °C", "power, W", "responses in time, per second", "ambient", "control", "normal", "bulk"}
+    assert titles <= set(words)
     assert not re.search(r"nan|inf", picture.read_text(encoding="utf-8"))
 
 

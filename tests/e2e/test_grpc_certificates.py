@@ -86,7 +86,7 @@ def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
             assert echoes(old)
             files.cert.write_bytes(second[1].read_bytes())
             server.process.send_signal(signal.SIGHUP)
-            assert eventually(lambda: f"SIGHUP: {NAMES} stays as it was" in server.log())
+            assert eventually(lambda: f"SIGHUP: {NAMES} is unchanged" in server.log())
             assert f"TLS certificate '{files.cert}' and key '{files.key}' for gRPC cannot be used: " in server.log()
             assert shown() == first[1].read_text().split()
             files.key.write_bytes(second[0].read_bytes())
@@ -112,7 +112,7 @@ def test_tls_that_was_off_at_the_start_takes_a_restart_and_says_so(
         )
         server.process.send_signal(signal.SIGHUP)
         late = "grpc.is_tls, grpc.server_cert, grpc.server_key, http.tls_cert, http.tls_key"
-        assert eventually(lambda: f"SIGHUP: changed, and takes a restart: {late}" in server.log())
+        assert eventually(lambda: f"SIGHUP: changed, but needs a restart: {late}" in server.log())
         assert server.get("/v2/health/ready")[0] == 200
 
 

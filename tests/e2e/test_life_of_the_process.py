@@ -102,7 +102,7 @@ def test_a_signal_lets_running_requests_end_refuses_new_ones_and_exits_zero(
         second = pool.submit(grpc_client.infer, "slow", [tensor])
         assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
         server.process.send_signal(number)
-        assert eventually(lambda: "taking nothing new" in server.log())
+        assert eventually(lambda: "refusing new requests" in server.log())
 
         def status_on_kept_connection() -> int:
             try:
@@ -150,7 +150,7 @@ def test_a_second_signal_ends_it_at_once(
     with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
         asked, _ = occupy(server, pool, eventually)
         server.process.terminate()
-        assert eventually(lambda: "taking nothing new" in server.log())
+        assert eventually(lambda: "refusing new requests" in server.log())
         assert server.process.poll() is None
         server.process.terminate()
         assert server.process.wait(5) != 0

@@ -121,7 +121,7 @@ def test_a_token_opens_both_wires_and_frame_streams_until_it_is_taken_out(
             client.infer("one", [given], headers=headers)
         guarded.tokens.write_text("nonsense\n")
         guarded.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "auth.tokens_file stays as it was" in guarded.log())
+        assert eventually(lambda: "auth.tokens_file is unchanged" in guarded.log())
 
 
 def stream_error(server: Any, metadata: list[tuple[str, str]]) -> str:

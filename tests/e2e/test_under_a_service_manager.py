@@ -185,7 +185,7 @@ def test_sighup_takes_over_log_settings_of_the_file_and_names_what_takes_a_resta
         assert eventually(lambda: manager.states() == ["READY=1", "RELOADING=1", "READY=1"])
         _, settings = server.ask("/v2/logging")
         assert (settings["log_format"], settings["log_verbose_level"]) == ("json", 1)
-        assert "takes a restart: lifecycle.exit_timeout_s" in server.log()
+        assert "needs a restart: lifecycle.exit_timeout_s" in server.log()
         file.write_text("[lgo]\n")
         server.process.send_signal(signal.SIGHUP)
         assert eventually(lambda: "nothing was reloaded" in server.log())
@@ -222,7 +222,7 @@ def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_change
         assert shown().split() == first[0].read_text().split()
         cert.write_bytes(second[0].read_bytes())
         server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "http.tls_key, http.client_ca stays as it was" in server.log())
+        assert eventually(lambda: "http.tls_key, http.client_ca is unchanged" in server.log())
         assert shown().split() == first[0].read_text().split()
         key.write_bytes(second[1].read_bytes())
         server.process.send_signal(signal.SIGHUP)
@@ -312,7 +312,7 @@ from edge_server.cli.main import main
 inner = module.ServerProcess.__init__
 def made(self, *arguments):
     inner(self, *arguments)
-    threading.Timer(0.2, self.end.give, (ExitCode.GPU_LOST, "GPU 0 fell off the bus")).start()
+    threading.Timer(0.2, self.end.submit, (ExitCode.GPU_LOST, "GPU 0 fell off the bus")).start()
 module.ServerProcess.__init__ = made
 sys.exit(main(sys.argv[1:]))
 """

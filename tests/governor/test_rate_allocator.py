@@ -193,5 +193,5 @@ def test_time_that_goes_back_gives_nothing() -> None:
 
 def test_a_charge_is_a_number_of_seconds() -> None:
     charge = TimeCharge(0.25, 0.1, is_of_floor=True)
-    assert (charge, charge.of_store_s, charge.is_of_floor) == (0.25, 0.1, True)
+    assert (charge, charge.common_bucket_s, charge.is_of_floor) == (0.25, 0.1, True)
     assert charge + 0.25 == 0.5

@@ -76,7 +76,7 @@ def test_it_is_enabled_and_started_as_its_own_user_when_all_models_are_loaded(se
 
 def test_a_reload_takes_over_log_settings_and_a_bad_file_changes_nothing(seen: dict[str, Any]) -> None:
     assert (seen["reload"], seen["log_format"]) == (0, "text")
-    assert "takes a restart: http.port" in seen["reload_journal"]
+    assert "needs a restart: http.port" in seen["reload_journal"]
     for moment in ("after_reload", "after_bad_reload"):
         assert seen[moment] == {"ActiveState": "active", "NRestarts": "0"}
 

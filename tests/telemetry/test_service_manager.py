@@ -225,8 +225,8 @@ def test_a_limit_of_0_lets_runs_take_any_time() -> None:
 def supervise(
     listener: Listener, reread: Callable[[], ServerConfig], taken: list[ServerConfig], config: ServerConfig
 ) -> Supervision:
-    surroundings = ProcessEnvironment(ServiceManager(listener.address), reread)
-    supervision = Supervision(config, surroundings, [], lambda: "1 model served")
+    environment = ProcessEnvironment(ServiceManager(listener.address), reread)
+    supervision = Supervision(config, environment, [], lambda: "1 model served")
     supervision.add_reload(("log.format",), taken.append)
     return supervision
 
@@ -249,7 +249,7 @@ def test_a_reload_is_begun_and_ended_for_the_manager_and_names_what_takes_a_rest
     assert taken == [new]
     assert [message[0] for message in listener.heard()] == ["READY=1", "RELOADING=1", "READY=1"]
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["SIGHUP: changed, and takes a restart: log.file"]
+    assert warnings == ["SIGHUP: changed, but needs a restart: log.file"]
 
 
 def test_an_order_to_reload_that_comes_in_the_middle_of_one_is_not_lost(listener: Listener) -> None:
@@ -300,12 +300,12 @@ def test_one_part_that_fails_to_reload_does_not_keep_the_others_from_it(
         raise ServingFault("the key does not fit")
 
     taken: list[ServerConfig] = []
-    surroundings = ProcessEnvironment(ServiceManager(listener.address), ServerConfig)
-    supervision = Supervision(ServerConfig(), surroundings, [], lambda: "")
+    environment = ProcessEnvironment(ServiceManager(listener.address), ServerConfig)
+    supervision = Supervision(ServerConfig(), environment, [], lambda: "")
     supervision.add_reload(("http.tls_cert",), fail)
     supervision.add_reload((), taken.append)
     asyncio.run(reload_once(supervision))
-    assert "http.tls_cert stays as it was: the key does not fit" in caplog.text
+    assert "http.tls_cert is unchanged: the key does not fit" in caplog.text
     assert len(taken) == 1
 
 
@@ -313,8 +313,8 @@ def test_the_first_order_to_end_is_the_one_that_counts(caplog: pytest.LogCapture
     woken: list[None] = []
     end = EndRequest()
     end.notify(lambda: woken.append(None))
-    end.give(ExitCode.GPU_LOST, "GPU 0 fell off the bus")
-    end.give(ExitCode.FAILED, "something else")
+    end.submit(ExitCode.GPU_LOST, "GPU 0 fell off the bus")
+    end.submit(ExitCode.FAILED, "something else")
     assert end.code is ExitCode.GPU_LOST
     assert len(woken) == 1
     assert "79 (GPU_LOST): GPU 0 fell off the bus" in caplog.text

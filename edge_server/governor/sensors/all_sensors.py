@@ -87,10 +87,10 @@ class MachineSensors:
     def read(self, now_s: float) -> MachineReading:
         """Return one reading of all sensors, with the names of sensors that had a reading before and have none now."""
         tegra, nvml, memory = self._tegra.read(now_s), self._nvml.read(now_s), self._memory.read(now_s)
-        # A Jetson stays a Jetson if its files cannot be read for a moment.
+        # Once a Jetson is recognised, a failed read of its files does not change that.
         self._is_jetson |= tegra.soc is not None
         if self._is_jetson:
-            # Heat and power of the GPU in a Jetson's module are those of the module, not NVML's.
+            # NVML's temperature and power of a Jetson's GPU are not used: those of the module apply.
             integrated = {gpu.key for gpu in nvml.gpus if gpu.is_integrated}
             kept: dict[str, Any] = {
                 name: tuple(item for item in getattr(nvml, name) if item.name not in integrated)
@@ -100,7 +100,7 @@ class MachineSensors:
         else:
             reading = join_readings(now_s, (nvml, self._x86.read(now_s), tegra, memory))
         present = _present_sensors(reading, self._seen)
-        # A lost GPU is reported as lost; its temperature and power are not missed.
+        # A lost GPU is reported as lost, so its temperature and power sensors are not reported as silent too.
         lost = {f"{kind} {gpu.key}" for gpu in reading.gpus if gpu.is_lost for kind in ("zone", "rail")}
         self._seen = (self._seen | present) - lost
         return replace(reading, silent=frozenset(self._seen - present))

@@ -45,8 +45,8 @@ class Clocks:
             if current is None and floor is None and cap is None:
                 self._places.forget()
                 continue
-            from_ = source_of(f"{place.folder}/{place.current}")
-            clocks.append(Clock(place.name, current, floor, cap, place.highest_hz, place.governor, from_))
+            source = source_of(f"{place.folder}/{place.current}")
+            clocks.append(Clock(place.name, current, floor, cap, place.highest_hz, place.governor, source))
         return tuple(clocks)
 
     def _find(self) -> list[_ClockFiles]:

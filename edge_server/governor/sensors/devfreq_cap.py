@@ -12,7 +12,7 @@ from edge_server.governor.sensors.sysfs import SysfsFiles
 class DevfreqCap:
     """Implements governor.clock_cap.ClockActuator. Remembers the limit from before its first cap.
 
-    If another program (nvpmodel, for example) sets a limit meanwhile, that limit is the one to restore.
+    If another program, e.g. nvpmodel, sets a limit while the cap is in effect, `release` keeps that limit.
     """
 
     def __init__(self, sysfs_root: str | Path = "/") -> None:
@@ -72,7 +72,7 @@ class DevfreqCap:
         except PermissionError:
             raise PermissionError(
                 f"{folder}/max_freq may not be written by this user (number {os.getuid()}): "
-                "only root may, or whom a udev rule lets"
+                "only root may, or a user that a udev rule permits"
             ) from None
         try:
             os.write(descriptor, f"{at_hz}\n".encode())

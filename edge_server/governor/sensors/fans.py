@@ -11,17 +11,17 @@ _FULL = 255
 
 def jetson_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
     """Return the fan of a Jetson. One hwmon device controls it, another one counts its revolutions."""
-    duty, rpm, from_ = None, None, ""
+    duty, rpm, source = None, None, ""
     for name, folder in files.hwmons():
         if name in ("pwmfan", "pwm-fan"):
             width = files.maybe_number(f"{folder}/pwm1")
             duty = None if width is None else min(1.0, max(0, width) / _FULL)
-            from_ = source_of(f"{folder}/pwm1")
+            source = source_of(f"{folder}/pwm1")
         elif name in ("pwm_tach", "pwm-tach", "tachometer"):
             turns = files.maybe_number(f"{folder}/rpm")
             rpm = turns if turns is not None else files.maybe_number(f"{folder}/fan1_input")
-            from_ = from_ or source_of(f"{folder}/rpm")
-    return () if duty is None and rpm is None else (FanReading("fan", duty, rpm, from_),)
+            source = source or source_of(f"{folder}/rpm")
+    return () if duty is None and rpm is None else (FanReading("fan", duty, rpm, source),)
 
 
 def hwmon_fans(files: SysfsFiles) -> tuple[FanReading, ...]:

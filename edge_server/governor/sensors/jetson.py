@@ -81,9 +81,9 @@ def read_identity(files: SysfsFiles) -> Identity:
 
 def jetpack_of_release(l4t: str) -> str | None:
     """Return the JetPack of a release such as 36.4.3. An unknown release gets that of the next older one."""
-    wanted = _numbers(l4t)
+    release_numbers = _numbers(l4t)
     known = ((_numbers(release), name) for release, name in _JETPACKS)
-    older = [(numbers, name) for numbers, name in known if numbers[:2] == wanted[:2] and numbers <= wanted]
+    older = [item for item in known if item[0][:2] == release_numbers[:2] and item[0] <= release_numbers]
     return max(older)[1] if older else None
 
 
@@ -105,11 +105,11 @@ def read_power_mode(files: SysfsFiles) -> PowerMode | str:
 
 def _mode(configuration: str, number: int) -> PowerMode | None:
     for section in re.split(r"(?m)^\s*(?=<)", configuration):
-        head = re.match(r"<\s*POWER_MODEL\s+([^>]*)>", section)
-        if head is None:
+        header = re.match(r"<\s*POWER_MODEL\s+([^>]*)>", section)
+        if header is None:
             continue
         # The attributes may be in any order.
-        values = dict(re.findall(r"(\w+)\s*=\s*(\S+)", head[1]))
+        values = dict(re.findall(r"(\w+)\s*=\s*(\S+)", header[1]))
         if values.get("ID", "").isdigit() and int(values["ID"]) == number:
             cap = re.search(r"(?m)^\s*GPU\s+MAX_FREQ\s+(\d+)", section)
             return PowerMode(number, values.get("NAME", ""), int(cap[1]) if cap else None)

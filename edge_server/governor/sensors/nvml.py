@@ -25,7 +25,7 @@ from edge_server.governor.sensors.nvml_gpu import (
     NvmlQueries,
     is_jetson_gpu,
     read_gpu,
-    silent_gpu,
+    unresponsive_gpu,
 )
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class NvmlSensor:
         self._owner = 0
         self._is_open = False
         self._tried_s: float | None = None
-        self._again_s = OPEN_AGAIN_S
+        self._retry_s = OPEN_AGAIN_S
         self._has_warned = False
         self._problem = ""
 
@@ -82,9 +82,9 @@ class NvmlSensor:
             self._tried_s = None
         if self._is_open and self._devices and all(item.handle is not None for item in self._devices.values()):
             return
-        if self._tried_s is not None and 0 <= now_s - self._tried_s < self._again_s:
+        if self._tried_s is not None and 0 <= now_s - self._tried_s < self._retry_s:
             return
-        self._tried_s, self._again_s = now_s, OPEN_AGAIN_S
+        self._tried_s, self._retry_s = now_s, OPEN_AGAIN_S
         if self._is_open:
             # A GPU is found after a reset only if NVML is initialized again.
             self._shut_down()
@@ -127,7 +127,7 @@ class NvmlSensor:
         self._abandon(f"NVML: {error}")
         if error.code != VERSION_MISMATCH:
             return
-        self._again_s = MISMATCH_AGAIN_S
+        self._retry_s = MISMATCH_AGAIN_S
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -165,14 +165,14 @@ class NvmlSensor:
         assert nvml is not None
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            ask = NvmlQueries(nvml, handle)
-            uuid = ask("uuid", ("nvmlDeviceGetUUID",))
+            query = NvmlQueries(nvml, handle)
+            uuid = query("uuid", ("nvmlDeviceGetUUID",))
             identity = uuid or f"index {index}"
             if identity not in self._devices:
-                name = ask("name", ("nvmlDeviceGetName",))
-                memory = ask("memory", *MEMORY_CALLS)
+                name = query("name", ("nvmlDeviceGetName",))
+                memory = query("memory", *MEMORY_CALLS)
                 # A GPU without its own memory shares the machine's memory.
-                has_no_memory = ask.is_never("memory") if memory is None else memory.total == 0
+                has_no_memory = query.is_never("memory") if memory is None else memory.total == 0
                 is_integrated = has_no_memory or is_jetson_gpu(name)
                 key = "igpu" if is_integrated else self._free_key(index)
                 self._devices[identity] = NvmlGpu(key, uuid, name, is_integrated)
@@ -208,4 +208,4 @@ class NvmlSensor:
                 self._tried_s = now_s
             except NvmlClosed as error:
                 self._fail(error)
-        return silent_gpu(device)
+        return unresponsive_gpu(device)

@@ -152,17 +152,17 @@ class NvmlQueries:
             self.codes[metric], self.missing[metric] = code, why
 
 
-def read_gpu(ask: NvmlQueries, device: NvmlGpu, now_s: float) -> GpuReadingParts:
+def read_gpu(query: NvmlQueries, device: NvmlGpu, now_s: float) -> GpuReadingParts:
     """Return the current readings of a GPU. Raises GpuGone and NvmlClosed."""
-    zone = _zone(ask, device)
-    power_mw = ask("power_mw", ("nvmlDeviceGetPowerUsage",))
-    limit_mw = ask("power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",))
-    energy_mj = ask("energy_mj", ("nvmlDeviceGetTotalEnergyConsumption",))
-    fan = ask("fan", ("nvmlDeviceGetFanSpeed",))
-    gpu = _gpu(ask, device, zone, power_mw, limit_mw, energy_mj)
+    zone = _zone(query, device)
+    power_mw = query("power_mw", ("nvmlDeviceGetPowerUsage",))
+    limit_mw = query("power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",))
+    energy_mj = query("energy_mj", ("nvmlDeviceGetTotalEnergyConsumption",))
+    fan = query("fan", ("nvmlDeviceGetFanSpeed",))
+    gpu = _gpu(query, device, zone, power_mw, limit_mw, energy_mj)
     # If a GPU never reports power, the total excludes it. If its power is missing only now, the total is unknown.
-    is_counted = not ask.is_never("power_mw")
-    problem = ask.missing.get("power_mw", "")
+    is_counted = not query.is_never("power_mw")
+    problem = query.missing.get("power_mw", "")
     device.has_power |= power_mw is not None
     counter = None
     if energy_mj is not None:
@@ -177,11 +177,11 @@ def read_gpu(ask: NvmlQueries, device: NvmlGpu, now_s: float) -> GpuReadingParts
 
 
 def _gpu(
-    ask: NvmlQueries, device: NvmlGpu, zone: Zone, power_mw: int | None, limit_mw: int | None, energy_mj: int | None
+    query: NvmlQueries, device: NvmlGpu, zone: Zone, power_mw: int | None, limit_mw: int | None, energy_mj: int | None
 ) -> Gpu:
-    rates = ask("utilization", ("nvmlDeviceGetUtilizationRates",))
-    memory = ask("memory_total_bytes", *MEMORY_CALLS)
-    bits = ask("reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",))
+    rates = query("utilization", ("nvmlDeviceGetUtilizationRates",))
+    memory = query("memory_total_bytes", *MEMORY_CALLS)
+    bits = query("reasons", ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",))
     reasons = None if bits is None else frozenset(word for bit, word in _REASONS.items() if bits & bit)
     values: dict[str, Any] = {
         "utilization": None if rates is None else rates.gpu / 100,
@@ -192,13 +192,13 @@ def _gpu(
         "power_mw": power_mw,
         "power_limit_mw": limit_mw,
         "energy_mj": energy_mj,
-        "clock_hz": _hertz(ask("clock_hz", ("nvmlDeviceGetClockInfo", _GRAPHICS))),
-        "clock_cap_hz": _hertz(ask("clock_cap_hz", ("nvmlDeviceGetClock", _GRAPHICS, _APPLICATION_TARGET))),
-        "highest_clock_hz": _hertz(ask("highest_clock_hz", ("nvmlDeviceGetMaxClockInfo", _GRAPHICS))),
-        "memory_clock_hz": _hertz(ask("memory_clock_hz", ("nvmlDeviceGetClockInfo", _MEMORY))),
-        "performance_state": ask("performance_state", ("nvmlDeviceGetPerformanceState",)),
+        "clock_hz": _hertz(query("clock_hz", ("nvmlDeviceGetClockInfo", _GRAPHICS))),
+        "clock_cap_hz": _hertz(query("clock_cap_hz", ("nvmlDeviceGetClock", _GRAPHICS, _APPLICATION_TARGET))),
+        "highest_clock_hz": _hertz(query("highest_clock_hz", ("nvmlDeviceGetMaxClockInfo", _GRAPHICS))),
+        "memory_clock_hz": _hertz(query("memory_clock_hz", ("nvmlDeviceGetClockInfo", _MEMORY))),
+        "performance_state": query("performance_state", ("nvmlDeviceGetPerformanceState",)),
         "reasons": reasons,
-        "violations_ns": _violations(ask),
+        "violations_ns": _violations(query),
     }
     if device.is_integrated:
         # Some drivers report 0 for unknown values of an integrated GPU.
@@ -210,37 +210,37 @@ def _gpu(
         device.is_integrated,
         slowed_by=_slowed_by(reasons or frozenset(), zone),
         sources={name: SOURCE for name, value in values.items() if value is not None},
-        missing={name: why for name, why in ask.missing.items() if values.get(name) is None and name in values},
+        missing={name: why for name, why in query.missing.items() if values.get(name) is None and name in values},
         **values,
     )
 
 
-def _zone(ask: NvmlQueries, device: NvmlGpu) -> Zone:
+def _zone(query: NvmlQueries, device: NvmlGpu) -> Zone:
     """Return the GPU's temperature with its trip points. Newer drivers report the margin instead of trip points."""
-    temperature_c = ask(
+    temperature_c = query(
         "temperature_c", ("nvmlDeviceGetTemperatureV", _GPU_SENSOR), ("nvmlDeviceGetTemperature", _GPU_SENSOR)
     )
-    margin_c = ask("margin_c", ("nvmlDeviceGetMarginTemperature",))
+    margin_c = query("margin_c", ("nvmlDeviceGetMarginTemperature",))
     shutdown_c, slowdown_c, gpu_max_c = (
-        ask(f"threshold {which}", ("nvmlDeviceGetTemperatureThreshold", which))
+        query(f"threshold {which}", ("nvmlDeviceGetTemperatureThreshold", which))
         for which in (_SHUTDOWN, _SLOWDOWN, _GPU_MAX)
     )
     # Above GPU_MAX the driver lowers the clocks, above SLOWDOWN the hardware does. 0 means: none.
     passive = [trip for trip in (gpu_max_c, slowdown_c) if trip]
     trips = TripPoints(_degrees(min(passive, default=None)), _degrees(slowdown_c), _degrees(shutdown_c))
-    problem = "" if ask.is_never("temperature_c") else ask.missing.get("temperature_c", "")
+    problem = "" if query.is_never("temperature_c") else query.missing.get("temperature_c", "")
     return Zone(device.key, _degrees(temperature_c), trips, _float(margin_c), SOURCE, problem)
 
 
-def _violations(ask: NvmlQueries) -> Mapping[str, int] | None:
+def _violations(query: NvmlQueries) -> Mapping[str, int] | None:
     """Return the nanoseconds that each policy limited the clock. Drivers without the call have field values."""
     times: dict[str, int] = {}
     for policy, number in _POLICIES.items():
-        status = ask("violations_ns", ("nvmlDeviceGetViolationStatus", number))
+        status = query("violations_ns", ("nvmlDeviceGetViolationStatus", number))
         if status is not None:
             times[policy] = status.violationTime
-        elif ask.codes["violations_ns"] in (_FUNCTION_NOT_FOUND, _DEPRECATED):
-            values = ask("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
+        elif query.codes["violations_ns"] in (_FUNCTION_NOT_FOUND, _DEPRECATED):
+            values = query("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
             times = {
                 name: value.value.ullVal
                 for name, value in zip(_POLICY_FIELDS, values, strict=False)
@@ -259,7 +259,7 @@ def _slowed_by(reasons: frozenset[str], zone: Zone) -> frozenset[ThrottleReason]
     return frozenset(found)
 
 
-def silent_gpu(device: NvmlGpu) -> GpuReadingParts:
+def unresponsive_gpu(device: NvmlGpu) -> GpuReadingParts:
     """Return the readings of a GPU that cannot be queried. A lost GPU has no zone and no rail."""
     gpu = Gpu(
         device.key,

@@ -20,10 +20,10 @@ FIND_AGAIN_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class MissingReason:
-    """The reason why a file has no value. `is_passing`: the kernel answered EAGAIN."""
+    """The reason why a file has no value. `is_temporary`: the kernel returned EAGAIN."""
 
     reason: str
-    is_passing: bool = False
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ def read_once(path: Path | str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         parts = []
-        left = _MOST_BYTES
-        while left and (part := os.read(descriptor, min(left, 65536))):
+        remaining = _MOST_BYTES
+        while remaining and (part := os.read(descriptor, min(remaining, 65536))):
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
         return b"".join(parts)
     finally:
         os.close(descriptor)

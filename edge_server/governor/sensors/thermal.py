@@ -89,11 +89,11 @@ class ThermalZones:
 
     def _zone(self, place: _ZoneFiles) -> Zone:
         at_mc = self._files.number(place.path)
-        if place.name == JUNCTION and isinstance(at_mc, MissingReason) and at_mc.is_passing:
-            # The firmware is sometimes busy. Only the junction is worth a second try.
+        if place.name == JUNCTION and isinstance(at_mc, MissingReason) and at_mc.is_temporary:
+            # The firmware is sometimes busy. Only the junction is important enough for a second read.
             at_mc = self._files.number(place.path)
         if isinstance(at_mc, MissingReason):
-            if not at_mc.is_passing:
+            if not at_mc.is_temporary:
                 self._places.forget()
             return Zone(place.name, None, place.trips, source=source_of(place.path), problem=at_mc.reason)
         problem = implausible_reason(place.path, at_mc)

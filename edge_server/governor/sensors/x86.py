@@ -150,8 +150,8 @@ class X86Sensor:
                 self._throttles.forget()
                 continue
             rate, sustained = self._rates.setdefault(place.name, EventRate()).feed(sum(known), now_s)
-            from_ = source_of(place.paths[0])
-            counters.append(EventCounter(place.name, ThrottleReason.THERMAL, sum(known), rate, sustained, from_))
+            source = source_of(place.paths[0])
+            counters.append(EventCounter(place.name, ThrottleReason.THERMAL, sum(known), rate, sustained, source))
         return tuple(counters)
 
     def _find_throttles(self) -> list[_Throttle]:

@@ -42,7 +42,7 @@ def draw_simulation(outcomes: Sequence[SimulationResult], trip_c: float) -> str:
             ChartRow("chip, °C", _below(low_c), high_c + 8, lambda panel: _temperature(outcome, trip_c, panel)),
             ChartRow("power, W", 0, most_w * 1.08, lambda panel: _power(outcome, panel)),
             ChartRow("share of full work allowed, and clock", 0, 1.05, lambda panel: _share(outcome, panel)),
-            ChartRow("answers in time, a second", 0, most * 1.12, lambda panel: _answers(outcome, panel)),
+            ChartRow("responses in time, per second", 0, most * 1.12, lambda panel: _responses(outcome, panel)),
         )
         served = ", ".join(f"{item.name.lower()} {outcome.on_time_part(item):.1%}" for item in PriorityClass)
         facts = (
@@ -135,8 +135,8 @@ def _share(outcome: SimulationResult, panel: ChartPanel) -> str:
     return drawn
 
 
-def _answers(outcome: SimulationResult, panel: ChartPanel) -> str:
-    """Draw the answers of the classes as a stack, control at the bottom, and a line of all requests."""
+def _responses(outcome: SimulationResult, panel: ChartPanel) -> str:
+    """Draw the responses of the classes as a stack, control at the bottom, and a line of all requests."""
     trace = outcome.trace
     period_s = trace.time_s[1] - trace.time_s[0]
     parts = []
@@ -147,5 +147,5 @@ def _answers(outcome: SimulationResult, panel: ChartPanel) -> str:
         above = [low + value for low, value in zip(below, values, strict=True)]
         parts.append(panel.band(times, below, above, _CLASSES[priority]))
         below = above
-    asked = sum(outcome.offered.values()) / outcome.seconds
-    return "".join(parts) + panel.level(asked, "asked for", "#6b7280")
+    requested = sum(outcome.offered.values()) / outcome.seconds
+    return "".join(parts) + panel.level(requested, "requested", "#6b7280")

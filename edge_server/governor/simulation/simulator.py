@@ -1,8 +1,8 @@
-"""Simulator of the control policy: runs strategies against heat on a thermal model, with equal work and conditions.
+"""Simulator of the control policy: compares strategies against heat on a thermal model, with equal conditions.
 
-Simulated time: an hour takes a few seconds. The work is three classes of requests with deadlines for one model on one
-executor, which always runs control before normal before bulk. The results are temperature, requests answered in time,
-and energy.
+The time is simulated: an hour takes a few seconds. The work is three classes of requests with deadlines for one model
+on one executor, which always runs control before normal before bulk. The results are temperature, requests answered in
+time, and energy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODEL_PERIOD_S = 0.1
 _POLICY_PERIOD_S = 0.5
 _PROGRESS_PERIOD_S = 60.0
 _SETTLING_S = 120.0
-"""Start-up time, which does not count for the highest temperature and the throttled time."""
+"""Time after the start that does not count for the highest temperature and the throttled time."""
 
 
 class Strategy(enum.Enum):

@@ -77,7 +77,7 @@ class ChartPanel:
         x, anchor = (self.left + 4, "start") if at_start else (self.left + self.width - 4, "end")
         return f'<text x="{x:g}" y="{y:.1f}" text-anchor="{anchor}" font-size="10" fill="{color}">{escape(text)}</text>'
 
-    def ground(self, *, shows_numbers: bool, shows_time: bool) -> str:
+    def background(self, *, shows_numbers: bool, shows_time: bool) -> str:
         parts = [
             f'<rect x="{self.left:g}" y="{self.top:g}" width="{self.width:g}" height="{HEIGHT:g}" fill="#fbfbfc"'
             f' stroke="{_GRID}"/>'
@@ -162,7 +162,7 @@ def _column(column: ChartColumn, left: float, *, is_first: bool) -> str:
     for index, row in enumerate(column.rows):
         panel = ChartPanel(left, _TOP + 18 + index * (HEIGHT + _GAP_Y), column.end_s, row.low, row.high, column.width)
         is_last = index == len(column.rows) - 1
-        parts.append(panel.ground(shows_numbers=is_first and row.shows_numbers, shows_time=is_last))
+        parts.append(panel.background(shows_numbers=is_first and row.shows_numbers, shows_time=is_last))
         parts.append(row.draw(panel))
         if is_first:
             parts.append(f'<text x="{left:g}" y="{panel.top - 5:g}" font-weight="bold">{escape(row.title)}</text>')
