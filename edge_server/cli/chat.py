@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     except (http_client.Refused, BadAnswer) as error:
         print(f"edge-server chat: {error}", file=sys.stderr)
     except http_client.NO_ANSWER as error:
-        print(f"edge-server chat: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
+        print(f"edge-server chat: no answer from {options.url}: {http_client.describe_failure(error)}", file=sys.stderr)
     return 1
 
 
@@ -109,7 +109,7 @@ class Chat:
                 body[name] = getattr(options, name)
         begin_s, first_s, usage = time.monotonic(), 0.0, None
         # The server stops the model when the connection closes.
-        with http_client.open_answer(options, "/v1/chat/completions", body) as response:
+        with http_client.open_response(options, "/v1/chat/completions", body) as response:
             for line in response:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
