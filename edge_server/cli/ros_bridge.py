@@ -1,4 +1,4 @@
-"""`edge-server ros bridge`: a camera topic in, perception topics out, until it is stopped."""
+"""`edge-server ros bridge`: send a camera topic through a model and publish the results, until stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     parameters = _parameters(options)
     setup_logging(LogConfig())
-    # A signal that comes while ROS is being opened waits until `stop` can be called.
+    # Signals are blocked until the handler, which calls `stop`, is installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     transport: Transport = importlib.import_module(TRANSPORTS[options.transport]).open_transport(
         options.node_name, process_environment()
@@ -44,8 +44,8 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server ros bridge",
-        description="Subscribe to a topic of sensor_msgs/Image or CompressedImage, have a running server look at every "
-        "frame it can, and publish what it finds under the stamp and frame_id of the frame.",
+        description="Subscribe to a topic of sensor_msgs/Image or CompressedImage, send its frames to a running "
+        "server, and publish the results with the stamp and frame_id of the frame.",
         allow_abbrev=False,
     )
     add_model_options(parser)
@@ -53,35 +53,49 @@ def _parser() -> argparse.ArgumentParser:
         "--transport",
         choices=TRANSPORTS,
         default="dds",
-        help="dds: ROS 2 without a ROS installation (extra 'ros'). rclpy: inside a sourced ROS 2. ros1: over rospy.",
+        help="dds: ROS 2 without a ROS installation (extra 'ros'). rclpy: in a sourced ROS 2 environment. ros1: rospy.",
     )
-    parser.add_argument("--node-name", default="edge_server_bridge", help="name of the node, where there is one")
+    parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
     parser.add_argument("--image-topic", default="/image", help="topic to subscribe to")
-    parser.add_argument("--compressed", action="store_true", help="it carries CompressedImage")
-    for name, carried in _TOPICS.items():
-        parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {carried} there")
-    parser.add_argument("--input-qos", choices=QOS_PROFILES, default="SENSOR_DATA", help="of the image topic")
-    parser.add_argument("--output-qos", choices=QOS_PROFILES, default="DEFAULT", help="of what is published")
-    parser.add_argument("--input-queue-size", type=int, default=1, metavar="N", help="images that wait in ROS")
-    parser.add_argument("--output-queue-size", type=int, default=10, metavar="N", help="messages that wait in ROS")
-    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="classes in a classification")
-    parser.add_argument("--jpeg-quality", type=int, default=0, metavar="Q", help="of annotated pictures, 1 to 100")
+    parser.add_argument("--compressed", action="store_true", help="the topic has CompressedImage messages")
+    for name, message in _TOPICS.items():
+        parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
+    parser.add_argument("--input-qos", choices=QOS_PROFILES, default="SENSOR_DATA", help="QoS of the image topic")
+    parser.add_argument("--output-qos", choices=QOS_PROFILES, default="DEFAULT", help="QoS of the published topics")
+    parser.add_argument("--input-queue-size", type=int, default=1, metavar="N", help="queue size of the image topic")
+    parser.add_argument(
+        "--output-queue-size", type=int, default=10, metavar="N", help="queue size of the published topics"
+    )
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")
+    parser.add_argument(
+        "--jpeg-quality", type=int, default=0, metavar="Q", help="JPEG quality of annotated images, 1 to 100"
+    )
     parser.add_argument(
         "--stamp-tells-age",
         action="store_true",
-        help="stamps are of this machine's clock: the age of a frame counts from its stamp, not from its arrival",
+        help="measure the age of a frame from its stamp, not from its arrival; needs stamps of this machine's clock",
     )
     _add_delivery_options(parser)
     return parser
 
 
 def _add_delivery_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=int, default=1, metavar="N", help="frames that wait at most; newer ones win")
-    parser.add_argument("--max-age-ms", type=int, default=0, metavar="MS", help="frames older than this are dropped")
-    parser.add_argument("--deadline-ms", type=int, default=0, metavar="MS", help="results later than this are dropped")
-    parser.add_argument("--max-fps", type=float, default=0.0, metavar="FPS", help="frames beyond this are dropped")
-    parser.add_argument("--weight", type=float, default=1.0, help="share of the model beside other streams")
-    parser.add_argument("--priority", type=int, default=0, metavar="N", help="1 goes before 2, and so on")
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=1,
+        metavar="N",
+        help="largest number of waiting frames; newer ones replace older ones",
+    )
+    parser.add_argument("--max-age-ms", type=int, default=0, metavar="MS", help="drop frames older than this")
+    parser.add_argument(
+        "--deadline-ms", type=int, default=0, metavar="MS", help="drop frames whose result would be later"
+    )
+    parser.add_argument("--max-fps", type=float, default=0.0, metavar="FPS", help="largest rate; drop frames above it")
+    parser.add_argument(
+        "--weight", type=float, default=1.0, help="share relative to other streams of the same priority"
+    )
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="1 is served before 2, and so on")
 
 
 def _parameters(options: argparse.Namespace) -> BridgeParameters:

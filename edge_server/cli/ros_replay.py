@@ -19,7 +19,7 @@ _BAR_CELLS = 30
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Replay a recording; 0 when every frame was answered well or dropped as its rate has it, 1 when not."""
+    """Replay a recording. Return 0 if no frame failed, and at rate 0 every frame was answered; else 1."""
     options = _parser().parse_args(arguments)
     returns = Returns(
         top_k=options.top_k if "classes" in options.returns else 0,
@@ -43,7 +43,9 @@ def run(arguments: Sequence[str]) -> int:
     with TopicRecording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
         topic, count = recording.choose_topic(options.topic)
         with ProgressBar(count) as progress:
-            summary = TopicReplay(parameters, writer, progress.show, progress.tell).run(recording.frames(topic))
+            summary = TopicReplay(parameters, writer, progress.show, progress.print_message).run(
+                recording.frames(topic)
+            )
     print(summary_in_words(summary, f"{options.recording} {topic}"))
     for name, written in writer.counts.items():
         print(f"  {written} message(s) on {name} in {output}")
@@ -56,18 +58,21 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server ros replay",
-        description="Send the pictures of a recording (MCAP, rosbag2 folder, .db3, ROS 1 .bag) to a running server, "
-        "and write what its model finds into a new recording, each under the stamp and the time of its frame.",
+        description="Send the images of a recording (MCAP, rosbag2 folder, .db3, ROS 1 .bag) to a running server, and "
+        "write the results into a new recording, each with the stamp and the time of its frame.",
         allow_abbrev=False,
     )
     parser.add_argument("recording", type=Path, help="file or folder to read")
     add_model_options(parser)
-    parser.add_argument("--topic", default="", help="topic of the pictures; needed when there is more than one")
+    parser.add_argument("--topic", default="", help="topic of the images; needed if there is more than one")
     parser.add_argument(
-        "--output", type=Path, help="file.mcap or a folder to write; without one, named after recording and model"
+        "--output", type=Path, help="file.mcap or folder to write; default: named after recording and model"
     )
     parser.add_argument(
-        "--rate", type=float, default=0.0, help="1: as fast as recorded, frames may drop. 0: as fast as answered, all"
+        "--rate",
+        type=float,
+        default=0.0,
+        help="1: at the recorded speed, with drops. 0: as fast as possible, without drops",
     )
     parser.add_argument(
         "--return",
@@ -75,18 +80,18 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=("detections", "classes", "mask", "annotated"),
-        help="what to ask for, repeatable; without it, what the model declares",
+        help="kind of result, repeatable; default: what the model declares",
     )
-    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="classes in a classification")
-    parser.add_argument("--namespace", default="/edge_server", help="the topics of the results are below it")
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")
+    parser.add_argument("--namespace", default="/edge_server", help="prefix of the topics of the results")
     parser.add_argument(
-        "--patience", type=number(0), default=30.0, metavar="SECONDS", help="how long to try a server; default: 30"
+        "--patience", type=number(0), default=30.0, metavar="SECONDS", help="how long to wait for a server; default: 30"
     )
     return parser
 
 
 def summary_in_words(summary: ReplaySummary, subject: str) -> str:
-    """Return one line that accounts for every frame."""
+    """Return one line with the counts of all frames."""
     rate = summary.sent / summary.seconds if summary.seconds else 0.0
     words = [
         f"{subject}: {summary.sent} frame(s) in {summary.seconds:.1f} s ({rate:.1f}/s), {summary.answered} answered"
@@ -100,7 +105,7 @@ def summary_in_words(summary: ReplaySummary, subject: str) -> str:
 
 
 class ProgressBar:
-    """A bar on the terminal, on standard error; nothing where that is no terminal."""
+    """Progress bar on standard error; shown only on a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -114,12 +119,12 @@ class ProgressBar:
         if self._is_shown:
             print(file=sys.stderr)
 
-    def tell(self, trouble: str) -> None:
-        """Print a line of its own, also where there is no terminal."""
-        print(f"{chr(10) if self._is_shown else ''}edge-server ros replay: {trouble}", file=sys.stderr, flush=True)
+    def print_message(self, message: str) -> None:
+        """Print a message on a separate line, also without a terminal."""
+        print(f"{chr(10) if self._is_shown else ''}edge-server ros replay: {message}", file=sys.stderr, flush=True)
 
     def show(self, done: int) -> None:
-        """Draw how many of the frames are done, ten times a second at most."""
+        """Draw the number of finished frames, at most ten times per second."""
         now = time.monotonic()
         if self._is_shown and (now - self._drawn > 0.1 or done == self._total):
             self._drawn = now

@@ -30,7 +30,7 @@ _RETURNS = ("classes", "detections", "mask", "tensors")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Stream until the source ends or Ctrl-C; 0 when every frame is accounted for and no answer was an error."""
+    """Stream until the source ends or Ctrl-C. Return 0 if every frame was answered or dropped, without errors."""
     options = _parser().parse_args(arguments)
     source = open_source(options.source, fps=options.fps or 0.0, size=options.size)
     try:
@@ -42,37 +42,39 @@ def run(arguments: Sequence[str]) -> int:
         raise
     lines = JsonLines(sys.stdout) if options.json else None
     base = options.name or "camera"
-    # A stream that opens under the id of another one ends that: two runs are two cameras unless told otherwise.
-    unique = "" if options.name else f"-{secrets.token_hex(4)}"
+    # Unique by default, because a new stream replaces an open stream with the same id.
+    suffix = "" if options.name else f"-{secrets.token_hex(4)}"
     cameras = []
-    for place, writer in enumerate(writers):
-        name = base if options.streams == 1 else f"{base}-{place}"
-        cameras.append(StreamSender(name, name + unique, stream_options, writer, lines))
-    feeding = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
-    setting = RunSettings(options.model, options.address, source, feeding)
-    return _run(setting, cameras, lines)
+    for index, writer in enumerate(writers):
+        name = base if options.streams == 1 else f"{base}-{index}"
+        cameras.append(StreamSender(name, name + suffix, stream_options, writer, lines))
+    source_settings = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
+    settings = RunSettings(options.model, options.address, source, source_settings)
+    return _run(settings, cameras, lines)
 
 
-def _run(setting: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
+def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
     output = sys.stdout if lines is None else sys.stderr
     screen = Screen(output)
-    live = StreamRun(setting, cameras, screen, lines)
-    before = {number: signal.signal(number, lambda *_: live.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
+    stream_run = StreamRun(settings, cameras, screen, lines)
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: stream_run.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        code = live.run()
+        code = stream_run.run()
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
     if screen.is_broken or (lines is not None and lines.is_broken):
-        # The interpreter's own flush at the end must not complain.
+        # Prevents an error message when the interpreter flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
-def _rate(asked: float | None, source: Source) -> float:
-    """Return pictures a second: as asked for, else the source's own."""
-    if asked is not None:
-        return asked
+def _rate(fps: float | None, source: Source) -> float:
+    """Return the pictures per second: the value of --fps, or else the source's own rate."""
+    if fps is not None:
+        return fps
     return source.fps or (0.0 if source.is_live else DEFAULT_FPS)
 
 
@@ -112,10 +114,10 @@ def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOp
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server stream",
-        description="Send the pictures of a source through a model of a running server, as a camera would: the newest "
-        "picture wins, and what is overtaken is dropped and counted. Shows rates, ages and drops meanwhile. AGE is the "
-        "time from handing a picture over until its result is back. Exit code 0: every picture was answered or "
-        "dropped, and no answer was an error.",
+        description="Send the pictures of a source through a model of a running server, as a camera would: a newer "
+        "picture replaces a waiting one, which is dropped and counted. Shows rates, ages and drops. AGE is the time "
+        "from the offer of a picture to the arrival of its result. Exit code 0: every picture was answered or dropped, "
+        "without errors.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="name of the model")
@@ -123,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model-version", type=_count, default=0, metavar="N", help="its version; default: the newest"
     )
     add_alias(parser, "--version", version)
-    parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
+    parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
     _add_source(parser.add_argument_group("source"))
     _add_results(parser.add_argument_group("results"))
     _add_delivery(parser.add_argument_group("delivery"))
@@ -136,29 +138,27 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         "--source",
         required=True,
         metavar="WHAT",
-        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), 'demo': a moving portrait whose "
-        "face face_detection_yunet finds, or 'pattern': a moving test picture with its number in it",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), 'demo' (a moving portrait, for "
+        "face_detection_yunet), or 'pattern' (a moving test picture with its number)",
     )
     group.add_argument(
         "--fps",
         type=number(0, 1000),
-        help="pictures a second; default: the rate of the video or the camera, else 30. 0: as fast as the server takes "
-        "them, none dropped for want of room",
+        help="pictures per second; default: the rate of the video or the camera, else 30. 0: as fast as the server "
+        "accepts them, without drops by the client",
     )
     group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera")
-    group.add_argument("--loop", action="store_true", help="begin again at the end")
+    group.add_argument("--loop", action="store_true", help="restart the source at its end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
     group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")
     group.add_argument(
         "--encoding",
         choices=[*RAW, *FILES],
         default="",
-        help="send the pictures so; default: files of a folder as they are, everything else bgr8",
+        help="encoding of the sent pictures; default: unchanged for files of a folder, otherwise bgr8",
     )
-    group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="N cameras, all alike")
-    group.add_argument(
-        "--name", help="stream id and frame_id, with a number where there are several; default: a new one"
-    )
+    group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="number of equal streams")
+    group.add_argument("--name", help="stream id and frame_id, with a number for several streams; default: a unique id")
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
@@ -174,22 +174,36 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "--output",
         type=Path,
         metavar="PATH",
-        help="write the answered pictures with the results drawn in: a video (.mp4, .avi, .mkv, .mov) or a folder",
+        help="write the pictures with the results drawn in, as a video (.mp4, .avi, .mkv, .mov) or into a folder",
     )
     group.add_argument(
         "--json",
         action="store_true",
-        help="print a JSON object for each result and each drop, and one with the summary; the table goes to stderr",
+        help="print a JSON object for each result, each drop, and the summary; the table goes to stderr",
     )
 
 
 def _add_delivery(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--depth", type=_count, default=1, metavar="N", help="pictures that wait at most; default: 1")
-    group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop what waited longer")
-    group.add_argument("--deadline-ms", type=_count, default=0, metavar="MS", help="drop what cannot be ready by then")
-    group.add_argument("--max-fps", type=number(0), default=0.0, metavar="FPS", help="take no more than that")
-    group.add_argument("--priority", type=_count, default=0, metavar="N", help="1 goes before 2, the normal one")
-    group.add_argument("--weight", type=number(0), default=1.0, metavar="W", help="share beside streams alike")
+    group.add_argument(
+        "--depth", type=_count, default=1, metavar="N", help="largest number of waiting pictures; default: 1"
+    )
+    group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop pictures that waited longer")
+    group.add_argument(
+        "--deadline-ms", type=_count, default=0, metavar="MS", help="drop pictures whose result would be later"
+    )
+    group.add_argument(
+        "--max-fps", type=number(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"
+    )
+    group.add_argument(
+        "--priority", type=_count, default=0, metavar="N", help="1 is served before 2, the normal priority"
+    )
+    group.add_argument(
+        "--weight",
+        type=number(0),
+        default=1.0,
+        metavar="W",
+        help="share relative to other streams of the same priority",
+    )
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cli.sources.frame_encoding import pack
+from edge_server.cli.sources.frame_encoding import encode_frame
 from edge_server.cli.sources.frame_schedule import FrameSchedule
 from edge_server.cli.sources.pattern import Pattern
 from edge_server.cli.sources.source_choice import open_source
@@ -148,10 +148,11 @@ def test_the_pattern_needs_no_opencv() -> None:
     code = (
         "import sys; sys.modules['cv2'] = None\n"
         "from edge_server.cli.sources.source_choice import open_source\n"
-        "from edge_server.cli.sources.frame_encoding import pack\n"
+        "from edge_server.cli.sources.frame_encoding import encode_frame\n"
         "from edge_server.core.frame_stream_types import FrameHeader\n"
         "shot = open_source('pattern').read()\n"
-        "print(len(pack(shot, 'mono8', FrameHeader()).data), len(pack(shot, 'rgb8', FrameHeader()).data))\n"
+        "print(len(encode_frame(shot, 'mono8', FrameHeader()).data))\n"
+        "print(len(encode_frame(shot, 'rgb8', FrameHeader()).data))\n"
         "open_source('/etc/hostname')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -181,7 +182,7 @@ def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
         ("/dev/null/video0", "there is no such camera"),
         (
             "/nowhere/film.mp4",
-            "expected a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; there is none",
+            "expected a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; no such file",
         ),
     ],
 )
@@ -204,27 +205,27 @@ PICTURE = np.random.default_rng(5).integers(0, 256, (6, 10, 3), np.uint8)
 
 
 def test_a_raw_frame_is_a_view_of_the_picture() -> None:
-    frame = pack(SourcePicture(PICTURE), "bgr8", HEADER)
+    frame = encode_frame(SourcePicture(PICTURE), "bgr8", HEADER)
     assert (frame.header, frame.height, frame.width, frame.encoding, frame.step) == (HEADER, 6, 10, "bgr8", 30)
     assert np.shares_memory(np.frombuffer(frame.data, np.uint8), PICTURE)
     assert bytes(frame.data) == PICTURE.tobytes()
-    assert pack(SourcePicture(PICTURE), "", HEADER) == frame
+    assert encode_frame(SourcePicture(PICTURE), "", HEADER) == frame
 
 
 def test_other_encodings_agree_with_opencv() -> None:
-    rgb = pack(SourcePicture(PICTURE), "rgb8", HEADER)
+    rgb = encode_frame(SourcePicture(PICTURE), "rgb8", HEADER)
     assert bytes(rgb.data) == cv2.cvtColor(PICTURE, cv2.COLOR_BGR2RGB).tobytes()
-    gray = pack(SourcePicture(PICTURE), "mono8", HEADER)
+    gray = encode_frame(SourcePicture(PICTURE), "mono8", HEADER)
     assert (gray.encoding, gray.step, gray.height, gray.width) == ("mono8", 10, 6, 10)
     expected = cv2.cvtColor(PICTURE, cv2.COLOR_BGR2GRAY)
     assert np.abs(np.frombuffer(gray.data, np.uint8).reshape(6, 10).astype(int) - expected).max() <= 1
 
 
 def test_pictures_become_files_that_decode() -> None:
-    png = pack(SourcePicture(PICTURE), "png", HEADER)
+    png = encode_frame(SourcePicture(PICTURE), "png", HEADER)
     assert (png.format, png.encoding, png.height) == ("png", "", 0)
     assert np.array_equal(cv2.imdecode(np.frombuffer(png.data, np.uint8), cv2.IMREAD_COLOR), PICTURE)
-    jpeg = pack(SourcePicture(PICTURE), "jpeg", HEADER)
+    jpeg = encode_frame(SourcePicture(PICTURE), "jpeg", HEADER)
     assert jpeg.format == "jpeg"
     assert cv2.imdecode(np.frombuffer(jpeg.data, np.uint8), cv2.IMREAD_COLOR).shape == PICTURE.shape
 
@@ -232,13 +233,13 @@ def test_pictures_become_files_that_decode() -> None:
 def test_a_file_goes_as_it_is_unless_another_encoding_is_asked_for() -> None:
     data = bytes(cv2.imencode(".png", PICTURE)[1])
     shot = SourcePicture(file=data, format="png", name="a.png")
-    assert pack(shot, "", HEADER).data is data
-    assert pack(shot, "png", HEADER).data is data
-    assert bytes(pack(shot, "bgr8", HEADER).data) == PICTURE.tobytes()
+    assert encode_frame(shot, "", HEADER).data is data
+    assert encode_frame(shot, "png", HEADER).data is data
+    assert bytes(encode_frame(shot, "bgr8", HEADER).data) == PICTURE.tobytes()
     with pytest.raises(SourceError, match=r"a\.png: OpenCV cannot decode it"):
-        pack(SourcePicture(file=b"nonsense", format="png", name="a.png"), "bgr8", HEADER)
+        encode_frame(SourcePicture(file=b"nonsense", format="png", name="a.png"), "bgr8", HEADER)
     with pytest.raises(SourceError, match=r"a\.png: OpenCV cannot decode it"):
-        pack(SourcePicture(file=b"", format="png", name="a.png"), "bgr8", HEADER)
+        encode_frame(SourcePicture(file=b"", format="png", name="a.png"), "bgr8", HEADER)
 
 
 def test_pictures_are_due_by_an_absolute_schedule_whatever_each_one_took() -> None:

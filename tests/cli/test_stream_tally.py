@@ -22,7 +22,7 @@ def figures(name: str = "cam", **changes: object) -> StreamFigures:
     known: dict[str, object] = {
         "fps_in": 30.0, "fps_out": 10.0, "age_p50_s": 0.05, "age_p99_s": 0.0801, "age_largest_s": 0.25,
         "server_p50_s": 0.04, "offered": 100, "answered": 40, "failed": 0, "lost": 2, "waiting": 0,
-        "here": 8, "there": {DropReason.NEWER: 40, DropReason.MAX_AGE: 10},
+        "client_drops": 8, "server_drops": {DropReason.NEWER: 40, DropReason.MAX_AGE: 10},
     }  # fmt: skip
     return StreamFigures(name, **{**known, **changes})  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> N
     there: dict[DropReason, int] = {}
     for seq in range(5000):
         now += generator.random() / 30
-        tally.offer(seq, now)
+        tally.count_offered(seq, now)
         under_way.append(seq)
         while under_way and generator.random() < 0.495:
             frame, fate = under_way.pop(0), generator.randrange(4)
@@ -97,7 +97,7 @@ def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> N
                 there[reason] = there.get(reason, 0) + 1
                 # The server does not tell of every drop by itself.
                 if generator.random() < 0.5:
-                    tally.notice(frame, reason)
+                    tally.count_server_drop(frame, reason)
             elif fate == 1:
                 lost += 1
             elif fate == 2:
@@ -106,73 +106,73 @@ def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> N
                 answered += 1
                 answer = result(frame)
                 answer.counts = StreamCounts(dropped=dict(there))
-                assert tally.answer(answer, now) is not None
-            tally.settle(here, lost)
+                assert tally.count_result(answer, now) is not None
+            tally.set_client_totals(here, lost)
         shown = tally.recent(now)
         assert shown.offered == shown.answered + shown.dropped + shown.lost + shown.waiting == seq + 1
     answer = result(under_way.pop(0))
     answer.counts = StreamCounts(dropped=dict(there))
-    tally.answer(answer, now)
+    tally.count_result(answer, now)
     tally.end()
     whole = tally.whole()
-    assert (whole.answered, whole.here, whole.there) == (answered + 1, here, there)
+    assert (whole.answered, whole.client_drops, whole.server_drops) == (answered + 1, here, there)
     assert (whole.waiting, whole.lost) == (0, lost + len(under_way))
 
 
 def test_drops_of_an_earlier_run_under_the_same_name_do_not_count() -> None:
     tally = FrameCounts("cam")
-    tally.open(StreamCounts(dropped={DropReason.NEWER: 100}))
+    tally.set_server_baseline(StreamCounts(dropped={DropReason.NEWER: 100}))
     for seq in range(3):
-        tally.offer(seq, 0.0)
+        tally.count_offered(seq, 0.0)
     answer = result(1)
     answer.counts = StreamCounts(dropped={DropReason.NEWER: 101})
-    tally.answer(answer, 0.1)
-    assert tally.notice(2, DropReason.DEADLINE)
-    assert tally.whole().there == {DropReason.NEWER: 1, DropReason.DEADLINE: 1}
+    tally.count_result(answer, 0.1)
+    assert tally.count_server_drop(2, DropReason.DEADLINE)
+    assert tally.whole().server_drops == {DropReason.NEWER: 1, DropReason.DEADLINE: 1}
 
 
 def test_what_went_with_a_connection_is_lost_and_not_dropped() -> None:
     tally = FrameCounts("cam")
     for seq in range(3):
-        tally.offer(seq, 0.0)
-    tally.settle(0, 2)
+        tally.count_offered(seq, 0.0)
+    tally.set_client_totals(0, 2)
     answer = result(2)
     answer.counts = StreamCounts(dropped={DropReason.CLOSED: 2})
-    tally.answer(answer, 0.1)
-    assert (tally.whole().there, tally.whole().lost, tally.whole().waiting) == ({}, 2, 0)
+    tally.count_result(answer, 0.1)
+    assert (tally.whole().server_drops, tally.whole().lost, tally.whole().waiting) == ({}, 2, 0)
 
 
 def test_a_stream_of_days_keeps_little_of_the_frames_that_nobody_told_of() -> None:
     tally = FrameCounts("cam")
     for seq in range(20_000):
-        tally.offer(seq, seq / 30)
+        tally.count_offered(seq, seq / 30)
         if seq % 10 == 0:
-            tally.answer(result(seq), seq / 30)
+            tally.count_result(result(seq), seq / 30)
     assert len(tally._sent) < 2000
 
 
 def test_a_frame_is_counted_once_whatever_the_server_says() -> None:
     tally = FrameCounts("cam")
-    tally.offer(1, 0.0)
-    assert tally.answer(result(1), 0.5) == 0.5
-    assert tally.answer(result(1), 0.6) is None
-    assert not tally.notice(1, DropReason.NEWER)
-    assert not tally.notice(99, DropReason.NEWER)
+    tally.count_offered(1, 0.0)
+    assert tally.count_result(result(1), 0.5) == 0.5
+    assert tally.count_result(result(1), 0.6) is None
+    assert not tally.count_server_drop(1, DropReason.NEWER)
+    assert not tally.count_server_drop(99, DropReason.NEWER)
     assert (tally.whole().answered, tally.whole().dropped, tally.whole().lost) == (1, 0, 0)
 
 
 def test_an_error_is_an_answer_and_counted_as_failed_too() -> None:
     tally = FrameCounts("cam")
-    tally.offer(1, 0.0)
-    tally.answer(result(1, error="INVALID_ARG"), 0.1)
+    tally.count_offered(1, 0.0)
+    tally.count_result(result(1, error="INVALID_ARG"), 0.1)
     assert (tally.whole().answered, tally.whole().failed) == (1, 1)
 
 
 def test_live_figures_forget_and_those_of_the_run_do_not() -> None:
     tally = FrameCounts("cam")
     for seq in range(100):
-        tally.offer(seq, seq * 0.1)
-        tally.answer(result(seq, finished_us=7000), seq * 0.1 + (0.9 if seq < 10 else 0.01))
+        tally.count_offered(seq, seq * 0.1)
+        tally.count_result(result(seq, finished_us=7000), seq * 0.1 + (0.9 if seq < 10 else 0.01))
     now = 10.0
     live, whole = tally.recent(now), tally.whole()
     assert live.age_largest_s == pytest.approx(0.01)
@@ -185,13 +185,13 @@ def test_live_figures_forget_and_those_of_the_run_do_not() -> None:
 def test_a_total_adds_counts_and_rates_and_takes_ages_of_all_frames() -> None:
     slow, fast = FrameCounts("slow"), FrameCounts("fast")
     for seq in range(10):
-        slow.offer(seq, float(seq))
-        slow.answer(result(seq), seq + 0.5)
+        slow.count_offered(seq, float(seq))
+        slow.count_result(result(seq), seq + 0.5)
     for seq in range(90):
-        fast.offer(seq, seq / 10)
-        fast.answer(result(seq), seq / 10 + 0.05)
-    fast.offer(90, 9.0)
-    fast.settle(1, 0)
+        fast.count_offered(seq, seq / 10)
+        fast.count_result(result(seq), seq / 10 + 0.05)
+    fast.count_offered(90, 9.0)
+    fast.set_client_totals(1, 0)
     whole = FrameCounts.whole_of_all([slow, fast], "all")
     assert (whole.offered, whole.answered, whole.dropped) == (101, 100, 1)
     assert whole.age_p50_s == pytest.approx(0.05, rel=0.01)

@@ -1,4 +1,4 @@
-"""Demo source: a portrait that moves as in front of a camera. Its origin: demo.md."""
+"""Demo source: a portrait that moves as if in front of a camera. For its origin see demo.md."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 PICTURE = Path(__file__).with_name("demo.jpg")
 SIZE = (384, 288)
-"""(width, height) of the part that is shown."""
-_ROOM = (128, 60)
-"""Pixels that the part moves to the right and down, so that the whole face is always in it."""
+"""(width, height) of the visible part."""
+_RANGE = (128, 60)
+"""Pixels by which the visible part moves to the right and down. The whole face is always visible."""
 
 
 class Demo:
-    """A part of the portrait that moves to and fro. Has no end. Needs OpenCV."""
+    """A moving part of the portrait. Endless. Needs OpenCV."""
 
     fps = 0.0
     length = 0
@@ -35,11 +35,11 @@ class Demo:
 
     def read(self) -> SourcePicture | None:
         number, self._next = self._next, self._next + 1
-        left, top = bounce(number * 2, _ROOM[0]), bounce(number, _ROOM[1])
+        left, top = bounce(number * 2, _RANGE[0]), bounce(number, _RANGE[1])
         return SourcePicture(self._picture[top : top + SIZE[1], left : left + SIZE[0]].copy())
 
     def rewind(self) -> None:
         self._next = 0
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Do nothing."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from edge_server.cli.sources.source_interface import SourceError, SourcePicture
 
 FORMATS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
-"""Ending of a file -> its format in a CompressedImage."""
+"""File extension -> format in a CompressedImage."""
 
 
 class PictureFolder:
-    """The JPEG and PNG files of one folder, by name, with numbers in names counted as numbers."""
+    """The JPEG and PNG files of one folder, sorted by name. Digits in names are compared as numbers."""
 
     is_live = False
     fps = 0.0
@@ -43,10 +43,10 @@ class PictureFolder:
         self._next = 0
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Do nothing."""
 
 
 def natural_order(path: Path) -> list[tuple[int, int, str]]:
-    """Return a key that puts frame2 before frame10."""
+    """Return a sort key that orders frame2 before frame10."""
     parts = re.split(r"([0-9]+)", path.name)
     return [(0, int(part), part) if index % 2 else (1, 0, part.lower()) for index, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""Encoding of a picture as the frame that is sent."""
+"""Conversion of a picture into a frame."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FILES = ("jpeg", "png")
 JPEG_QUALITY = 90
 
 
-def pack(shot: SourcePicture, encoding: str, header: FrameHeader) -> Frame:
-    """Return the frame of a picture in one of RAW or FILES; "" leaves it as the source gave it, without a conversion.
+def encode_frame(picture: SourcePicture, encoding: str, header: FrameHeader) -> Frame:
+    """Return a picture as a frame with an encoding of RAW or FILES; "" keeps the encoding of the source.
 
-    The frame's data is a view of the picture where nothing had to be converted. Raises SourceError for a file that
-    does not decode, Unsupported where OpenCV is needed and missing.
+    Without a conversion, the frame's data is a view of the picture. Raises SourceError for a file that cannot be
+    decoded, and Unsupported if OpenCV is needed and missing.
     """
-    if shot.pixels is None and encoding in ("", shot.format):
-        return Frame(header, format=shot.format, data=shot.file)
-    pixels = _decode(shot) if shot.pixels is None else shot.pixels
+    if picture.pixels is None and encoding in ("", picture.format):
+        return Frame(header, format=picture.format, data=picture.file)
+    pixels = _decode(picture) if picture.pixels is None else picture.pixels
     if encoding in FILES:
         return Frame(header, format=encoding, data=_encode(pixels, encoding))
     pixels = _convert(pixels, encoding or "bgr8")
@@ -40,14 +40,14 @@ def pack(shot: SourcePicture, encoding: str, header: FrameHeader) -> Frame:
     )
 
 
-def _decode(shot: SourcePicture) -> npt.NDArray[np.uint8]:
+def _decode(picture: SourcePicture) -> npt.NDArray[np.uint8]:
     cv2 = opencv()
     try:
-        pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(shot.file, np.uint8), cv2.IMREAD_COLOR)
+        pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(picture.file, np.uint8), cv2.IMREAD_COLOR)
     except cv2.error as error:
-        raise SourceError(f"{shot.name}: OpenCV cannot decode it: {error.err}") from None
+        raise SourceError(f"{picture.name}: OpenCV cannot decode it: {error.err}") from None
     if pixels is None:
-        raise SourceError(f"{shot.name}: OpenCV cannot decode it")
+        raise SourceError(f"{picture.name}: OpenCV cannot decode it")
     return pixels
 
 
@@ -56,7 +56,7 @@ def _encode(pixels: npt.NDArray[np.uint8], encoding: str) -> memoryview:
     if encoding == "jpeg":
         _, data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     else:
-        # The fastest level: this is for the way to the server, not for the disk.
+        # The fastest compression level, because the file is only sent to the server.
         _, data = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])
     return memoryview(data).cast("B")
 
@@ -65,7 +65,7 @@ def _convert(pixels: npt.NDArray[np.uint8], encoding: str) -> npt.NDArray[np.uin
     if encoding == "rgb8":
         return np.ascontiguousarray(pixels[:, :, ::-1])
     if encoding == "mono8":
-        # Weights of BT.601 in 256ths.
+        # The weights of BT.601, times 256.
         blue, green, red = (pixels[:, :, index].astype(np.uint16) for index in range(3))
         return ((29 * blue + 150 * green + 77 * red + 128) >> 8).astype(np.uint8)
     return np.ascontiguousarray(pixels)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZE = (640, 480)
 _BARS = ((192, 192, 192), (0, 192, 192), (192, 192, 0), (0, 192, 0), (192, 0, 192), (0, 0, 192), (192, 0, 0))
-"""Colour bars from left to right, BGR: gray, yellow, cyan, green, magenta, red, blue, all at three quarters."""
+"""Colour bars from left to right, BGR: gray, yellow, cyan, green, magenta, red, blue, at 75 % intensity."""
 _STEP = 4
-"""Pixels that the bars move from one picture to the next."""
+"""Pixels by which the bars move per picture."""
 _DIGITS = (
     "01110 10001 10011 10101 11001 10001 01110",
     "00100 01100 00100 00100 00100 00100 01110",
@@ -28,13 +28,13 @@ _DIGITS = (
     "01110 10001 10001 01110 10001 10001 01110",
     "01110 10001 10001 01111 00001 00010 01100",
 )
-"""Each digit on 5x7 dots, row by row."""
+"""The digits as 5x7 dots, row by row."""
 
 
 class Pattern:
-    """Colour bars that wander to the left above a gray ramp, a square that bounces, and the number of the picture.
+    """Colour bars that move to the left above a gray ramp, a bouncing square, and the number of the picture.
 
-    Has no end. Equal numbers give equal pictures.
+    Endless. The same number always gives the same picture.
     """
 
     fps = 0.0
@@ -42,7 +42,7 @@ class Pattern:
     is_live = False
 
     def __init__(self, size: tuple[int, int] = DEFAULT_SIZE) -> None:
-        """Draw the background; `size` is `(width, height)`."""
+        """Prepare the background; `size` is `(width, height)`."""
         self._width, self._height = size
         self._background = _background(self._width, self._height)
         self._dots = [np.array([[dot == "1" for dot in row] for row in digit.split()]) for digit in _DIGITS]
@@ -57,20 +57,20 @@ class Pattern:
         self._next = 0
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Do nothing."""
 
     def draw(self, number: int) -> npt.NDArray[np.uint8]:
-        """Return picture `number` in an array of its own."""
+        """Return picture `number` as a new array."""
         left = number * _STEP % self._width
         pixels: npt.NDArray[np.uint8] = self._background[:, left : left + self._width].copy()
         side = max(min(self._width, self._height) // 8, 1)
         x, y = bounce(number * 5, self._width - side), bounce(number * 3, self._height - side)
         pixels[y : y + side, x : x + side] = 255
-        self._write(pixels, number)
+        self._draw_number(pixels, number)
         return pixels
 
-    def _write(self, pixels: npt.NDArray[np.uint8], number: int) -> None:
-        """Write the number white on black into the lower left corner, as far as it fits: above, results are drawn."""
+    def _draw_number(self, pixels: npt.NDArray[np.uint8], number: int) -> None:
+        """Draw the number, white on black, into the lower left corner, clipped to the picture."""
         gap = np.zeros((7, 1), bool)
         text = np.concatenate([part for digit in str(number) for part in (gap, self._dots[int(digit)])] + [gap], axis=1)
         scale = max(self._height // 120, 1)
@@ -80,7 +80,7 @@ class Pattern:
 
 
 def _background(width: int, height: int) -> npt.NDArray[np.uint8]:
-    """Return a picture twice as wide as asked for, so that every one of its positions is a plain slice."""
+    """Return a background of twice the width, so that each shifted position is a slice of it."""
     columns = np.arange(width)
     bars = np.array(_BARS, np.uint8)[columns * len(_BARS) // width]
     ramp = np.repeat((columns * 255 // max(width - 1, 1)).astype(np.uint8)[:, None], 3, axis=1)
@@ -89,9 +89,9 @@ def _background(width: int, height: int) -> npt.NDArray[np.uint8]:
     return np.concatenate([picture, picture], axis=1)
 
 
-def bounce(distance: int, room: int) -> int:
-    """Return where something is that goes to and fro between 0 and `room`."""
-    if room <= 0:
+def bounce(distance: int, limit: int) -> int:
+    """Return the position of a point that moves back and forth between 0 and `limit`, after `distance` steps."""
+    if limit <= 0:
         return 0
-    position = distance % (2 * room)
-    return min(position, 2 * room - position)
+    position = distance % (2 * limit)
+    return min(position, 2 * limit - position)

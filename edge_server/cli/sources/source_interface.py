@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class SourceError(InvalidRequest):
-    """A source cannot be opened, or what it holds cannot be read."""
+    """A source cannot be opened or read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePicture:
-    """One picture: `pixels`, 8-bit BGR `(height, width, 3)`, or the `file` of one as it was found, in `format`."""
+    """One picture: `pixels` as 8-bit BGR `(height, width, 3)`, or an encoded `file` in `format`."""
 
     pixels: npt.NDArray[np.uint8] | None = None
     file: bytes = b""
@@ -30,11 +30,10 @@ class SourcePicture:
 
 
 class Source(Protocol):
-    """Pictures one after the other, read by one thread at a time.
+    """A sequence of pictures. Not thread-safe.
 
-    `title` says in words what it is. `fps` is its own rate, 0 where it has none. `length` is how many pictures it
-    holds, as far as it can tell, 0 where it has no end. `is_live`: it gives each picture when it comes, and waiting
-    before reading would only make it older.
+    `title` is a description. `fps` is the source's own rate, or 0. `length` is the expected number of pictures, or 0
+    for an endless source. If `is_live`, pictures arrive in real time and must be read without delay.
     """
 
     title: str
@@ -43,20 +42,20 @@ class Source(Protocol):
     is_live: bool
 
     def read(self) -> SourcePicture | None:
-        """Return the next picture, None at the end. Raises SourceError where it breaks off."""
+        """Return the next picture, or None at the end. Raises SourceError if reading fails."""
 
     def rewind(self) -> None:
-        """Begin again. Raises SourceError where that cannot be done."""
+        """Restart from the first picture. Raises SourceError if this is not possible."""
 
     def close(self) -> None:
-        """Give back what it holds. Nothing is read after it."""
+        """Release all resources. The source must not be used afterwards."""
 
 
 def opencv() -> ModuleType:
-    """Return the module cv2, silenced. Raises Unsupported, with what to install, where it is missing."""
+    """Return the module cv2 with its log output disabled. Raises Unsupported if OpenCV is not installed."""
     cv2 = decode.opencv()
-    # What it would print by itself about a file it cannot open comes up as an error of ours, and lines of FFmpeg about
-    # damaged pictures would tear the table. FFmpeg's level is taken from the environment alone; -8 is quiet.
+    # Log lines of OpenCV and FFmpeg would damage the live table. FFmpeg's log level can be set only by an environment
+    # variable; -8 means quiet.
     os.putenv("OPENCV_FFMPEG_LOGLEVEL", "-8")
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     return cv2

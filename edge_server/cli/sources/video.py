@@ -1,4 +1,4 @@
-"""Video source: video files and cameras, read by OpenCV."""
+"""Video source: video files and cameras, read with OpenCV."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from edge_server.cli.sources.source_interface import SourceError, SourcePicture, opencv
 
-_LONGEST_VIDEO = 1 << 40
-"""Files without an index make OpenCV say astonishing numbers of frames; they have no known length."""
+_MAX_FRAME_COUNT = 1 << 40
+"""For files without an index, OpenCV reports huge frame counts. Counts from this on mean that the length is unknown."""
 
 
 class VideoFile:
@@ -24,7 +24,7 @@ class VideoFile:
         self._capture = self._open()
         cv2 = opencv()
         count, fps = self._capture.get(cv2.CAP_PROP_FRAME_COUNT), self._capture.get(cv2.CAP_PROP_FPS)
-        self.length = int(count) if math.isfinite(count) and 0 < count < _LONGEST_VIDEO else 0
+        self.length = int(count) if math.isfinite(count) and 0 < count < _MAX_FRAME_COUNT else 0
         self.fps = fps if math.isfinite(fps) and 0 < fps <= 1000 else 0.0
         self._read = 0
         width, height = (int(self._capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
@@ -46,7 +46,7 @@ class VideoFile:
         return SourcePicture(pixels)
 
     def rewind(self) -> None:
-        # Opened anew: seeking to the first frame is inexact in files whose first picture is no key frame.
+        # Reopened, because seeking is inexact in files whose first picture is no key frame.
         self._capture.release()
         self._capture = self._open()
         self._read = 0
@@ -56,13 +56,13 @@ class VideoFile:
 
 
 class VideoCamera:
-    """A camera of this machine, by its device file (Video4Linux)."""
+    """A camera of this machine, opened by its device file (Video4Linux)."""
 
     is_live = True
     length = 0
 
     def __init__(self, path: Path, fps: float, size: tuple[int, int] | None) -> None:
-        """Open it and ask for a rate and a `(width, height)`; the driver takes the nearest that it can."""
+        """Open the camera and request a rate and a size `(width, height)`; the driver chooses the nearest ones."""
         self._path = path
         _check_device(path)
         cv2 = opencv()
@@ -74,7 +74,7 @@ class VideoCamera:
             self._capture.set(cv2.CAP_PROP_FRAME_HEIGHT, size[1])
         if fps:
             self._capture.set(cv2.CAP_PROP_FPS, fps)
-        # A driver that queues pictures would hand out old ones.
+        # A longer driver queue would deliver old pictures.
         self._capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
         self.fps = max(float(self._capture.get(cv2.CAP_PROP_FPS)), 0.0)
         width, height = (int(self._capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
@@ -83,11 +83,11 @@ class VideoCamera:
     def read(self) -> SourcePicture | None:
         is_read, pixels = self._capture.read()
         if not is_read:
-            raise SourceError(f"{self._path}: the camera gives no picture any more")
+            raise SourceError(f"{self._path}: the camera delivers no more pictures")
         return SourcePicture(pixels)
 
     def rewind(self) -> None:
-        raise SourceError(f"{self._path}: a camera cannot begin again")
+        raise SourceError(f"{self._path}: a camera cannot be restarted from the beginning")
 
     def close(self) -> None:
         self._capture.release()

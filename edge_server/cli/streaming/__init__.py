@@ -1,4 +1,4 @@
-"""Parts of `edge-server stream`: counts and ages, the live table, result lines, annotated pictures.
+"""Parts of `edge-server stream`: frame counts, the live table, result lines, annotated pictures.
 
-`tally`, `percentiles`, `words` and `board` are pure; `camera` is one stream to the server, `screen` the terminal.
+`frame_counts`, `percentiles`, `result_text` and `live_table` are pure. `stream_run` combines the parts.
 """

@@ -1,4 +1,4 @@
-"""Annotated output: a video, or one JPEG per answered frame, drawn by the server."""
+"""Output of annotated pictures, which the server draws: a video, or one JPEG file per answered frame."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _WAITING = 8
 
 
 class OutputError(InvalidRequest):
-    """What should be written cannot be written there."""
+    """The output cannot be written."""
 
 
 class AnnotatedWriter(Protocol):
-    """Takes the annotated JPEG files of one stream, in order."""
+    """Writes the annotated JPEG pictures of one stream, in order."""
 
     def write(self, seq: int, jpeg: Buffer) -> None:
-        """Raises OutputError."""
+        """Write one picture. Raises OutputError."""
 
     def close(self) -> None:
-        """Finish what was written. Raises OutputError."""
+        """Finish the output. Raises OutputError."""
 
 
 class JpegFiles:
-    """One file for each frame, named by its number; the bytes are the server's own."""
+    """Writes one file per frame, named by its number, with the bytes from the server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class JpegFiles:
         except OSError as error:
             raise OutputError(f"{folder}: cannot be written to: {error.strerror}") from error
         if not is_empty:
-            raise OutputError(f"{folder}: expected a new or empty folder, for nothing is overwritten")
+            raise OutputError(f"{folder}: expected a new or empty folder, because nothing is overwritten")
 
     def write(self, seq: int, jpeg: Buffer) -> None:
         path = self._folder / f"{seq:08}.jpg"
@@ -52,14 +52,14 @@ class JpegFiles:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
-        """Every file is closed already."""
+        """Do nothing: each file is closed after writing."""
 
 
 class Video:
-    """Each answered frame once, at a constant rate: what was dropped is missing, and the video is shorter for it."""
+    """Writes a video of the answered frames at a constant rate. Dropped frames are missing."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        """The file is made with the first picture, which says how large the video is."""
+        """Check the path. The file is created with the first picture, which sets the size. Raises OutputError."""
         self._path = path
         self._fps = fps
         self._size: tuple[int, int] | None = None
@@ -97,10 +97,10 @@ class Video:
 
 
 def open_writer(path: Path, fps: float, number: int, count: int) -> AnnotatedWriter:
-    """Return a writer of stream `number` of `count`; where there are several, its number goes into the name.
+    """Return the writer for stream `number` of `count`. With several streams, the number is added to the name.
 
-    A name with the ending of a video is one, everything else is a folder. Raises OutputError, and Unsupported where
-    OpenCV is missing.
+    A name with the extension of a video gives a video, any other name a folder. Raises OutputError, and Unsupported if
+    a video needs OpenCV and it is missing.
     """
     if count > 1:
         path = path.with_name(f"{path.stem}-{number}{path.suffix}")
@@ -108,9 +108,9 @@ def open_writer(path: Path, fps: float, number: int, count: int) -> AnnotatedWri
 
 
 class WritingThread:
-    """Writes beside the thread that reads results, which waits only where the disk is slower for long.
+    """Writes pictures in a separate thread. If the disk is too slow, `put` blocks.
 
-    The first failure ends the writing; `error` holds it.
+    After the first failure, nothing more is written; `error` holds it.
     """
 
     def __init__(self, writer: AnnotatedWriter) -> None:
@@ -131,7 +131,7 @@ class WritingThread:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            # After a failure the queue is still emptied, so that nobody waits for it.
+            # After a failure, keep emptying the queue so that `put` does not block.
             if self.error is None:
                 self._write(*item)
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Frame counts of one stream: offered = answered + dropped + lost + waiting, at every moment."""
+"""Frame counts of one stream. At any time: offered = answered + dropped + lost + waiting."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from edge_server.cli.streaming.percentiles import Percentiles, RecentValues, per
 from edge_server.core.frame_stream_types import DropReason, FrameResult, StreamCounts
 
 RECENT_S = 5.0
-"""Live rates and ages are those of this many seconds."""
-
+"""Time window of live rates and ages."""
 
 _FORGET_BEHIND = 1024
-"""A frame this far behind one that was answered was decided long ago, for results come in order."""
+"""A frame this far behind an answered one gets no result any more, because results arrive in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """A stream as it stands. Ages are seconds from handing a frame to the client until its result was there.
+    """Current rates, ages and counts of a stream. An age is the time from the offer of a frame to its result.
 
-    `fps_in`, `fps_out` and `age_...` are recent ones, or those of the whole run (see `FrameCounts`); NaN where
-    nothing came.
-    `failed` counts the answers that were errors. `here` counts drops before the wire, `there` those of the server.
+    `fps_in`, `fps_out` and `age_...` cover the last seconds or the whole run (see `FrameCounts`). Ages are NaN without
+    results. `failed` counts the results that are errors. `client_drops` counts frames that the client dropped before
+    sending, `server_drops` those that the server dropped.
     """
 
     name: str
@@ -33,86 +32,85 @@ class StreamFigures:
     age_p99_s: float
     age_largest_s: float
     server_p50_s: float
-    """From the arrival of a frame at the server until its result was ready, by the server's clock."""
+    """Time from the arrival of a frame at the server to its result, by the server's clock."""
     offered: int
     answered: int
     failed: int
     lost: int
     waiting: int
-    here: int = 0
-    there: Mapping[DropReason, int] = field(default_factory=dict)
+    client_drops: int = 0
+    server_drops: Mapping[DropReason, int] = field(default_factory=dict)
 
     @property
     def dropped(self) -> int:
-        return self.here + sum(self.there.values())
+        return self.client_drops + sum(self.server_drops.values())
 
 
 class FrameCounts:
-    """Counts one stream. Not thread-safe; every time passed in is of one monotonic clock, in seconds.
+    """Counts the frames of one stream. Not thread-safe. All times are seconds of one monotonic clock.
 
-    Drops of the server are known from its notices, frame by frame, and from the totals in its results: a notice may be
-    left out for a client that reads slowly, and no result tells of what was dropped after the last one. The larger
-    number is the true one.
+    The server reports drops in two ways: in a notice per frame, and as totals in its results. A notice may be missing
+    if the client reads slowly, and no result covers drops after the last result. The larger number is correct.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._in, self._out = RecentValues(RECENT_S), RecentValues(RECENT_S)
-        self._recent_there = RecentValues(RECENT_S)
-        self._ages, self._times_there = Percentiles(), Percentiles()
+        self._recent_server_times = RecentValues(RECENT_S)
+        self._ages, self._server_times = Percentiles(), Percentiles()
         self._sent: dict[int, float] = {}
-        self._here = 0
-        self._noticed: dict[DropReason, int] = {}
-        self._base: Mapping[DropReason, int] = {}
-        self._told: Mapping[DropReason, int] = {}
+        self._client_drops = 0
+        self._noticed_drops: dict[DropReason, int] = {}
+        self._server_baseline: Mapping[DropReason, int] = {}
+        self._server_totals: Mapping[DropReason, int] = {}
         self._offered = self._answered = self._failed = self._lost = 0
         self._first_in = self._last_in = self._first_out = self._last_out = math.nan
         self._is_over = False
 
-    def open(self, counts: StreamCounts) -> None:
-        """Take what the server had counted for this stream before the first frame."""
-        self._base = counts.dropped
+    def set_server_baseline(self, counts: StreamCounts) -> None:
+        """Set the server's counts from before the first frame; later totals are relative to them."""
+        self._server_baseline = counts.dropped
 
-    def offer(self, seq: int, now: float) -> None:
-        """Count a frame that is handed to the client now."""
+    def count_offered(self, seq: int, now: float) -> None:
+        """Count a frame that is offered now."""
         self._sent[seq] = now
         self._offered += 1
         self._in.add(now)
         self._first_in = now if math.isnan(self._first_in) else self._first_in
         self._last_in = now
 
-    def answer(self, result: FrameResult, now: float) -> float | None:
-        """Count a result and return its age. None, and nothing counted, for one that nobody waits for."""
+    def count_result(self, result: FrameResult, now: float) -> float | None:
+        """Count a result and return its age. A result for an unknown frame is not counted and gives None."""
         seq = result.header.seq
         sent = self._sent.pop(seq, None)
         if sent is None:
             return None
         self._forget(seq - _FORGET_BEHIND)
-        age_s, there_s = max(now - sent, 0.0), result.times.finished_us / 1e6
+        age_s, server_s = max(now - sent, 0.0), result.times.finished_us / 1e6
         self._answered += 1
         self._failed += bool(result.error_code)
-        self._told = result.counts.dropped
+        self._server_totals = result.counts.dropped
         self._out.add(now, age_s)
         self._ages.add(age_s)
-        self._recent_there.add(now, there_s)
-        self._times_there.add(there_s)
+        self._recent_server_times.add(now, server_s)
+        self._server_times.add(server_s)
         self._first_out = now if math.isnan(self._first_out) else self._first_out
         self._last_out = now
         return age_s
 
-    def notice(self, seq: int, reason: DropReason) -> bool:
-        """Count a drop of the server; False, and nothing counted, for a frame that nobody waits for."""
+    def count_server_drop(self, seq: int, reason: DropReason) -> bool:
+        """Count a drop by the server. A drop of an unknown frame is not counted and gives False."""
         if self._sent.pop(seq, None) is None:
             return False
-        self._noticed[reason] = self._noticed.get(reason, 0) + 1
+        self._noticed_drops[reason] = self._noticed_drops.get(reason, 0) + 1
         return True
 
-    def settle(self, here: int, lost: int) -> None:
-        """Take what the client counts itself, in all: drops before sending, and frames lost with a connection."""
-        self._here, self._lost = here, lost
+    def set_client_totals(self, client_drops: int, lost: int) -> None:
+        """Set the client's totals: drops before sending, and frames lost with a connection."""
+        self._client_drops, self._lost = client_drops, lost
 
     def end(self) -> None:
-        """Note that nothing comes any more: what was not accounted for by now is lost."""
+        """Mark the end of the stream: all waiting frames are now lost."""
         self._is_over = True
 
     def _forget(self, below: int) -> None:
@@ -126,7 +124,7 @@ class FrameCounts:
             self._in.rate(now),
             self._out.rate(now),
             (percentile(ages, 0.5), percentile(ages, 0.99), max(ages, default=math.nan)),
-            percentile(self._recent_there.values(now), 0.5),
+            percentile(self._recent_server_times.values(now), 0.5),
         )
 
     def whole(self) -> StreamFigures:
@@ -135,57 +133,57 @@ class FrameCounts:
             _rate(self._offered, self._first_in, self._last_in),
             _rate(self._answered, self._first_out, self._last_out),
             (self._ages.percentile(0.5), self._ages.percentile(0.99), self._ages.largest),
-            self._times_there.percentile(0.5),
+            self._server_times.percentile(0.5),
         )
 
     def _figures(
-        self, fps_in: float, fps_out: float, ages: tuple[float, float, float], there_s: float
+        self, fps_in: float, fps_out: float, ages: tuple[float, float, float], server_s: float
     ) -> StreamFigures:
-        there = self._drops_there()
-        rest = max(self._offered - self._answered - self._here - sum(there.values()), 0)
+        server_drops = self._server_drops()
+        rest = max(self._offered - self._answered - self._client_drops - sum(server_drops.values()), 0)
         lost = rest if self._is_over else min(self._lost, rest)
         return StreamFigures(
-            self.name, fps_in, fps_out, *ages, there_s,
-            self._offered, self._answered, self._failed, lost, rest - lost, self._here, there,
+            self.name, fps_in, fps_out, *ages, server_s,
+            self._offered, self._answered, self._failed, lost, rest - lost, self._client_drops, server_drops,
         )  # fmt: skip
 
-    def _drops_there(self) -> dict[DropReason, int]:
-        found = dict(self._noticed)
-        for reason, count in self._told.items():
-            # What a connection took with it when it broke is lost, not dropped.
+    def _server_drops(self) -> dict[DropReason, int]:
+        found = dict(self._noticed_drops)
+        for reason, count in self._server_totals.items():
+            # Frames of a broken connection count as lost, not as dropped.
             if reason is not DropReason.CLOSED:
-                found[reason] = max(found.get(reason, 0), count - self._base.get(reason, 0))
+                found[reason] = max(found.get(reason, 0), count - self._server_baseline.get(reason, 0))
         return {reason: count for reason, count in found.items() if count > 0}
 
     @staticmethod
-    def recent_of_all(tallies: Iterable[FrameCounts], name: str, now: float) -> StreamFigures:
-        """Return recent figures over several streams: sums of rates and counts, ages of all frames."""
-        several = list(tallies)
+    def recent_of_all(several_counts: Iterable[FrameCounts], name: str, now: float) -> StreamFigures:
+        """Return the recent figures of several streams together: summed rates and counts, ages of all frames."""
+        several = list(several_counts)
         ages = [age for one in several for age in one._out.values(now)]
-        there = [age for one in several for age in one._recent_there.values(now)]
-        spread = (percentile(ages, 0.5), percentile(ages, 0.99), max(ages, default=math.nan))
-        return total([one.recent(now) for one in several], name, spread, percentile(there, 0.5))
+        server_times = [age for one in several for age in one._recent_server_times.values(now)]
+        age_spread = (percentile(ages, 0.5), percentile(ages, 0.99), max(ages, default=math.nan))
+        return total([one.recent(now) for one in several], name, age_spread, percentile(server_times, 0.5))
 
     @staticmethod
-    def whole_of_all(tallies: Iterable[FrameCounts], name: str) -> StreamFigures:
-        """As `recent_of_all`, of the whole run."""
-        several = list(tallies)
+    def whole_of_all(several_counts: Iterable[FrameCounts], name: str) -> StreamFigures:
+        """As `recent_of_all`, for the whole run."""
+        several = list(several_counts)
         ages = Percentiles.joined(one._ages for one in several)
-        there = Percentiles.joined(one._times_there for one in several)
-        spread = (ages.percentile(0.5), ages.percentile(0.99), ages.largest)
-        return total([one.whole() for one in several], name, spread, there.percentile(0.5))
+        server_times = Percentiles.joined(one._server_times for one in several)
+        age_spread = (ages.percentile(0.5), ages.percentile(0.99), ages.largest)
+        return total([one.whole() for one in several], name, age_spread, server_times.percentile(0.5))
 
 
 def total(
     parts: Iterable[StreamFigures], name: str, ages: tuple[float, float, float], server_p50_s: float
 ) -> StreamFigures:
-    """Return sums of rates and counts, with ages that are given: percentiles do not add up."""
+    """Return summed rates and counts with the given ages, because percentiles cannot be summed."""
     parts = list(parts)
     return StreamFigures(
         name, sum(one.fps_in for one in parts), sum(one.fps_out for one in parts), *ages, server_p50_s,
         sum(one.offered for one in parts), sum(one.answered for one in parts), sum(one.failed for one in parts),
         sum(one.lost for one in parts), sum(one.waiting for one in parts),
-        sum(one.here for one in parts), _sum(one.there for one in parts),
+        sum(one.client_drops for one in parts), _sum(one.server_drops for one in parts),
     )  # fmt: skip
 
 
@@ -198,5 +196,5 @@ def _sum(counts: Iterable[Mapping[DropReason, int]]) -> dict[DropReason, int]:
 
 
 def _rate(count: int, first: float, last: float) -> float:
-    """Return events a second between the first and the last of them."""
+    """Return events per second between the first and the last event."""
     return (count - 1) / (last - first) if count > 1 and last > first else 0.0

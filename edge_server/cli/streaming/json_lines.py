@@ -9,15 +9,15 @@ from typing import Any, TextIO
 
 
 class JsonLines:
-    """Writes whole lines. Once whoever reads them has left, `is_broken` is set and nothing more is written."""
+    """Writes JSON lines. If the reader closes the output, sets `is_broken` and writes nothing more."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
         self.is_broken = False
 
-    def write(self, told: Mapping[str, Any]) -> None:
-        line = json.dumps(told, allow_nan=False)
+    def write(self, document: Mapping[str, Any]) -> None:
+        line = json.dumps(document, allow_nan=False)
         with self._lock:
             if self.is_broken:
                 return

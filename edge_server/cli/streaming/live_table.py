@@ -1,4 +1,4 @@
-"""Live table: the figures of all streams as lines that fit the terminal."""
+"""Live table of the figures of all streams, as lines that fit the terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _GAP = "  "
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """`worth`: columns of the least worth go first where the terminal is too narrow for all."""
+    """A column of the table. On a narrow terminal, columns with the lowest `importance` are omitted first."""
 
-    head: str
-    worth: int
+    title: str
+    importance: int
     cell: Callable[[StreamFigures], str]
 
 
@@ -45,9 +45,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """Everything that one drawing shows. `rows` hold a total of `rows` last where there are several streams.
+    """Content of one drawing. If there are several streams, the last of `rows` is the total.
 
-    `done` of `length` pictures; `length` 0 where no end is known.
+    `done` counts the offered pictures. `length` is their expected number, or 0 if unknown.
     """
 
     title: str
@@ -62,7 +62,7 @@ class TableView:
 
 
 def draw(view: TableView, width: int, height: int) -> list[str]:
-    """Return the lines of the table, none wider than `width` cells, at most `height` of them."""
+    """Return at most `height` lines, none wider than `width` cells."""
     rows, latest = list(view.rows), list(view.latest)
     has_total = len(rows) > 1
     fixed = 4 + len(view.notes) + bool(view.governor)
@@ -77,7 +77,7 @@ def draw(view: TableView, width: int, height: int) -> list[str]:
     lines = [view.title, *table([*streams, *rows[-1:]] if has_total else streams, width)]
     if hidden > 0:
         lines.insert(-1, f"... and {hidden} more streams, in the total")
-    lines.append(f"drops: {drops_in_words(rows[-1].here, rows[-1].there)}")
+    lines.append(f"drops: {drops_in_words(rows[-1].client_drops, rows[-1].server_drops)}")
     lines += [f"{name}: {text}" if has_total else f"latest: {text}" for name, text in latest]
     if view.governor:
         lines.append(f"governor: {view.governor}")
@@ -87,13 +87,13 @@ def draw(view: TableView, width: int, height: int) -> list[str]:
 
 
 def table(rows: Sequence[StreamFigures], width: int) -> list[str]:
-    """Return head and rows, without the columns of least worth where `width` is too small for all."""
+    """Return the title line and the rows, without the least important columns if `width` is too small."""
     cells = [[clean(column.cell(row)) for row in rows] for column in COLUMNS]
-    widths = [max(cell_width(text) for text in (column.head, *cells[at])) for at, column in enumerate(COLUMNS)]
+    widths = [max(cell_width(text) for text in (column.title, *cells[at])) for at, column in enumerate(COLUMNS)]
     kept = list(range(len(COLUMNS)))
     while len(kept) > 1 and sum(widths[at] + len(_GAP) for at in kept) - len(_GAP) > width:
-        kept.remove(min(kept, key=lambda at: (COLUMNS[at].worth, -at)))
-    lines = [_GAP.join(_aligned(COLUMNS[at].head, widths[at], at) for at in kept)]
+        kept.remove(min(kept, key=lambda at: (COLUMNS[at].importance, -at)))
+    lines = [_GAP.join(_aligned(COLUMNS[at].title, widths[at], at) for at in kept)]
     lines += [
         _GAP.join(_aligned(cells[at][number], widths[at], at) for at in kept).rstrip() for number in range(len(rows))
     ]
@@ -106,33 +106,33 @@ def _aligned(text: str, width: int, column: int) -> str:
 
 
 def progress(view: TableView, width: int) -> str:
-    """Return a bar where the length is known, the time passed where it is not."""
+    """Return a progress bar if the length is known, otherwise the elapsed time."""
     if not view.length:
         return f"{minutes(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
     share = min(view.done / view.length, 1.0)
-    told = f" {view.done}/{view.length} {share:4.0%}"
+    text = f" {view.done}/{view.length} {share:4.0%}"
     if math.isfinite(view.eta_s):
-        told += f", {minutes(view.eta_s)} left"
-    room = min(width - len(told) - 2, 60)
+        text += f", {minutes(view.eta_s)} left"
+    room = min(width - len(text) - 2, 60)
     if room < 4:
-        return told.strip()
-    return bar(share, room) + told
+        return text.strip()
+    return bar(share, room) + text
 
 
 def plain_line(figures: StreamFigures, latest: str, passed_s: float) -> str:
-    """Return one line for a log: a stream as it stands."""
-    told = (
+    """Return the figures of a stream as one line for a log."""
+    text = (
         f"{passed_s:6.1f} s  {figures.name}  in {figures.fps_in:.1f} fps  out {figures.fps_out:.1f} fps  "
         f"age p50 {_ms(figures.age_p50_s)} p99 {_ms(figures.age_p99_s)} ms  "
-        f"dropped {figures.dropped} ({drops_in_words(figures.here, figures.there)})"
+        f"dropped {figures.dropped} ({drops_in_words(figures.client_drops, figures.server_drops)})"
     )
-    told += f"  lost {figures.lost}" if figures.lost else ""
-    told += f"  failed {figures.failed}" if figures.failed else ""
-    return clean(told + (f"  {latest}" if latest else ""))
+    text += f"  lost {figures.lost}" if figures.lost else ""
+    text += f"  failed {figures.failed}" if figures.failed else ""
+    return clean(text + (f"  {latest}" if latest else ""))
 
 
 def summary(rows: Sequence[StreamFigures]) -> list[str]:
-    """Return the figures of the whole run: a table, and the balance of every frame."""
+    """Return the figures of the whole run: a table, and the balance of all frames."""
     last = rows[-1]
     lines = [line.rstrip() for line in table(rows, 1 << 30)]
     lines.append(
@@ -140,5 +140,5 @@ def summary(rows: Sequence[StreamFigures]) -> list[str]:
         + (f" + waiting {last.waiting}" if last.waiting else "")
         + (f"; {last.failed} of the answers are errors" if last.failed else "")
     )
-    lines.append(f"drops: {drops_in_words(last.here, last.there)}")
+    lines.append(f"drops: {drops_in_words(last.client_drops, last.server_drops)}")
     return lines

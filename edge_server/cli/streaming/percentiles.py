@@ -1,4 +1,4 @@
-"""Rates and percentiles of repeated values: of the last seconds, and of the whole run."""
+"""Rates and percentiles of measured values, over the last seconds and over the whole run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 class RecentValues:
-    """Values of the last `span_s` seconds. The clock is passed in and never goes back."""
+    """Values of the last `span_s` seconds. The time is an argument and must not decrease."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -21,14 +21,14 @@ class RecentValues:
         self._forget(now)
 
     def rate(self, now: float) -> float:
-        """Return how many came a second; in the first seconds, of the time since the first."""
+        """Return the number of values per second. Before `span_s` have passed, use the time since the first value."""
         self._forget(now)
         if self._began is None:
             return 0.0
         passed_s = now - self._began
         if passed_s >= self._span_s:
             return len(self._items) / self._span_s
-        # The first one opens the count of time and is none of the intervals in it.
+        # n values have n - 1 intervals between them.
         return (len(self._items) - 1) / passed_s if passed_s > 0 else 0.0
 
     def values(self, now: float) -> list[float]:
@@ -41,16 +41,16 @@ class RecentValues:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` (0..1) of the values do not exceed, NaN of no values."""
+    """Return the nearest-rank percentile; `share` is between 0 and 1. NaN without values."""
     if not values:
         return math.nan
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
 class Percentiles:
-    """Percentiles of any number of positive values in little memory: each is kept to within a hundredth of itself.
+    """Percentiles of positive values in constant memory, as a histogram with bins of 1 % width.
 
-    The largest is exact.
+    Percentiles are accurate to 1 %; the largest value is exact.
     """
 
     _STEP = math.log(1.01)
@@ -62,28 +62,28 @@ class Percentiles:
         self.largest = math.nan
 
     def add(self, value: float) -> None:
-        box = math.floor(math.log(max(value, self._SMALLEST)) / self._STEP)
-        self._counts[box] = self._counts.get(box, 0) + 1
+        index = math.floor(math.log(max(value, self._SMALLEST)) / self._STEP)
+        self._counts[index] = self._counts.get(index, 0) + 1
         self.count += 1
         self.largest = value if math.isnan(self.largest) else max(self.largest, value)
 
     def percentile(self, share: float) -> float:
-        """Return the value that at least `share` (0..1) of the values do not exceed, NaN without values."""
+        """Return the nearest-rank percentile; `share` is between 0 and 1. NaN without values."""
         wanted, seen = max(math.ceil(share * self.count), 1), 0
-        for box in sorted(self._counts):
-            seen += self._counts[box]
+        for index in sorted(self._counts):
+            seen += self._counts[index]
             if seen >= wanted:
-                # The middle of the box, which may lie above everything that came.
-                return min(math.exp((box + 0.5) * self._STEP), self.largest)
+                # The middle of the bin may be larger than the largest value.
+                return min(math.exp((index + 0.5) * self._STEP), self.largest)
         return math.nan
 
     @classmethod
-    def joined(cls, spreads: Iterable[Percentiles]) -> Percentiles:
-        """Return one of all the values."""
+    def joined(cls, parts: Iterable[Percentiles]) -> Percentiles:
+        """Return the percentiles of all values together."""
         whole = cls()
-        for one in spreads:
-            for box, count in one._counts.items():
-                whole._counts[box] = whole._counts.get(box, 0) + count
+        for one in parts:
+            for index, count in one._counts.items():
+                whole._counts[index] = whole._counts.get(index, 0) + count
             whole.count += one.count
             known = [value for value in (whole.largest, one.largest) if not math.isnan(value)]
             whole.largest = max(known, default=math.nan)

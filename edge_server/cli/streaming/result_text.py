@@ -13,7 +13,7 @@ from edge_server.core.frame_stream_types import ClassScore, Detection, DropReaso
 from edge_server.core.tensor import DType, Tensor
 
 MAX_ELEMENTS = 10_000
-"""A tensor with more elements is told by name, type and shape alone."""
+"""Larger tensors are reported without data."""
 _MAX_NAMED = 4
 REASONS = {
     DropReason.NEWER: "newer",
@@ -28,7 +28,7 @@ REASONS = {
 
 
 def result_in_words(result: FrameResult) -> str:
-    """Return one line that says what was found."""
+    """Return a result as one line of text."""
     if result.error_code:
         return f"{result.error_code}: {result.error}"
     parts = []
@@ -60,7 +60,7 @@ def _detections_in_words(detections: tuple[Detection, ...]) -> str:
 
 
 def mask_shares(mask: Mask) -> dict[str, float]:
-    """Return which share of the picture each class of a mask covers, those that cover nothing left out."""
+    """Return the fraction of the picture that each class of a mask covers, without absent classes."""
     kind = np.dtype("u1") if mask.encoding == "mono8" else np.dtype("<u2")
     values, counts = np.unique(np.frombuffer(mask.data, kind), return_counts=True)
     whole = int(counts.sum())
@@ -70,17 +70,17 @@ def mask_shares(mask: Mask) -> dict[str, float]:
     }
 
 
-def drops_in_words(here: int, there: Mapping[DropReason, int]) -> str:
-    """Return the counts of drops by the server's reasons, and of those that never were sent."""
-    parts = [f"{REASONS[reason]} {there[reason]}" for reason in REASONS if there.get(reason)]
-    parts += [f"never sent {here}"] if here else []
+def drops_in_words(client_drops: int, server_drops: Mapping[DropReason, int]) -> str:
+    """Return the number of drops by the server per reason, and of those by the client, which were never sent."""
+    parts = [f"{REASONS[reason]} {server_drops[reason]}" for reason in REASONS if server_drops.get(reason)]
+    parts += [f"never sent {client_drops}"] if client_drops else []
     return ", ".join(parts) or "none"
 
 
 def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, Any]:
-    """Return a result as JSON fields as in core/frame_stream_types.py; pictures and masks as their sizes only."""
+    """Return a result as a JSON object with the fields of core/frame_stream_types.py; pictures only as sizes."""
     header, times = result.header, result.times
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "kind": "result",
         "stream": stream,
         "seq": header.seq,
@@ -97,59 +97,59 @@ def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, 
         "dropped": {REASONS[reason]: count for reason, count in result.dropped.items()},
     }
     if result.error_code:
-        return {**told, "error": {"code": result.error_code, "message": result.error}}
-    told |= {"model": result.model, "version": result.version, "runtime": result.runtime}
-    told |= {key: text for key in ("variant", "governor", "governor_detail") if (text := getattr(result, key))}
-    told |= {"height": result.height, "width": result.width, "batch_size": result.batch_size}
-    return told | _findings_as_json(result)
+        return {**fields, "error": {"code": result.error_code, "message": result.error}}
+    fields |= {"model": result.model, "version": result.version, "runtime": result.runtime}
+    fields |= {key: text for key in ("variant", "governor", "governor_detail") if (text := getattr(result, key))}
+    fields |= {"height": result.height, "width": result.width, "batch_size": result.batch_size}
+    return fields | _findings_as_json(result)
 
 
 def _findings_as_json(result: FrameResult) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if result.classes:
-        told["classes"] = [
+        fields["classes"] = [
             {"index": item.index, "score": _number(item.score), "label": item.label} for item in result.classes
         ]
-    # A picture in which nothing was found has an empty list; a model that finds classes alone has none of it.
+    # A detector that finds nothing gets an empty list. A classifier gets no list.
     if result.detections or not (result.classes or result.tensors or result.mask):
-        told["detections"] = [_detection_as_json(item) for item in result.detections]
+        fields["detections"] = [_detection_as_json(item) for item in result.detections]
     if result.mask is not None:
         mask = result.mask
-        told["mask"] = {"height": mask.height, "width": mask.width, "shares": mask_shares(mask)}
+        fields["mask"] = {"height": mask.height, "width": mask.width, "shares": mask_shares(mask)}
     if result.tensors:
-        told["tensors"] = [_tensor_as_json(item) for item in result.tensors]
+        fields["tensors"] = [_tensor_as_json(item) for item in result.tensors]
     if result.annotated_jpeg:
-        told["annotated_jpeg_bytes"] = len(result.annotated_jpeg)
-    return told
+        fields["annotated_jpeg_bytes"] = len(result.annotated_jpeg)
+    return fields
 
 
 def _detection_as_json(item: Detection) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "box": [_number(value) for value in (item.x_min, item.y_min, item.x_max, item.y_max)],
         "score": _number(item.score),
         "class_index": item.class_index,
         "label": item.label,
     }
     if item.keypoints:
-        told["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
-    return told
+        fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
+    return fields
 
 
 def _tensor_as_json(item: Tensor) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": item.name, "datatype": item.dtype.value, "shape": list(item.shape)}
+    fields: dict[str, Any] = {"name": item.name, "datatype": item.dtype.value, "shape": list(item.shape)}
     if item.array.size > MAX_ELEMENTS:
-        return told
+        return fields
     if item.dtype is DType.BYTES:
-        return {**told, "data": [value.decode(errors="replace") for value in item.array.ravel().tolist()]}
+        return {**fields, "data": [value.decode(errors="replace") for value in item.array.ravel().tolist()]}
     array = item.array
     if item.dtype is DType.BF16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     values = array.ravel().tolist()
-    return {**told, "data": [_number(value) if isinstance(value, float) else value for value in values]}
+    return {**fields, "data": [_number(value) if isinstance(value, float) else value for value in values]}
 
 
 def drop_as_json(stream: str, notice: FrameDropped) -> dict[str, Any]:
-    """Return the server's message about a dropped frame."""
+    """Return the server's notice of a dropped frame as a JSON object."""
     return {
         "kind": "dropped",
         "stream": stream,
@@ -164,5 +164,5 @@ def _milliseconds(seconds: float) -> float | None:
 
 
 def _number(value: float) -> float | None:
-    """Return a number that JSON knows, in the seven digits that a 32-bit float has."""
+    """Return the value with seven significant digits, as in a 32-bit float; None for NaN and infinity."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

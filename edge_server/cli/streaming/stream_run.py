@@ -1,4 +1,4 @@
-"""One run of `edge-server stream`: a source, its streams, the display, and the summary."""
+"""One run of `edge-server stream`: connects a source, its streams, the display, and the summary."""
 
 from __future__ import annotations
 
@@ -21,77 +21,77 @@ from edge_server.cli.streaming.terminal import Screen
 _REDRAW_S = 0.2
 _PLAIN_S = 2.0
 _DRAIN_S = 20.0
-"""How long the last results are waited for once the source has ended."""
-_HASTY_DRAIN_S = 3.0
-"""The same after the first Ctrl-C. The second one ends everything at once."""
+"""Time limit for the last results after the end of the source."""
+_INTERRUPTED_DRAIN_S = 3.0
+"""The same after the first Ctrl-C. A second Ctrl-C ends the run at once."""
 _SOURCE_END_S = 1.0
-_WORTH_TELLING = 0.02
-"""Share of late pictures from which on the source is said to be slow."""
+_SLOW_SOURCE_SHARE = 0.02
+"""Fraction of late pictures above which the source is reported as slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What does not change while a run goes on."""
+    """Constant settings of a run."""
 
     model: str
     address: str
     source: Source
-    feeding: SourceSettings
+    source_settings: SourceSettings
 
 
 class StreamRun:
-    """Goes on until the source ends, every stream has failed, or `interrupt` is called."""
+    """Runs until the source ends, every stream has failed, or `interrupt` is called."""
 
     def __init__(
-        self, setting: RunSettings, cameras: Sequence[StreamSender], screen: Screen, lines: JsonLines | None
+        self, settings: RunSettings, cameras: Sequence[StreamSender], screen: Screen, lines: JsonLines | None
     ) -> None:
-        self._setting = setting
+        self._settings = settings
         self._cameras = cameras
         self._screen = screen
         self._lines = lines
         self._began = time.monotonic()
         self._next_plain = self._began + _PLAIN_S
         self._interrupts = 0
-        self._feeder = SourceThread(setting.source, cameras, setting.feeding)
+        self._source_thread = SourceThread(settings.source, cameras, settings.source_settings)
 
     def interrupt(self) -> None:
-        """End the source; called again, end everything. Safe in a signal handler."""
+        """Stop the source; a second call ends the run at once. Safe in a signal handler."""
         self._interrupts += 1
 
     def run(self) -> int:
-        """Show figures until it is over, then say the summary; return the exit code."""
+        """Show live figures until the end, then print the summary. Return the exit code."""
         try:
-            self._watch()
+            self._run_until_end()
         finally:
-            self._feeder.stop()
+            self._source_thread.stop()
             for camera in self._cameras:
                 camera.finish()
             self._drain()
             for camera in self._cameras:
                 camera.close()
-            # A camera that gives no picture any more keeps its reader; the process ends without it.
-            if self._feeder.join(_SOURCE_END_S):
-                self._setting.source.close()
+            # A read from a stalled camera blocks. Then the source is not closed; the process ends with its thread.
+            if self._source_thread.join(_SOURCE_END_S):
+                self._settings.source.close()
             self._screen.erase()
-        return self._conclude()
+        return self._print_summary()
 
-    def _watch(self) -> None:
-        while not self._feeder.is_done and not self._is_told_to_end() and self._is_any_alive():
+    def _run_until_end(self) -> None:
+        while not self._source_thread.is_done and not self._is_stopping() and self._is_any_alive():
             self._show()
             time.sleep(_REDRAW_S)
 
     def _is_any_alive(self) -> bool:
         return any(camera.is_alive for camera in self._cameras)
 
-    def _is_told_to_end(self) -> bool:
-        has_left = self._screen.is_broken or (self._lines is not None and self._lines.is_broken)
-        return self._interrupts > 0 or has_left
+    def _is_stopping(self) -> bool:
+        is_reader_gone = self._screen.is_broken or (self._lines is not None and self._lines.is_broken)
+        return self._interrupts > 0 or is_reader_gone
 
     def _drain(self) -> None:
-        """Wait for results under way."""
+        """Wait for the results of frames in flight."""
         began = time.monotonic()
         while self._is_any_alive() and self._interrupts < 2:
-            if time.monotonic() - began > (_HASTY_DRAIN_S if self._is_told_to_end() else _DRAIN_S):
+            if time.monotonic() - began > (_INTERRUPTED_DRAIN_S if self._is_stopping() else _DRAIN_S):
                 return
             self._show()
             for camera in self._cameras:
@@ -105,22 +105,22 @@ class StreamRun:
             self._next_plain += _PLAIN_S
             now = time.monotonic()
             for camera, figures in zip(self._cameras, self._recent(now), strict=False):
-                self._screen.say(plain_line(figures, _latest(camera), now - self._began))
+                self._screen.print_line(plain_line(figures, _latest(camera), now - self._began))
 
     def _view(self) -> TableView:
         now = time.monotonic()
-        feeding, source = self._setting.feeding, self._setting.source
-        limits = (0 if feeding.has_loop else source.length, feeding.most_frames)
+        source_settings, source = self._settings.source_settings, self._settings.source
+        limits = (0 if source_settings.has_loop else source.length, source_settings.max_frames)
         length = min((limit for limit in limits if limit), default=0)
-        given, passed_s = self._feeder.given, now - self._began
-        eta_s = passed_s * (length - given) / given if length and given else math.nan
+        picture_count, passed_s = self._source_thread.picture_count, now - self._began
+        eta_s = passed_s * (length - picture_count) / picture_count if length and picture_count else math.nan
         return TableView(
             title=self._title(),
             rows=self._recent(now),
             latest=[(camera.name, _latest(camera)) for camera in self._cameras],
             governor=self._governor(),
             notes=self._notes(),
-            done=given,
+            done=picture_count,
             length=length,
             passed_s=passed_s,
             eta_s=eta_s,
@@ -128,27 +128,27 @@ class StreamRun:
 
     def _title(self) -> str:
         opened = next((camera.opened for camera in self._cameras if camera.opened is not None), None)
-        what = f"{self._setting.model} at {self._setting.address}"
+        what = f"{self._settings.model} at {self._settings.address}"
         if opened is not None:
-            what = f"{opened.model} version {opened.version} on {opened.runtime} at {self._setting.address}"
-        fps = self._setting.feeding.fps
-        return f"{what}; {self._setting.source.title}" + (f", {fps:g} fps" if fps else "")
+            what = f"{opened.model} version {opened.version} on {opened.runtime} at {self._settings.address}"
+        fps = self._settings.source_settings.fps
+        return f"{what}; {self._settings.source.title}" + (f", {fps:g} fps" if fps else "")
 
     def _recent(self, now: float) -> list[StreamFigures]:
         return self._figures(
-            lambda tally: tally.recent(now), lambda tallies: FrameCounts.recent_of_all(tallies, "all", now)
+            lambda counts: counts.recent(now), lambda all_counts: FrameCounts.recent_of_all(all_counts, "all", now)
         )
 
     def _figures(
         self, one: Callable[[FrameCounts], StreamFigures], several: Callable[[Sequence[FrameCounts]], StreamFigures]
     ) -> list[StreamFigures]:
-        """Return the figures of each stream, and those of all last where there are several."""
+        """Return the figures of each stream. If there are several, the last item is the total."""
         with contextlib.ExitStack() as locks:
             for camera in self._cameras:
                 locks.enter_context(camera.lock)
-            tallies = [camera.tally() for camera in self._cameras]
-            rows = [one(tally) for tally in tallies]
-            return [*rows, several(tallies)] if len(rows) > 1 else rows
+            all_counts = [camera.counts() for camera in self._cameras]
+            rows = [one(counts) for counts in all_counts]
+            return [*rows, several(all_counts)] if len(rows) > 1 else rows
 
     def _governor(self) -> str:
         latest = next((camera.latest for camera in self._cameras if camera.latest is not None), None)
@@ -157,33 +157,41 @@ class StreamRun:
         return latest.governor + (f", {latest.governor_detail}" if latest.governor_detail else "")
 
     def _notes(self) -> list[str]:
-        notes = [f"{camera.name}: {camera.trouble}; trying again" for camera in self._cameras if camera.trouble]
-        # A single late picture is a busy moment of the machine, and no trait of the source.
-        if self._feeder.slips > max(self._feeder.given * _WORTH_TELLING, 3):
+        notes = [
+            f"{camera.name}: {camera.connection_error}; trying again"
+            for camera in self._cameras
+            if camera.connection_error
+        ]
+        # Few late pictures may be caused by the machine's load, not by the source.
+        if self._source_thread.slips > max(self._source_thread.picture_count * _SLOW_SOURCE_SHARE, 3):
             notes.append(
-                f"the source does not keep {self._setting.feeding.fps:g} fps: {self._feeder.slips} pictures came late"
+                f"the source does not keep {self._settings.source_settings.fps:g} fps: {self._source_thread.slips} "
+                "pictures came late"
             )
         return notes
 
-    def _conclude(self) -> int:
-        rows = self._figures(FrameCounts.whole, lambda tallies: FrameCounts.whole_of_all(tallies, "all"))
+    def _print_summary(self) -> int:
+        rows = self._figures(FrameCounts.whole, lambda all_counts: FrameCounts.whole_of_all(all_counts, "all"))
         if self._lines is not None:
             self._lines.write(_summary_as_json(rows))
-        say = self._screen.say
+        print_line = self._screen.print_line
         if any(camera.opened is not None for camera in self._cameras):
             for line in [self._title(), *summary(rows)]:
-                say(line)
-        if self._feeder.has_reached_end and self._feeder.given < self._setting.source.length:
-            say(f"the file tells of {self._setting.source.length} pictures, {self._feeder.given} could be read")
+                print_line(line)
+        if self._source_thread.has_reached_end and self._source_thread.picture_count < self._settings.source.length:
+            print_line(
+                f"the file declares {self._settings.source.length} pictures, {self._source_thread.picture_count} could"
+                " be read"
+            )
         problems = self._problems(rows[-1])
         for line in problems:
-            say(line)
+            print_line(line)
         return 1 if problems else 0
 
     def _problems(self, figures: StreamFigures) -> list[str]:
-        """Return in words what did not go well."""
+        """Return the problems of the run as sentences."""
         found = [f"{camera.name}: {camera.failure}" for camera in self._cameras if camera.failure is not None]
-        found += [str(self._feeder.error)] if self._feeder.error is not None else []
+        found += [str(self._source_thread.error)] if self._source_thread.error is not None else []
         for camera in self._cameras:
             if camera.writer is not None and camera.writer.error is not None:
                 found.append(f"{camera.writer.error}; {camera.writer.written} pictures were written")
@@ -198,7 +206,7 @@ class StreamRun:
     def _why_unopened(self) -> str:
         if any(camera.opened is not None for camera in self._cameras):
             return ""
-        return f": {self._setting.address} did not open the stream; is it the gRPC port of an edge-server?"
+        return f": {self._settings.address} did not open the stream; is it the gRPC port of an edge-server?"
 
     def _last_error(self) -> str:
         errors = [camera.last_error for camera in self._cameras if camera.last_error]
@@ -230,8 +238,8 @@ def _figures_as_json(figures: StreamFigures) -> dict[str, Any]:
         "failed": figures.failed,
         "dropped": figures.dropped,
         "lost": figures.lost,
-        "never_sent": figures.here,
-        "dropped_by_server": {REASONS[reason]: count for reason, count in figures.there.items()},
+        "never_sent": figures.client_drops,
+        "dropped_by_server": {REASONS[reason]: count for reason, count in figures.server_drops.items()},
         "fps_in": round(figures.fps_in, 3),
         "fps_out": round(figures.fps_out, 3),
         "age_ms": {name: round(age * 1000, 3) if math.isfinite(age) else None for name, age in ages.items()},

@@ -1,4 +1,4 @@
-"""Stream sender: one frame stream to the server, with a thread for the results."""
+"""Stream sender: one frame stream to the server, with a thread that reads the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_server.core.frame_stream_types import Frame, FrameDropped, FrameResult
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What every stream of a run asks for. `keeps_all`: frames wait for leave to be sent instead of giving way."""
+    """Options of every stream of a run. With `keeps_all`, waiting frames are not replaced by newer ones."""
 
     address: str
     model: str
@@ -29,9 +29,9 @@ class StreamOptions:
 
 
 class StreamSender:
-    """A stream and what is known of it. `latest` and `opened` may be read from any thread.
+    """One stream with its counts and latest result. `latest` and `opened` may be read from any thread.
 
-    `failure` is set when the stream ended for good before it was asked to, `trouble` while it is being connected anew.
+    `failure` is set if the stream ended early with a permanent error. `connection_error` is set during reconnection.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class StreamSender:
         self.opened: StreamOpened | None = None
         self.latest: FrameResult | None = None
         self.failure: StreamError | None = None
-        self.trouble = ""
+        self.connection_error = ""
         self.last_error = ""
         self.writer = writer
         self._lines = lines
         self._lock = threading.Lock()
-        self._tally = FrameCounts(name)
-        self._takes_no_more = False
+        self._counts = FrameCounts(name)
+        self._is_finishing = False
         self._stream = FrameStream(
             options.address,
             options.model,
@@ -59,43 +59,43 @@ class StreamSender:
             tls=options.tls,
             metadata=options.metadata,
             client="edge-server stream",
-            on_opened=self._take_opening,
-            on_dropped=self._take_notice,
-            on_broken=self._take_break,
+            on_opened=self._on_opened,
+            on_dropped=self._on_dropped,
+            on_broken=self._on_broken,
         )
-        self._thread = threading.Thread(target=self._read, name=f"results-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._read_results, name=f"results-{name}", daemon=True)
         self._thread.start()
 
     def offer(self, frame: Frame) -> None:
-        """Hand over a frame, whose buffer is not changed any more. Does nothing on a stream that has ended."""
+        """Offer a frame for sending. Its buffer must not change afterwards. Ignored after the end of the stream."""
         with self._lock:
-            if self._takes_no_more:
+            if self._is_finishing:
                 return
-            self._tally.offer(frame.header.seq, time.monotonic())
+            self._counts.count_offered(frame.header.seq, time.monotonic())
             self._stream.send(frame)
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until a frame can be offered that makes no other give way; False when the time is over first."""
+        """Wait until a frame can be offered without replacing another. Return False after the timeout."""
         return self._stream.wait_for_room(timeout_s) or not self.is_alive
 
     def finish(self) -> None:
-        """Take no more frames: the stream ends by itself when the last one is settled."""
+        """Accept no more frames. The stream ends when all frames are answered or dropped."""
         with self._lock:
-            self._takes_no_more = True
+            self._is_finishing = True
         self._stream.finish()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the stream has ended; False when the time is over first."""
+        """Wait until the stream has ended. Return False after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """End the stream at once, wait for what is still to be written, and settle the counts."""
-        self._end()
+        """Close the stream, finalize the counts, and wait until the output is written."""
+        self._close_stream()
         self._thread.join()
         with self._lock:
-            self._settle()
-            self._tally.end()
+            self._update_client_totals()
+            self._counts.end()
         if self.writer is not None:
             self.writer.close()
 
@@ -103,64 +103,64 @@ class StreamSender:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def tally(self) -> FrameCounts:
-        """Return the counts as they stand. They go on; hold `lock` while reading them."""
-        self._settle()
-        return self._tally
+    def counts(self) -> FrameCounts:
+        """Return the current counts. Hold `lock` while reading them."""
+        self._update_client_totals()
+        return self._counts
 
     @property
     def lock(self) -> threading.Lock:
         return self._lock
 
-    def _end(self) -> None:
+    def _close_stream(self) -> None:
         with self._lock:
-            self._takes_no_more = True
+            self._is_finishing = True
         self._stream.close()
 
-    def _settle(self) -> None:
+    def _update_client_totals(self) -> None:
         counters = self._stream.counters()
-        self._tally.settle(counters.dropped_here, counters.lost)
+        self._counts.set_client_totals(counters.dropped_here, counters.lost)
 
-    def _read(self) -> None:
+    def _read_results(self) -> None:
         try:
             for result in self._stream.results():
-                self._take_result(result, time.monotonic())
+                self._on_result(result, time.monotonic())
         except StreamError as error:
             self.failure = error.detached()
         with self._lock:
-            self._takes_no_more = True
+            self._is_finishing = True
 
-    def _take_result(self, result: FrameResult, now: float) -> None:
+    def _on_result(self, result: FrameResult, now: float) -> None:
         with self._lock:
-            age_s = self._tally.answer(result, now)
+            age_s = self._counts.count_result(result, now)
         if age_s is None:
             return
-        self.trouble = ""
+        self.connection_error = ""
         if result.error_code:
             self.last_error = result_in_words(result)
         if self._lines is not None:
             self._lines.write(result_as_json(self.name, result, age_s))
         if self.writer is not None and result.annotated_jpeg:
             self.writer.put(result.header.seq, result.annotated_jpeg)
-        # The picture is large, and nobody looks at it here.
+        # Without the annotated picture, which is large and not needed here.
         self.latest = replace(result, annotated_jpeg=b"")
 
-    def _take_opening(self, opened: StreamOpened) -> None:
+    def _on_opened(self, opened: StreamOpened) -> None:
         if self.opened is None:
             with self._lock:
-                self._tally.open(opened.counts)
+                self._counts.set_server_baseline(opened.counts)
         self.opened = opened
-        self.trouble = ""
+        self.connection_error = ""
 
-    def _take_notice(self, notice: FrameDropped) -> None:
+    def _on_dropped(self, notice: FrameDropped) -> None:
         with self._lock:
-            is_ours = self._tally.notice(notice.header.seq, notice.reason)
-        if is_ours and self._lines is not None:
+            is_known = self._counts.count_server_drop(notice.header.seq, notice.reason)
+        if is_known and self._lines is not None:
             self._lines.write(drop_as_json(self.name, notice))
 
-    def _take_break(self, error: StreamError) -> None:
-        self.trouble = error.message
+    def _on_broken(self, error: StreamError) -> None:
+        self.connection_error = error.message
         if self.opened is None:
-            # There never was a server of this kind: waiting for one would look like working.
+            # The stream was never open, so this is probably not a frame server; do not retry.
             self.failure = error.detached()
-            self._end()
+            self._close_stream()

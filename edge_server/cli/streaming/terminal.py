@@ -1,4 +1,4 @@
-"""Terminal output: a table redrawn in place, or plain lines if it is not a terminal."""
+"""Terminal output: lines that are redrawn in place, and lines printed above them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _CLEAR_LINE, _CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
 
 class Screen:
-    """Redraws its lines where they were drawn before. What is printed between drawings must go through `say`."""
+    """Redraws lines in place. Other output between two drawings must go through `print_line`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._drawn: list[str] = []
         self.is_terminal = stream.isatty()
         self.is_broken = False
-        """Whoever read it has left; nothing more is written."""
+        """Whether the reader has closed the output. Then nothing more is written."""
 
     def size(self) -> tuple[int, int]:
-        """Return columns and rows that may be written on, (80, 24) where the terminal does not tell."""
+        """Return the usable columns and rows; (80, 24) if the size is unknown."""
         try:
             found = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):
             return 80, 24
-        # The last column stays free, for some terminals wrap when it is filled, and the last row for the cursor.
+        # The last column stays free, because some terminals wrap a full line. The last row is for the cursor.
         return max((found.columns or 80) - 1, 1), max((found.lines or 24) - 1, 1)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show lines, none wider than the terminal, in place of those drawn before."""
+        """Replace the lines drawn before. No line may be wider than the terminal."""
         first = "" if self._drawn else _HIDE_CURSOR
         self._write(first + self._back() + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW)
         self._drawn = list(lines)
 
-    def say(self, line: str) -> None:
-        """Print a line that stays, above the table."""
+    def print_line(self, line: str) -> None:
+        """Print a permanent line above the drawn lines."""
         drawn, before = self._drawn, self._back()
         self._drawn = []
         self._write(before + (_CLEAR_BELOW if drawn else "") + line + "\n")
@@ -48,13 +48,13 @@ class Screen:
             self.draw(drawn)
 
     def erase(self) -> None:
-        """Take the table away and give the cursor back."""
+        """Erase the drawn lines and show the cursor again."""
         if self._drawn:
             self._write(self._back() + _CLEAR_BELOW + _SHOW_CURSOR)
             self._drawn = []
 
     def _back(self) -> str:
-        """Return the escape codes to the start of the last drawing, also for a terminal that became narrower."""
+        """Return the escape code to the start of the last drawing, considering lines that now wrap after a resize."""
         if not self._drawn:
             return ""
         width = self.size()[0] + 1
