@@ -1,10 +1,10 @@
 """Model repositories: from folders on disk to the desired state of the models.
 
-`watch` follows the folders, `scan` lists the models, `upload_detection` says which files are complete, and
+`watch` reacts to changes of the folders, `scan` lists the models, `upload_detection` finds the complete files, and
 `desired_state` makes the desired state. `resolve` turns one version's files into a ModelSpec and a file that a
 backend can open. Imported by `process` and by commands that read a repository.
 
-Steps of one configuration: `pbtxt` (text to message), `validate_config` (what is written), `backend_choice` (runtime
-and file), `autocomplete` (inputs and outputs of the file), `config_defaults`, `validate_config` (the complete
-configuration), `config_to_spec` (message to ModelSpec).
+Steps of one configuration: `pbtxt` (text to message), `validate_config` (the configuration as written),
+`backend_choice` (runtime and file), `autocomplete` (inputs and outputs of the file), `config_defaults`,
+`validate_config` (the complete configuration), `config_to_spec` (message to ModelSpec).
 """

@@ -19,9 +19,9 @@ from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.validate_batching import (
     batch_input_targets,
     check_sequences_against_file,
-    cut_outputs,
     flat_inputs,
     hidden_inputs,
+    split_outputs,
     state_outputs,
 )
 
@@ -56,12 +56,12 @@ def inspect_model(
 ) -> InspectedFile:
     """Choose the runtime, find the file and read its inputs and outputs.
 
-    Of several candidates the first that loads and reads the file wins; those in `passed_over` (name -> reason) failed
-    to open it before. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
+    The first candidate that loads and reads the file is chosen. Those in `passed_over` (name -> reason) failed to open
+    it before and are skipped. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
-    choice = candidates(config, model, model_dir / str(version), onnx_order)
-    for candidate in choice:
+    choices = candidates(config, model, model_dir / str(version), onnx_order)
+    for candidate in choices:
         try:
             if candidate.backend in passed_over:
                 raise LoadError(passed_over[candidate.backend])
@@ -70,8 +70,8 @@ def inspect_model(
             failures.append((candidate.backend, error))
             continue
         name = inspected.backend.name
-        notes = (f"backend '{other}' was passed over for '{name}': {e.message}" for other, e in failures)
-        return replace(inspected, notes=(*inspected.notes, *notes), has_alternatives=candidate is not choice[-1])
+        notes = (f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
+        return replace(inspected, notes=(*inspected.notes, *notes), has_alternatives=candidate is not choices[-1])
     raise _all_failed(model, failures)
 
 
@@ -79,10 +79,10 @@ def _inspect_with(
     candidate: BackendCandidate, config: ConfigMessage, model: str, model_dir: Path, version: int
 ) -> InspectedFile:
     backend = load_backend(candidate.backend)
-    of_gpu = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
-    if of_gpu:
-        check_relative(of_gpu, f"model '{model}': cc_model_filenames")
-    file = _find_file(of_gpu or candidate.file_name or backend.default_filename, model, model_dir, version)
+    gpu_file = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
+    if gpu_file:
+        check_relative(gpu_file, f"model '{model}': cc_model_filenames")
+    file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     signature = backend.inspect(file, parameters)
     memory = backend.memory_parts(file, model, parameters)
@@ -100,9 +100,9 @@ def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> Mod
     path = version_dir / file_name
     if not path.exists():
         present = sorted(entry.name for entry in version_dir.iterdir())[:8] if version_dir.is_dir() else []
-        holds = ", ".join(f"'{name}'" for name in present) or "nothing"
+        found = ", ".join(f"'{name}'" for name in present) or "nothing"
         raise LoadError(
-            f"model '{model}' version {version}: no file '{file_name}' in '{version_dir}', it holds {holds}"
+            f"model '{model}' version {version}: no file '{file_name}' in '{version_dir}', it holds {found}"
         )
     return ModelFile(path, model_dir, version)
 
@@ -113,8 +113,8 @@ def _all_failed(model: str, failures: Sequence[tuple[str, LoadError]]) -> LoadEr
     kind = BackendMissing if all(isinstance(error, BackendMissing) for _, error in failures) else LoadError
     if len(reasons) == 1:
         error = failures[0][1]
-        named = f"'{model}'" in error.message
-        return error if named else type(error)(f"model '{model}': {error.message}")
+        names_model = f"'{model}'" in error.message
+        return error if names_model else type(error)(f"model '{model}': {error.message}")
     return kind(f"model '{model}': no backend could take it: " + "; ".join(f"{n}: {e.message}" for n, e in failures))
 
 
@@ -133,19 +133,19 @@ def complete(config: ConfigMessage, model: str, signature: ModelSignature, defau
         config.max_batch_size = default_max_batch_size
         notes.append(f"max_batch_size was set to {default_max_batch_size}: the model file can batch")
     _check_can_batch(config, model, signature)
-    filled = batch_input_targets(config) | hidden_inputs(config)
-    asked = [spec for spec in signature.inputs if spec.name not in filled]
-    _fill_tensors(config.input, asked, config.max_batch_size, is_selection=False)
+    server_made = batch_input_targets(config) | hidden_inputs(config)
+    request_inputs = [spec for spec in signature.inputs if spec.name not in server_made]
+    _fill_tensors(config.input, request_inputs, config.max_batch_size, is_selection=False)
     is_selection = bool(config.output)
     hidden = set() if is_selection else state_outputs(config)
-    shown = [spec for spec in signature.outputs if spec.name not in hidden]
-    _fill_tensors(config.output, shown, config.max_batch_size, is_selection=is_selection)
+    visible = [spec for spec in signature.outputs if spec.name not in hidden]
+    _fill_tensors(config.output, visible, config.max_batch_size, is_selection=is_selection)
     is_complete = as_stated == [item.SerializeToString() for items in (config.input, config.output) for item in items]
     if config.max_batch_size > 1 and not is_complete and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
         notes.append(
-            "dynamic batching was turned on: max_batch_size is above 1, the model file told inputs or outputs, and no "
-            "scheduler is stated"
+            "dynamic batching was turned on: max_batch_size is above 1, inputs or outputs come from the model file, "
+            "and no scheduler is stated"
         )
     return notes
 
@@ -154,10 +154,10 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignatur
     """Reject max_batch_size for a file with a fixed first dimension, except 1 for a file with one row."""
     allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
     specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
-    of_batch = batch_input_targets(config) | cut_outputs(config)
+    without_batch = batch_input_targets(config) | split_outputs(config)
     marked = {item.name for items in (config.input, config.output) for item in items if item.is_shape_tensor}
     for spec in specs:
-        if spec.name in of_batch:
+        if spec.name in without_batch:
             continue
         if config.max_batch_size > 0 and (spec.is_shape_tensor or spec.name in marked):
             _check_holds_batch_size(config, model, spec)
@@ -169,7 +169,7 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignatur
 
 
 def _check_holds_batch_size(config: ConfigMessage, model: str, spec: _TensorSpec) -> None:
-    """Reject max_batch_size for a shape tensor without values beside the batch size, or of another type."""
+    """Reject max_batch_size for a shape tensor that holds only the batch size, or has another type."""
     if len(spec.dims) != 1 or spec.dims[0] in (0, 1) or spec.dtype not in SHAPE_DTYPES:
         raise BadModelConfig(
             f"model '{model}': max_batch_size: expected 0, for the shape tensor '{spec.name}' of the model file is "
@@ -218,7 +218,7 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
     """Raise BadModelConfig if a stated tensor differs from the file in name, data type or dims, or if one is
     missing."""
     _check_can_batch(config, model, signature)
-    flat, cut = flat_inputs(config), cut_outputs(config)
+    flat, split = flat_inputs(config), split_outputs(config)
     for kind, items, specs in (
         ("input", config.input, signature.inputs),
         ("output", config.output, signature.outputs),
@@ -235,8 +235,8 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
             if kind == "input" and item.name in flat:
                 _check_flat(item, spec, what)
             else:
-                is_cut = kind == "output" and item.name in cut
-                _check_tensor(item, spec, what, config.max_batch_size, has_own_dims=is_cut)
+                is_split = kind == "output" and item.name in split
+                _check_tensor(item, spec, what, config.max_batch_size, has_own_dims=is_split)
     _check_batch_inputs(config, model, signature)
     check_sequences_against_file(config, model, signature)
     _check_none_missing(config, model, signature)
@@ -290,10 +290,10 @@ def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Seq
         raise BadModelConfig(f"{what} is_shape_tensor: expected true, for it is one in the model file, given false")
     size = spec.dims[0]
     if len(stated) != 1 or stated[0] < 1 or size not in (-1, stated[0] + 1):
-        wanted = f"[{size - 1}]" if size > 0 else "one dimension of a fixed size"
+        expected = f"[{size - 1}]" if size > 0 else "one dimension of a fixed size"
         raise BadModelConfig(
-            f"{what} dims: expected {wanted}, as many as the values of the model file's shape tensor {list(spec.dims)} "
-            f"beside the batch size, given {list(stated)}"
+            f"{what} dims: expected {expected}, as many as the values of the model file's shape tensor "
+            f"{list(spec.dims)} beside the batch size, given {list(stated)}"
         )
 
 

@@ -69,7 +69,7 @@ class BackendCandidate:
 ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
 """Runtimes that need an engine, built from the ONNX file, before they can serve it."""
 
-STAND_IN_PRECISIONS = ("fp32", "fp16", "f16", "best")
+ENGINE_PRECISIONS = ("fp32", "fp16", "f16", "best")
 """Values of `precision` that are meant for the engine and not for the runtime that serves until it is built."""
 
 
@@ -90,9 +90,9 @@ def candidates(
     if config.platform == _SAVED_MODEL and not config.backend:
         return tuple(BackendCandidate(backend, file_name or "model.savedmodel") for backend in _SAVED_MODEL_ORDER)
     if stated in ENGINE_BACKENDS:
-        return _with_stand_ins(stated, file_name, version_dir, onnx_order)
+        return _with_interim_runtimes(stated, file_name, version_dir, onnx_order)
     if stated:
-        return (BackendCandidate(stated, file_name or _other_file_of(stated, version_dir)),)
+        return (BackendCandidate(stated, file_name or _only_file_of(stated, version_dir)),)
     if file_name:
         backends = _BACKENDS_OF_SUFFIX.get(Path(file_name).suffix.lower(), ())
     else:
@@ -106,11 +106,11 @@ def candidates(
         return (BackendCandidate(suffix, file_name),)
     raise BadModelConfig(
         f"model '{model}': no backend: the configuration states neither backend nor platform, and "
-        f"'{version_dir}' {_what_is_in(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
+        f"'{version_dir}' {_describe_content(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
     )
 
 
-def _with_stand_ins(
+def _with_interim_runtimes(
     stated: str, file_name: str, version_dir: Path, onnx_order: tuple[str, ...]
 ) -> tuple[BackendCandidate, ...]:
     """Return the engine runtime alone for a plan; for an ONNX file, add the runtimes that read ONNX directly."""
@@ -134,7 +134,7 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
     return str(config.backend or of_platform)
 
 
-def _what_is_in(version_dir: Path) -> str:
+def _describe_content(version_dir: Path) -> str:
     """Return the middle of the sentence "<folder> ... none of model.onnx, ...", with a hint for files such as
     best.onnx."""
     try:
@@ -142,7 +142,7 @@ def _what_is_in(version_dir: Path) -> str:
     except OSError:
         return "holds "
     if not names:
-        return "is empty, and so holds "
+        return "is empty: it holds "
     known = [name for name in names if Path(name).suffix.lower() in _BACKENDS_OF_SUFFIX]
     if known:
         first = Path(known[0])
@@ -157,7 +157,7 @@ def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-def _other_file_of(backend: str, version_dir: Path) -> str:
+def _only_file_of(backend: str, version_dir: Path) -> str:
     """Return the one well-known file in the folder that a stated backend reads, or "" if there are none or several."""
     readable = [name for name, backends in _BACKENDS_OF_FILE.items() if backend in backends]
     present = [name for name in readable if (version_dir / name).exists()]

@@ -65,7 +65,7 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
     ("is_non_linear_format_io", lambda config: any(i.is_non_linear_format_io for i in (*config.input, *config.output))),
 )
-"""Fields that are kept for clients but not acted on, and the test whether a configuration sets them."""
+"""Fields that clients can read back but that have no effect, each with a test whether a configuration sets it."""
 
 
 def to_spec(
@@ -73,10 +73,10 @@ def to_spec(
 ) -> ModelSpec:
     """Return the specification of a complete configuration. `labels` maps an output's name to its class names.
 
-    `notes` come first in the specification's own; one more is added for every field that is not acted on.
+    The specification's notes are `notes`, and one note for each field that has no effect.
     """
     known_labels = labels or {}
-    ignored = [f"{field} is kept in the configuration but not acted on" for field, is_set in _IGNORED if is_set(config)]
+    unused = [field for field, is_set in _IGNORED if is_set(config)]
     return ModelSpec(
         name=config.name,
         backend=config.backend,
@@ -100,7 +100,7 @@ def to_spec(
         is_cached=config.response_cache.enable,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
-        notes=(*notes, *ignored),
+        notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),
     )
 
 
@@ -233,8 +233,8 @@ def ensemble(config: ConfigMessage) -> Ensemble | None:
 
 def members(config: ConfigMessage) -> tuple[Member, ...]:
     """Return the member models of an ensemble with their versions; empty for any other model."""
-    made_of = ensemble(config)
-    return () if made_of is None else tuple(dict.fromkeys((step.model, step.version) for step in made_of.steps))
+    found = ensemble(config)
+    return () if found is None else tuple(dict.fromkeys((step.model, step.version) for step in found.steps))
 
 
 def sequence_batching(config: ConfigMessage) -> SequenceBatching | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.repository.resolve import ResolveOptions, resolve, resolve_as_seen
+from edge_server.repository.resolve import ResolveOptions, resolve, resolve_as_scanned
 from edge_server.repository.scan import ModelDirectory, Scanner, with_config
 from edge_server.repository.trust.verify import TrustPolicy
 from edge_server.repository.uploaded_files import OverriddenModel, check_no_code, delete_abandoned
@@ -26,7 +26,7 @@ def desired_model(
     `model.desired_versions` must already reflect `config_json` (see `with_config`). `is_followed`: a watcher finds
     later changes, so a load may only use the files of this scan.
     """
-    read = resolve_as_seen if is_followed else resolve
+    resolve_version = resolve_as_scanned if is_followed else resolve
     suffix = (
         ""
         if config_json is None
@@ -35,7 +35,7 @@ def desired_model(
     versions = {
         version: DesiredVersion(
             fingerprint=model.fingerprint_of(version) + suffix,
-            resolve=partial(read, model, version, options, config_json),
+            resolve=partial(resolve_version, model, version, options, config_json),
         )
         for version in model.desired_versions
     }
@@ -45,8 +45,8 @@ def desired_model(
 class RepositorySource:
     """Makes the desired state from the results of a Scanner, and owns the files of load calls. Thread-safe.
 
-    `scratch` is the folder for files of load calls; None: the system's. Of a model in `pins` only that version is
-    desired, whatever its version policy says.
+    `scratch` is the folder for files of load calls; None: the system's. Of a model in `pins` only the pinned version is
+    desired, regardless of its version policy.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class RepositorySource:
         self._pins = pins or VersionPins()
         self._lock = threading.Lock()
         self._written: dict[str, OverriddenModel] = {}
-        self._counting: Mapping[str, ModelDirectory] | None = None
+        self._watched_models: Mapping[str, ModelDirectory] | None = None
         self._last_desired: dict[str, tuple[ModelDirectory, ResolveOptions, DesiredModel]] = {}
         """Result of the last `desired_models_for`: the desired state of each model, and its inputs."""
         delete_abandoned(scratch)
 
     def use_trust(self, trust: TrustPolicy) -> None:
-        """Check later loads by this policy. Loaded models go on serving."""
+        """Check later loads by this policy. Loaded models continue to serve."""
         self._options = replace(self._options, trust=trust)
 
     def names(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class RepositorySource:
         Until the next call, all other methods use these models too: a load call during an upload must not load half a
         version. An unchanged model object gives the same result object, unless its pin changed.
         """
-        self._counting = models
+        self._watched_models = models
         options, before, now = self._options, self._last_desired, {}
         for name, model in models.items():
             known = before.get(name)
@@ -113,9 +113,9 @@ class RepositorySource:
     ) -> DesiredModel | None:
         """Return the desired state of one model with overrides; None if no repository has it.
 
-        Files of an earlier load call for the model are deleted. Versions made from them must have been loaded, or be
-        replaced by this result. Raises BadModelConfig, ServingFault, InvalidRequest for files without a configuration,
-        and without `may_carry_code` Forbidden for overrides that carry code or name paths.
+        Files of an earlier load call for the model are deleted. The versions made from them must be loaded already, or
+        be replaced by this result. Raises BadModelConfig, ServingFault, InvalidRequest for files without a
+        configuration, and without `may_carry_code` Forbidden for overrides that contain code or name paths.
         """
         if files:
             return self._desired_model_of_files(name, config_json, files, may_carry_code=may_carry_code)
@@ -125,9 +125,9 @@ class RepositorySource:
                 check_no_code(model, config_json)
             model = with_config(model, config_json)
         if model is None:
-            # The files of the serving version are kept: it may have to be loaded again from them.
+            # Keep the files of the serving version: it may have to be loaded again from them.
             return None
-        self._keep(name, None)
+        self._replace_written(name, None)
         return self._desired_model(model, config_json)
 
     def versions(self, name: str) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ class RepositorySource:
             model.close()
 
     def _find(self, name: str) -> ModelDirectory | None:
-        return self.scanner.find(name) if self._counting is None else self._counting.get(name)
+        return self.scanner.find(name) if self._watched_models is None else self._watched_models.get(name)
 
     def _desired_model_of_files(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool
@@ -174,16 +174,16 @@ class RepositorySource:
             except EdgeServerError:
                 written.close()
                 raise
-        self._keep(name, written)
+        self._replace_written(name, written)
         return self._desired_model(written.model, config_json)
 
     def _desired_model(self, model: ModelDirectory, config_json: str | None = None) -> DesiredModel:
         pin = self._pins.get(model.name)
         pinned = model if pin is None else _pinned(model, pin)
-        is_followed = self._counting is not None and model.path.parent in self.scanner.roots
+        is_followed = self._watched_models is not None and model.path.parent in self.scanner.roots
         return replace(desired_model(pinned, self._options, config_json, is_followed=is_followed), pin=pin)
 
-    def _keep(self, name: str, written: OverriddenModel | None) -> None:
+    def _replace_written(self, name: str, written: OverriddenModel | None) -> None:
         with self._lock:
             before = self._written.pop(name, None)
             if written is not None:

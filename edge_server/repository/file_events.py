@@ -31,14 +31,14 @@ POLL_S = 1.0
 """Polling interval in seconds for a local or layered file system; a remote one gets twice that."""
 
 _CLOSE_S = 3.0
-"""How long `close` waits for the observer threads."""
+"""Longest wait of `close` for the observer threads."""
 
 _MOST_CHANGED_PATHS = 256
 """Most changed paths kept between two scans. With more, the kernel's queue may have lost some."""
 
-_TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
-_SILENT = frozenset({"opened", "closed_no_write"})
-"""Events without a change: a model that is loaded is opened and read."""
+_REPORTS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
+_WITHOUT_CHANGE = frozenset({"opened", "closed_no_write"})
+"""Events without a change: loading a model opens and reads its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class WatchedFolder:
 
 
 class FileObservation:
-    """Watches folders: sets `wake` on every change, and knows which files are being written.
+    """Watches folders: sets `wake` on every change, and tracks the files that are being written.
 
     Thread-safe, except `watch` and `close`. Events may be lost: the owner also scans regularly.
     """
@@ -58,8 +58,8 @@ class FileObservation:
     def __init__(self, roots: Iterable[Path], *, wants_inotify: bool = True) -> None:
         self.wake = threading.Event()
         self._lock = threading.Lock()
-        self._writers = OpenWriters(tells_attributes=_TELLS_ATTRIBUTES)
-        self._published: set[str] = set()
+        self._writers = OpenWriters(reports_attributes=_REPORTS_ATTRIBUTES)
+        self._renamed_folders: set[str] = set()
         self._changed_paths: set[str] | None = None
         """Changed paths since the last `take_changed_paths`; None if anything may have changed."""
         self._inotify: BaseObserver | None = None
@@ -70,11 +70,11 @@ class FileObservation:
         self._is_polled = {root: is_remote(kind) or is_layered(kind) for root, kind in kinds.items()}
         self._polling_interval_s = POLL_S * (2 if any(self._is_remote.values()) else 1)
         if not wants_inotify:
-            self._stop_using_inotify("it is not wanted")
+            self._stop_using_inotify("it is switched off")
         elif not all(self._is_polled.values()):
             self._start_inotify()
         for root, kind in kinds.items():
-            how = f"by looking every {self._polling_interval_s:g} s" if self._is_polled[root] else "by inotify"
+            how = f"by polling every {self._polling_interval_s:g} s" if self._is_polled[root] else "by inotify"
             log.info("watching model repository '%s' (%s) %s", root, kind or "file system unknown", how)
 
     def is_remote(self, root: Path) -> bool:
@@ -91,27 +91,27 @@ class FileObservation:
             return self._writers.writing(time.monotonic())
 
     def is_written(self, paths: Iterable[str]) -> bool:
-        """Return whether somebody is known to write one of these files.
+        """Return whether one of these files is known to be open for writing.
 
-        The kernel is asked first. For files that it cannot tell about, the events decide.
+        The kernel is queried first. If it has no answer for a file, the events decide.
         """
-        untold: list[str] = []
+        unknown: list[str] = []
         for path in paths:
             is_open = is_open_for_writing(path)
             if is_open:
                 return True
             if is_open is None:
-                untold.append(os.path.realpath(path))
-        if not untold:
+                unknown.append(os.path.realpath(path))
+        if not unknown:
             return False
         with self._lock:
-            return not self._writers.unsure(time.monotonic()).isdisjoint(untold)
+            return not self._writers.unsure(time.monotonic()).isdisjoint(unknown)
 
     def take_renamed_folders(self) -> frozenset[str]:
         """Return and forget the real paths of directories that were renamed into place."""
         with self._lock:
-            published, self._published = frozenset(self._published), set()
-        return published
+            renamed, self._renamed_folders = frozenset(self._renamed_folders), set()
+        return renamed
 
     def take_changed_paths(self) -> frozenset[str] | None:
         """Return and forget the real paths that changed; None if anything may have changed.
@@ -119,8 +119,8 @@ class FileObservation:
         Also None if one of the roots is polled.
         """
         with self._lock:
-            touched, self._changed_paths = self._changed_paths, set()
-        return None if touched is None or any(self._is_polled.values()) else frozenset(touched)
+            changed, self._changed_paths = self._changed_paths, set()
+        return None if changed is None or any(self._is_polled.values()) else frozenset(changed)
 
     def mark_all_changed(self) -> None:
         """Set `wake`, and let the next `take_changed_paths` return None."""
@@ -131,7 +131,7 @@ class FileObservation:
     def watch(self, folders: Mapping[WatchedFolder, bool]) -> None:
         """Watch exactly these folders; each maps to whether it is polled. Absent folders are left out.
 
-        A folder that was replaced by another of the same name is watched anew. A new watch sets `wake`, because
+        A folder that was replaced by another of the same name gets a new watch. A new watch sets `wake`, because
         changes just before it had no event.
         """
         self._check_inotify()
@@ -144,13 +144,13 @@ class FileObservation:
                 self._schedule(folder, is_polled=is_polled)
 
     def close(self) -> None:
-        """Stop watching. A thread that hangs on a disk is left behind."""
+        """Stop watching. A thread that hangs on a disk is not awaited."""
         self._watches.clear()
         observers = [item for item in (self._inotify, self._polling) if item is not None and item.is_alive()]
         self._inotify = self._polling = None
         if observers:
             # Stopping an observer waits until its disk access ends.
-            ending = threading.Thread(target=_end, args=(observers,), name="edge-unwatch", daemon=True)
+            ending = threading.Thread(target=_stop_observers, args=(observers,), name="edge-unwatch", daemon=True)
             ending.start()
             ending.join(_CLOSE_S)
 
@@ -187,17 +187,17 @@ class FileObservation:
         """Stop using inotify if its limit of watches is reached: it would miss new folders without an error."""
         if self._inotify is None:
             return
-        reason = "its thread ended" if not self._inotify.is_alive() else _why_no_room()
+        reason = "its thread ended" if not self._inotify.is_alive() else _watch_limit_problem()
         if reason:
             self._stop_using_inotify(reason)
 
     def _stop_using_inotify(self, reason: str) -> None:
-        log.warning("inotify cannot be used (%s); looking every %g s instead", reason, self._polling_interval_s)
+        log.warning("inotify cannot be used (%s); polling every %g s instead", reason, self._polling_interval_s)
         observer, self._inotify = self._inotify, None
         self._is_polled = dict.fromkeys(self._is_polled, True)
         self._watches = {folder: kept for folder, kept in self._watches.items() if kept[0] is not observer}
         with self._lock:
-            self._writers = OpenWriters(tells_attributes=_TELLS_ATTRIBUTES)
+            self._writers = OpenWriters(reports_attributes=_REPORTS_ATTRIBUTES)
         if observer is not None and observer.is_alive():
             observer.stop()
             observer.join()
@@ -207,7 +207,7 @@ class FileObservation:
         with self._lock:
             if is_inotify:
                 self._record_event(event, time.monotonic())
-            if event.event_type in _SILENT:
+            if event.event_type in _WITHOUT_CHANGE:
                 return
             if self._changed_paths is not None:
                 self._changed_paths.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
@@ -242,7 +242,7 @@ class FileObservation:
         if path:
             self._writers.moved(path, target)
         if is_directory:
-            self._published.add(target)
+            self._renamed_folders.add(target)
 
 
 class _FolderEventHandler(FileSystemEventHandler):
@@ -267,7 +267,7 @@ def _started(observer: BaseObserver) -> BaseObserver:
     return observer
 
 
-def _end(observers: Iterable[BaseObserver]) -> None:
+def _stop_observers(observers: Iterable[BaseObserver]) -> None:
     for observer in observers:
         with contextlib.suppress(KeyError):  # see _unschedule; then there is nothing to join
             observer.stop()
@@ -299,8 +299,8 @@ _IN_CLOEXEC = os.O_CLOEXEC
 _IN_DELETE_SELF = 0x400
 
 
-def _why_no_room() -> str:
-    """Return why the kernel refuses a further inotify watch for this user, "" if it does not. See inotify(7)."""
+def _watch_limit_problem() -> str:
+    """Return why the kernel refuses another inotify watch for this user, "" if it does not. See inotify(7)."""
     library = ctypes.CDLL(None, use_errno=True)
     handle = library.inotify_init1(_IN_CLOEXEC)
     if handle < 0:

@@ -17,7 +17,7 @@ MAX_FILES = 65_536
 """Most files below one folder. More is a mistake, such as a link to the root of the disk."""
 
 YOUNG_S = 60.0
-"""How long after its last change a file may still be open for writing."""
+"""Time after its last change in which a file may still be open for writing."""
 
 _UPLOAD = re.compile(
     r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
@@ -33,11 +33,11 @@ class FolderScan:
     """Result of one scan of some files.
 
     `fingerprint` covers the files of a model. `activity` also covers the files of upload tools and editors beside them;
-    while it changes, somebody is writing. `changed_ns` is the latest change time (ctime, which no tool can set) of the
-    files and folders, 0 if there are none. `young` are the files whose change time lies within YOUNG_S of the scan.
-    `upload` names the newest file of an unfinished upload, "" if there is none; `upload_ns` is its change time.
-    `outside_link` is the first link that leads out of the repository, with its target, "" if there is none.
-    `has_links`: changes elsewhere may be changes here.
+    while it changes, an upload or an edit is in progress. `changed_ns` is the latest change time (ctime, which no tool
+    can set) of the files and folders, 0 if there are none. `young` are the files whose change time lies within YOUNG_S
+    of the scan. `upload` names the newest file of an unfinished upload, "" if there is none; `upload_ns` is its change
+    time. `outside_link` is the first link to a file outside the repository, with its target, "" if there is none.
+    `has_links`: a change outside the folder may change the model.
     """
 
     fingerprint: str = ""
@@ -94,8 +94,8 @@ class LinkBoundary:
 def scan_files(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> FolderScan:
     """Return the scan of these entries of a folder and everything below them, links followed.
 
-    Folders count only by their entries, so ignored files change nothing. A file that vanishes meanwhile counts as
-    absent. Raises OSError for a folder that cannot be read.
+    Folders count only by their entries, so ignored files change nothing. A file that is deleted during the scan counts
+    as absent. Raises OSError for a folder that cannot be read.
     """
     return _walk(folder, entries, boundary).scan_files()
 
@@ -116,9 +116,9 @@ def digest(described: Iterable[str]) -> str:
 
 def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> _Walk:
     walk = _Walk(boundary)
-    walk.see(os.stat(folder))
+    walk.add_change_time(os.stat(folder))
     for entry in sorted(entries, key=lambda item: item.name):
-        walk.look(entry, entry.name, frozenset())
+        walk.add_entry(entry, entry.name, frozenset())
     return walk
 
 
@@ -160,14 +160,14 @@ class _Walk:
             has_links=self.has_links,
         )
 
-    def see(self, found: os.stat_result) -> None:
+    def add_change_time(self, found: os.stat_result) -> None:
         self.changed_ns = max(self.changed_ns, found.st_ctime_ns)
 
-    def look(self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]) -> None:
+    def add_entry(self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]) -> None:
         """Add one line for a file, or the lines of a folder. `above` are the folders around it, against loops."""
         if is_ignored(entry.name):
             if is_leftover(entry.name):
-                self._note_leftover(entry, name)
+                self._record_leftover(entry, name)
             return
         if len(self.lines) >= MAX_FILES:
             raise TooManyFiles(f"more than {MAX_FILES} files")
@@ -179,9 +179,9 @@ class _Walk:
         except OSError:
             self.lines.append(f"{name}\0gone")
             return
-        self.see(found)
+        self.add_change_time(found)
         if is_folder(entry):
-            self._look_into(entry, name, above, (found.st_dev, found.st_ino))
+            self._add_folder(entry, name, above, (found.st_dev, found.st_ino))
         else:
             # A change of mode or owner can make a file readable; a failed load is then retried.
             is_open_to_all = found.st_mode & 0o444 == 0o444
@@ -191,7 +191,7 @@ class _Walk:
             if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
                 self.young.append(entry.path)
 
-    def _look_into(
+    def _add_folder(
         self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
     ) -> None:
         self.lines.append(f"{name}\0folder")
@@ -203,9 +203,9 @@ class _Walk:
             self.lines.append(f"{name}\0gone")
             return
         for child in inner:
-            self.look(child, f"{name}/{child.name}", above | {identity})
+            self.add_entry(child, f"{name}/{child.name}", above | {identity})
 
-    def _note_leftover(self, entry: os.DirEntry[str], name: str) -> None:
+    def _record_leftover(self, entry: os.DirEntry[str], name: str) -> None:
         """Record an incomplete file. Of folders only those of rsync count: others may be prepared versions."""
         try:
             found = entry.stat(follow_symlinks=False)

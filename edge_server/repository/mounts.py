@@ -33,7 +33,7 @@ def read_mounts() -> str:
 def file_system(path: str, mounts: str) -> str:
     """Return the file system type of an absolute path without links, "" if it is unknown.
 
-    `mounts` is in the form of /proc/self/mountinfo, proc(5). Of several mounts on one point the last one counts.
+    `mounts` is in the form of /proc/self/mountinfo, proc(5). Of several mounts on one point, the last one is in effect.
     """
     best, kind = -1, ""
     for line in mounts.splitlines():

@@ -1,7 +1,7 @@
-"""Detection of files that are open for writing: by asking the kernel, and by following inotify events.
+"""Detection of files that are open for writing: by a query to the kernel, and by inotify events.
 
-The kernel is asked with a read lease. fcntl(2), "Leases": F_SETLEASE with F_RDLCK fails with EAGAIN while the file is
-open for writing. Only the file's owner may ask, or a process with CAP_LEASE.
+The query is a read lease. fcntl(2), "Leases": F_SETLEASE with F_RDLCK fails with EAGAIN while the file is
+open for writing. Only the file's owner, or a process with CAP_LEASE, may take one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _CAP_LEASE = 28
 def is_open_for_writing(path: str) -> bool | None:
     """Return whether any process has a file open for writing, links followed. None: unknown.
 
-    It is unknown for files of other users and on file systems without leases (most network ones). The lease is given
-    back at once; a process that opens the file for writing just then waits a few microseconds. The check itself causes
-    the events of an opening and of a closing without a change.
+    It is unknown for files of other users and on file systems without leases (most network ones). The lease is released
+    at once. A process that opens the file for writing at that moment waits a few microseconds. The check itself causes
+    inotify events: opened, and closed without a change.
     """
     try:
         found = os.stat(path)
@@ -55,10 +55,10 @@ def _may_lease_all() -> bool:
 
 
 PATIENCE_S = 60.0
-"""How long a file counts as being written without a new event. Its closing event may have been lost."""
+"""Time without a new event after which a file no longer counts as being written: its closing event may be lost."""
 
 _UNSURE_PATIENCE_S = 3.0
-"""The same for a file without an opening event: it was created, or its attributes may have changed."""
+"""The same for a file without an opening event: it may be a link, or only its attributes have changed."""
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class OpenWriters:
     """Files that are open for writing, from the stream of inotify events. No I/O and no clock. Not thread-safe.
 
     A file is being written from its creation and opening, or its first change, until a writer closes it. An opening
-    alone means nothing: most files are opened to be read. If the watch on a new directory was set too late, changes
-    come without an opening; then it is unknown whether the file is still being written (`unsure`).
-    `tells_attributes`: the observer separates changes of content from changes of attributes. A copying program sets
+    alone has no meaning, because most files are opened to be read. If the watch on a new directory was set too late,
+    events are missing; then it is unknown whether the file is still being written (`unsure`).
+    `reports_attributes`: the observer separates changes of content from changes of attributes. A copying program sets
     the times of its copy after closing it.
     """
 
-    def __init__(self, *, tells_attributes: bool) -> None:
-        self._tells_attributes = tells_attributes
+    def __init__(self, *, reports_attributes: bool) -> None:
+        self._reports_attributes = reports_attributes
         self._files: dict[str, _File] = {}
 
     def made(self, path: str, now_s: float) -> None:
@@ -118,7 +118,7 @@ class OpenWriters:
             self._files[target + known.removeprefix(path)] = self._files.pop(known)
 
     def writing(self, now_s: float) -> frozenset[str]:
-        """Return the paths of files that are being written. Forget files without an event for long."""
+        """Return the paths of files that are being written. Forget files without a recent event."""
         self._files = {path: file for path, file in self._files.items() if now_s - file.last_s < self._patience_s(file)}
         return frozenset(path for path, file in self._files.items() if file.is_dirty)
 
@@ -134,7 +134,7 @@ class OpenWriters:
         )
 
     def _patience_s(self, file: _File) -> float:
-        return PATIENCE_S if file.is_opened or self._tells_attributes else _UNSURE_PATIENCE_S
+        return PATIENCE_S if file.is_opened or self._reports_attributes else _UNSURE_PATIENCE_S
 
     def _touch(self, path: str, now_s: float) -> _File:
         file = self._files.setdefault(path, _File(now_s))

@@ -25,7 +25,7 @@ ConfigMessage: TypeAlias = Any
 
 MAX_CONFIG_BYTES = 4 << 20
 
-_MOST_SAID = 1000
+_MAX_MESSAGE_CHARS = 1000
 """Most characters of the parser's message in an error, enough for the whole wrong line or value."""
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w{1,100})"')
@@ -85,11 +85,11 @@ def _located(error: text_format.ParseError) -> str:
     if line is None:
         return _brief(text)
     # The message is the whole line in quotes, and then the error.
-    quoted, mark, said = text.removeprefix(f"{line}:{column} : ").rpartition("': ")
-    return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(said)}"
+    quoted, mark, message = text.removeprefix(f"{line}:{column} : ").rpartition("': ")
+    return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(message)}"
 
 
-def _with_spelling(said: str, error: Exception, config: ConfigMessage) -> str:
+def _with_spelling(message: str, error: Exception, config: ConfigMessage) -> str:
     """Return the parser's message, with the nearest spelling of an unknown field or enum value."""
     pool = config.DESCRIPTOR.file.pool
     spelling = ""
@@ -97,7 +97,7 @@ def _with_spelling(said: str, error: Exception, config: ConfigMessage) -> str:
         spelling = nearest(found[2], pool.FindMessageTypeByName(found[1]).fields_by_name)
     elif found := _UNKNOWN_VALUE.search(str(error)):
         spelling = nearest(found[2], pool.FindEnumTypeByName(found[1]).values_by_name)
-    return said.rstrip(".") + spelling if spelling else said
+    return message.rstrip(".") + spelling if spelling else message
 
 
 def _line_of_number(error: Exception, content: bytes) -> str:
@@ -112,13 +112,15 @@ def _line_of_number(error: Exception, content: bytes) -> str:
 
 def _brief(text: str) -> str:
     """Return the parser's message; the middle of a very long one is cut out."""
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID // 2]} ... {text[-_MOST_SAID // 2 :]}"
+    if len(text) <= _MAX_MESSAGE_CHARS:
+        return text
+    return f"{text[: _MAX_MESSAGE_CHARS // 2]} ... {text[-_MAX_MESSAGE_CHARS // 2 :]}"
 
 
 def parse_json(text: str, model: str, source: str = "the configuration given as JSON") -> ConfigMessage:
-    """Parse proto JSON as Triton does: unknown fields refused, enum names in any case, numbers also as strings.
+    """Parse proto JSON as Triton does. Enum names may have any case, and numbers may be strings.
 
-    Raises BadModelConfig.
+    Raises BadModelConfig, also for an unknown field.
     """
     from google.protobuf import json_format
 
@@ -126,7 +128,7 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
     config = new_config()
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
-        # A JSON escape can write half a surrogate pair, which breaks the parser's lookup of names.
+        # A JSON escape can produce half of a surrogate pair, with which the parser's lookup of names fails.
         json.dumps(document, ensure_ascii=False).encode()
         if not isinstance(document, dict):
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")

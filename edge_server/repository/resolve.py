@@ -11,7 +11,7 @@ from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
-from edge_server.repository.backend_choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
+from edge_server.repository.backend_choice import ENGINE_BACKENDS, ENGINE_PRECISIONS, PLATFORM_OF_BACKEND
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
@@ -31,9 +31,9 @@ class ResolveOptions:
 
     `auto_complete`: fill missing fields from the model file. `gpu_count`: GPUs of the machine.
 
-    `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
-    parts of the server, and a wrong one should fail the load rather than the first request. `trust`: what must be
-    proved of a version's files before they are opened. `onnx_order`: the runtimes tried for an ONNX file.
+    `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
+    server, so that a wrong one fails the load and not the first request. `trust`: rules for the checksums and
+    signatures of a version's files. `onnx_order`: the runtimes tried for an ONNX file.
     """
 
     auto_complete: bool = True
@@ -79,10 +79,10 @@ def resolve(
 
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
     """Remove the settings that are meant for the engine, if another runtime serves until the engine is built."""
-    word = config.parameters["precision"].string_value if "precision" in config.parameters else ""
+    precision = config.parameters["precision"].string_value if "precision" in config.parameters else ""
     if inspected.backend.name in ENGINE_BACKENDS or not any(name in passed_over for name in ENGINE_BACKENDS):
         return
-    if word.strip().lower() in STAND_IN_PRECISIONS:
+    if precision.strip().lower() in ENGINE_PRECISIONS:
         del config.parameters["precision"]
     if config.platform == PLATFORM_OF_BACKEND["tensorrt"]:
         config.platform = ""
@@ -110,7 +110,7 @@ def _read(model: ModelDirectory, config_json: str | None) -> ConfigMessage:
     return new_config() if model.config_path is None else read_file(model.config_path, model.name)
 
 
-def _let_model_complete(config: ConfigMessage, model: str, inspected: InspectedFile) -> None:
+def _complete_by_model(config: ConfigMessage, model: str, inspected: InspectedFile) -> None:
     """Let a Python model complete its configuration, in place. Raises LoadError."""
     config.name = model
     completed = inspected.backend.auto_complete(inspected.file, write_json(config))
@@ -128,7 +128,7 @@ def _complete_config(
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
     notes = list(inspected.notes)
     if options.auto_complete:
-        _let_model_complete(config, model, inspected)
+        _complete_by_model(config, model, inspected)
     config.backend = backend.name
     if file.path != file.version_dir:
         config.default_model_filename = file.path.relative_to(file.version_dir).as_posix()
@@ -141,21 +141,21 @@ def _complete_config(
     return tuple(notes)
 
 
-def resolve_as_seen(
+def resolve_as_scanned(
     model: ModelDirectory,
     version: int,
     options: ResolveOptions,
     config_json: str | None = None,
     passed_over: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Resolve a version as `resolve` does, and only from the files that the scan saw.
+    """Resolve a version as `resolve` does, but only from the files that the scan listed.
 
-    A load may start long after the scan that asked for it, because loads wait for each other. In between somebody may
-    correct the configuration or overwrite a file. Raises ChangedWhileLoading if the files differ from the scan; the
-    result's `confirm` raises it if they change until the version is open. New files that a model adds while it is
+    A load may start long after the scan that caused it, because loads wait for each other. In between, a user may
+    change the configuration or a file. Raises ChangedWhileLoading if the files differ from the scan. The
+    result's `confirm` raises it if they have changed since. New files that a model adds while it is
     opened are allowed.
     """
-    files = _Files.as_seen(model, version)
+    files = _ScannedFiles.as_scanned(model, version)
     try:
         resolved = resolve(model, version, options, config_json, passed_over or {})
     except EdgeServerError:
@@ -172,7 +172,7 @@ def resolve_as_seen(
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _ScannedFiles:
     """The files of a version, per folder, as `file_fingerprint.describe_files` lists them."""
 
     model: ModelDirectory
@@ -181,7 +181,7 @@ class _Files:
     inside: tuple[str, ...]
 
     @classmethod
-    def as_seen(cls, model: ModelDirectory, version: int) -> _Files:
+    def as_scanned(cls, model: ModelDirectory, version: int) -> _ScannedFiles:
         """Return the files if they are those of the scan. Raises ChangedWhileLoading."""
         outside, inside = _describe_version(model, version)
         if f"{digest(outside)}.{digest(inside)}" != model.fingerprint_of(version):
@@ -195,9 +195,9 @@ class _Files:
         outside, inside = _describe_version(self.model, self.version)
         folder = self.model.path / str(self.version)
         for place, before, now in ((self.model.path, self.outside, outside), (folder, self.inside, inside)):
-            lost = set(before).difference(now)
-            if lost:
-                raise _changed(place, min(lost))
+            changed = set(before).difference(now)
+            if changed:
+                raise _changed(place, min(changed))
 
 
 def _describe_version(model: ModelDirectory, version: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Scanner of model repositories: lists every model directory and its versions, as one complete snapshot.
 
-A model that is not in the snapshot is gone. A scan costs one directory walk; a config.pbtxt is opened only if it
+A model that is not in the snapshot was removed. A scan takes one directory walk; a config.pbtxt is opened only if it
 changed, to read its version_policy.
 """
 
@@ -158,7 +158,7 @@ def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory
 class Scanner:
     """Scans repository roots repeatedly. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
 
-    A model with a link that leads out of the repositories is not served, unless `allows_external_links`. Thread-safe.
+    A model with a link to a file outside the repositories is not served, unless `allows_external_links`. Thread-safe.
     """
 
     def __init__(self, roots: Sequence[Path], config_name: str = "", *, allows_external_links: bool = False) -> None:
@@ -246,7 +246,7 @@ class Scanner:
         return found
 
     def _boundary(self) -> LinkBoundary:
-        # Made for each scan: a root may be a link whose target changed.
+        # Created for each scan: a root may be a link whose target has changed.
         return LinkBoundary(None if self._allows_external_links else self.roots)
 
     def _scan_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
@@ -267,7 +267,7 @@ class Scanner:
                 model, problem=_outside_link_problem(path.name, outside_link), files=FolderScan(activity=outside_link)
             )
         try:
-            # Read before the files are scanned: a configuration that changes in between is too young to have settled.
+            # Read before the files are scanned: a configuration that changes in between cannot be settled yet.
             stated, model = self._read_policy(model)
             model = _read_dir(model, boundary, warnings)
         except FileNotFoundError:
@@ -277,8 +277,8 @@ class Scanner:
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
         if path.is_symlink():
             model = replace(model, files=replace(model.files, has_links=True))
-        traces = (model.files, *(version.files for version in model.versions))
-        outside_link = next((found.outside_link for found in traces if found.outside_link), "")
+        scans = (model.files, *(version.files for version in model.versions))
+        outside_link = next((found.outside_link for found in scans if found.outside_link), "")
         if outside_link:
             return replace(model, problem=_outside_link_problem(path.name, outside_link))
         if not model.versions:
@@ -336,7 +336,7 @@ def read_entries(path: Path) -> Entries:
 
 def _read_dir(model: ModelDirectory, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory:
     entries = read_entries(model.path)
-    warnings += [f"'{it.path}' was passed over: a version is a number without leading zeros" for it in entries.misnamed]
+    warnings += [f"'{it.path}' was skipped: a version is a number without leading zeros" for it in entries.misnamed]
     versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, boundary))
     files = scan_files(model.path, entries.others, boundary)
     return replace(model, versions=versions, fingerprint=files.fingerprint, files=files)
@@ -390,7 +390,7 @@ def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
         raise ServingFault(f"model repository '{root}' cannot be read: {error.strerror}") from error
     folders = sorted(name for name, is_dir in found if is_dir)
     passed_over = {
-        _printable(name): f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL "
+        _printable(name): f"{os.path.join(root, name)!r} was skipped: its name does not fit a URL "
         "(no spaces, none of \\ ? # %)"
         for name in folders
         if not is_model_name(name)
@@ -398,7 +398,7 @@ def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
     for name, is_dir in sorted(found):
         if not is_dir and name.endswith(_MODEL_ENDINGS):
             file, place = os.path.join(root, name), os.path.join(root, Path(name).stem, "1")
-            passed_over[_printable(name)] = f"{file!r} was passed over: a model is a folder, for this file {place!r}"
+            passed_over[_printable(name)] = f"{file!r} was skipped: a model is a folder, for this file {place!r}"
     return [root / name for name in folders if is_model_name(name)], passed_over
 
 

@@ -1,22 +1,23 @@
 """Upload detection: a pure function that decides, scan by scan, which files of a model are complete.
 
-A model has parts: each version directory, and everything outside them (configuration, labels). A part has **settled**
+A model has parts: each version directory, and all files outside them (configuration, labels). A part has **settled**
 when nobody writes it any more:
 
-- its names, sizes, times and inodes stayed the same for `RepositoryRoot.settle_s`, in two scans that far apart. On a
-  local disk one scan can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
-  clock that was set meanwhile is allowed for;
-- no file of it is open for writing, as far as inotify reported (`FolderState.written`), or answers when it is
-  asked (`FolderState.busy`);
-- no upload tool's unfinished file (`.part`, rsync's dot-files ...) beside it changed in the last UPLOAD_PATIENCE_S.
+- Its names, sizes, times and inodes stayed the same for `RepositoryRoot.settle_s`, in two scans that are so far apart.
+  On a local disk one scan can be enough, because no tool can set the change times (ctime) of files and folders. If the
+  clock was set, the change times are not used.
+- No file of it is open for writing, according to inotify (`FolderState.written`) and to the kernel
+  (`FolderState.busy`).
+- No unfinished file of an upload tool (`.part`, hidden files of rsync ...) beside it changed in the last
+  UPLOAD_PATIENCE_S.
 
-A directory that was renamed into its place (`FolderState.published`) needs no second scan: its upload is finished. A
-renamed file does: more files of the version may follow.
+A directory that was renamed into its place (`FolderState.renamed_folders`) needs no second scan: its upload is
+finished. A renamed file needs one, because more files of the version may follow.
 
-A settled version counts, whatever happens to other versions; one that is gone counts as gone by the same rule. Changes
-outside the version directories wait for all parts to settle, for they are likely to be made for a version that is
-still on its way; versions that settle meanwhile wait with them. A part that has not settled counts as it did before,
-so a slow upload takes nothing away.
+A settled version is used independently of other versions; the removal of a version is settled by the same rule. A
+change outside the version directories waits until all parts have settled, because it often belongs to a version that is
+still being uploaded. Versions that settle in the meantime wait with it. A part that has not settled keeps its earlier
+state, so a slow upload removes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ UPLOAD_PATIENCE_S = 30.0
 """How long an unfinished upload without changes delays its part. After that it counts as abandoned."""
 
 _BUSY_SCAN_S = 1.0
-"""Time until the next scan of a part that somebody is writing."""
+"""Time until the next scan of a part that is being written."""
 
 PartKey: TypeAlias = int | None
 """A version's number; None: everything outside the version directories."""
@@ -44,24 +45,24 @@ PartKey: TypeAlias = int | None
 class RepositoryRoot:
     """Rules for one repository root.
 
-    `tells_ages`: change times come from this machine's clock. `is_away`: the root cannot be read, so its models are
-    unknown. `is_held`: somebody is writing all of it (git checkout holds its index.lock).
+    `has_local_times`: change times come from this machine's clock. `is_unreadable`: the root cannot be read, so its
+    models are unknown. `is_being_written`: all of it is being written (git checkout holds its index.lock).
     """
 
     settle_s: float
-    tells_ages: bool = True
-    is_away: bool = False
-    is_held: bool = False
+    has_local_times: bool = True
+    is_unreadable: bool = False
+    is_being_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """Everything known about the repositories at one moment.
+    """Observed state of the repositories at one moment.
 
     `at_s` is monotonic; `wall_ns` is the clock of change times, which ran without a jump for `steady_s`. `written` are
-    the real paths of files that are open for writing; `published` those of directories that were renamed into place.
-    `busy` are parts, each with its model, that somebody is writing. `real_paths` maps models and versions that are
-    links to their targets. `unchanged` are settled models without a change.
+    the real paths of files that are open for writing; `renamed_folders` those of directories that were renamed into
+    place. `busy` are the parts, each with its model, that are being written. `real_paths` maps models and versions that
+    are links to their targets. `unchanged` are settled models without a change.
     """
 
     at_s: float
@@ -70,7 +71,7 @@ class FolderState:
     roots: Mapping[Path, RepositoryRoot]
     steady_s: float = math.inf
     written: Collection[str] = ()
-    published: Collection[str] = ()
+    renamed_folders: Collection[str] = ()
     busy: Collection[tuple[str, PartKey]] = ()
     real_paths: Mapping[str, str] = field(default_factory=dict)
     unchanged: Container[str] = ()
@@ -86,18 +87,18 @@ class FolderPart:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """State of one model: `counts` is the last complete state (None: none yet), `parts` the last scan of each part."""
+    """State of one model. `complete_model` is the last complete state or None, `parts` the last scan of each part."""
 
     root: Path
-    counts: ModelDirectory | None = None
+    complete_model: ModelDirectory | None = None
     parts: Mapping[PartKey, FolderPart] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class UploadState:
-    """The outcome of a state. `next_scan_s` is when a further one is due (monotonic), None when everything settled.
+    """Result of `update_uploads`. `next_scan_s` is the monotonic time of the next scan, None if all has settled.
 
-    `unsettled` are the models that it is due for.
+    `unsettled` are the models that need the next scan.
     """
 
     known: Mapping[str, KnownModel]
@@ -106,7 +107,9 @@ class UploadState:
 
     def models(self) -> dict[str, ModelDirectory]:
         """Return the complete state of each model, by name."""
-        return {name: known.counts for name, known in sorted(self.known.items()) if known.counts is not None}
+        return {
+            name: known.complete_model for name, known in sorted(self.known.items()) if known.complete_model is not None
+        }
 
 
 NOTHING = UploadState({}, None)
@@ -115,14 +118,14 @@ NOTHING = UploadState({}, None)
 def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, FolderScan]]:
     """Return the parts, each with its model, that are new or different in `after`. Removed parts are left out."""
     for name, known in sorted(after.known.items()):
-        model, earlier_known = known.counts, before.known.get(name)
-        last = None if earlier_known is None else earlier_known.counts
+        model, earlier_known = known.complete_model, before.known.get(name)
+        last = None if earlier_known is None else earlier_known.complete_model
         if model is None or model is last:
             continue
-        earlier = _traces(last)
-        for key, trace in _traces(model).items():
-            if last is None or key not in earlier or earlier[key].fingerprint != trace.fingerprint:
-                yield name, key, trace
+        earlier = _part_scans(last)
+        for key, scan in _part_scans(model).items():
+            if last is None or key not in earlier or earlier[key].fingerprint != scan.fingerprint:
+                yield name, key, scan
 
 
 def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> UploadState:
@@ -135,7 +138,7 @@ def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> Uplo
         known = before.get(name)
         root_path = model.path.parent if model is not None else before[name].root
         root = state.roots[root_path]
-        if root.is_away or (name in state.unchanged and known is not None and model is not None):
+        if root.is_unreadable or (name in state.unchanged and known is not None and model is not None):
             if known is not None:
                 after[name] = known
             continue
@@ -144,10 +147,10 @@ def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> Uplo
         due += [state.at_s + wait for wait in waits.values()]
         if waits:
             unsettled.add(name)
-        counts = _counted_model(known.counts if known is not None else None, model, parts, waits)
-        there = {key: part for key, part in parts.items() if part.activity is not None or key in waits}
-        if there or counts is not None:
-            after[name] = KnownModel(root_path, counts, there)
+        complete_model = _next_complete_model(known.complete_model if known is not None else None, model, parts, waits)
+        present = {key: part for key, part in parts.items() if part.activity is not None or key in waits}
+        if present or complete_model is not None:
+            after[name] = KnownModel(root_path, complete_model, present)
     return UploadState(after, min(due, default=None), frozenset(unsettled))
 
 
@@ -155,63 +158,65 @@ def _parts(
     known: KnownModel | None, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> dict[PartKey, FolderPart]:
     earlier = known.parts if known is not None else {}
-    traces = _traces(model)
+    scans = _part_scans(model)
     parts: dict[PartKey, FolderPart] = {}
-    for key in sorted({*earlier, *traces}, key=lambda item: -1 if item is None else item):
-        activity = _activity(key, model, traces)
+    for key in sorted({*earlier, *scans}, key=lambda item: -1 if item is None else item):
+        activity = _activity(key, model, scans)
         last = earlier.get(key)
         since_s = last.since_s if last is not None and last.activity == activity else state.at_s
-        if key in traces:
+        if key in scans:
             assert model is not None
-            if _is_below(_real_path(key, model, state), state.published):
+            if _is_below(_real_path(key, model, state), state.renamed_folders):
                 since_s = -math.inf
-            elif root.tells_ages:
-                since_s = min(since_s, state.at_s - _age_s(traces[key], state))
+            elif root.has_local_times:
+                since_s = min(since_s, state.at_s - _age_s(scans[key], state))
         parts[key] = FolderPart(activity, since_s)
     return parts
 
 
-def _traces(model: ModelDirectory | None) -> dict[PartKey, FolderScan]:
+def _part_scans(model: ModelDirectory | None) -> dict[PartKey, FolderScan]:
     if model is None:
         return {}
     return {None: model.files, **{version.number: version.files for version in model.versions}}
 
 
-def _activity(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, FolderScan]) -> str | None:
-    if model is None or key not in traces:
+def _activity(key: PartKey, model: ModelDirectory | None, scans: Mapping[PartKey, FolderScan]) -> str | None:
+    if model is None or key not in scans:
         return None
     # A problem of the whole model (it is in two repositories) belongs to the part outside the versions.
-    return f"{traces[key].activity} {model.problem}" if key is None and not model.versions else traces[key].activity
+    return f"{scans[key].activity} {model.problem}" if key is None and not model.versions else scans[key].activity
 
 
-def _age_s(trace: FolderScan, state: FolderState) -> float:
+def _age_s(scan: FolderScan, state: FolderState) -> float:
     """Return the time since the last change by the change times; 0 if they are not reliable."""
-    if not trace.changed_ns:
+    if not scan.changed_ns:
         return 0.0
-    return max(0.0, min((state.wall_ns - trace.changed_ns) / 1e9, state.steady_s))
+    return max(0.0, min((state.wall_ns - scan.changed_ns) / 1e9, state.steady_s))
 
 
 def _wait_s(
     key: PartKey, part: FolderPart, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> float:
     """Return the time until the part can be settled; 0 if it is."""
-    if root.is_held or (model is not None and part.activity is not None and _is_being_written(key, model, state)):
+    if root.is_being_written or (
+        model is not None and part.activity is not None and _is_being_written(key, model, state)
+    ):
         return _BUSY_SCAN_S
     return max(0.0, part.since_s + root.settle_s - state.at_s)
 
 
 def _is_being_written(key: PartKey, model: ModelDirectory, state: FolderState) -> bool:
-    trace = _traces(model)[key]
-    upload_age_s = (state.wall_ns - trace.upload_ns) / 1e9
-    if (model.name, key) in state.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
+    scan = _part_scans(model)[key]
+    upload_age_s = (state.wall_ns - scan.upload_ns) / 1e9
+    if (model.name, key) in state.busy or (scan.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
         return True
     if not state.written:
         return False
-    place = _real_path(key, model, state)
+    folder = _real_path(key, model, state)
     if key is not None:
-        return any(_is_below(path, (place,)) for path in state.written)
+        return any(_is_below(path, (folder,)) for path in state.written)
     versions = [_real_path(version.number, model, state) for version in model.versions]
-    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in state.written)
+    return any(_is_below(path, (folder,)) and not _is_below(path, versions) for path in state.written)
 
 
 def _real_path(key: PartKey, model: ModelDirectory, state: FolderState) -> str:
@@ -227,22 +232,23 @@ def _is_below(path: str, folders: Collection[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 
 
-def _counted_model(
-    counted: ModelDirectory | None,
+def _next_complete_model(
+    known_complete: ModelDirectory | None,
     model: ModelDirectory | None,
     parts: Mapping[PartKey, FolderPart],
     waits: Collection[PartKey],
 ) -> ModelDirectory | None:
+    """Return the new complete state of a model, from the last one and a scan. `waits` are the unsettled parts."""
     if not waits:
         return model
     if model is None or None in waits:
-        return counted
-    there = {version.number: version for version in model.versions}
-    if counted is None:
-        settled = [version for number, version in there.items() if number not in waits]
+        return known_complete
+    present = {version.number: version for version in model.versions}
+    if known_complete is None:
+        settled = [version for number, version in present.items() if number not in waits]
         return with_versions(model, settled) if settled else None
-    if counted.fingerprint != model.fingerprint or counted.config_path != model.config_path:
-        return counted
-    chosen = {version.number: version for version in counted.versions if version.number in waits}
-    chosen.update({number: version for number, version in there.items() if number not in waits})
+    if known_complete.fingerprint != model.fingerprint or known_complete.config_path != model.config_path:
+        return known_complete
+    chosen = {version.number: version for version in known_complete.versions if version.number in waits}
+    chosen.update({number: version for number, version in present.items() if number not in waits})
     return with_versions(model, chosen.values())

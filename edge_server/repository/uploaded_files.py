@@ -1,6 +1,6 @@
 """Model files sent with a load call: written to a temporary model directory, and checked for code.
 
-The folder is locked while its process lives, so that the folder of a killed server can be recognised and deleted.
+The process locks the folder while it runs, so that the folder of a killed server can be recognised and deleted.
 """
 
 from __future__ import annotations
@@ -193,5 +193,5 @@ def _parameters(config: ConfigMessage) -> Iterator[tuple[str, str]]:
 
 def _forbidden(model: str, what: str) -> Forbidden:
     return Forbidden(
-        f"load of model '{model}': {what} is taken from this machine only; --allow-code-upload takes it from others too"
+        f"load of model '{model}': {what} is accepted from this machine only, or with --allow-code-upload from any"
     )

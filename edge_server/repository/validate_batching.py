@@ -20,12 +20,12 @@ from edge_server.repository.safe_paths import check_relative
 _FLAGS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _FLAG_TYPES = {"int32_false_true": DType.INT32, "fp32_false_true": DType.FP32, "bool_false_true": DType.BOOL}
 _ID_TYPES = (DType.UINT64, DType.INT64, DType.UINT32, DType.INT32, DType.BYTES)
-_RUN_ONCE = (
+_CANNOT_RESCHEDULE = (
     "c_abi", "fil", "forest", "identity", "jax", "litert", "onnxruntime", "openvino", "pytorch", "repeat", "square",
     "stub", "tensorflow", "tensorrt", "tensorrt_rtx", "tflite",
 )  # fmt: skip
-"""Backends whose models cannot ask to run again: all built-in ones except `python`."""
-_SHARED_OUT = ("canary_share", "variant")
+"""Backends whose models cannot be rescheduled (run again for one request): all built-in ones except `python`."""
+_SPLITS_TRAFFIC = ("canary_share", "variant")
 """Parameters that send some requests to another version or model, which would split a sequence."""
 
 
@@ -56,7 +56,7 @@ def check_sequences(config: ConfigMessage, model: str) -> None:
     _check_controls(batching, model)
     _check_states(batching, model)
     _check_names(batching, model)
-    for parameter in _SHARED_OUT:
+    for parameter in _SPLITS_TRAFFIC:
         if parameter in config.parameters:
             raise bad_field(model, f"parameters '{parameter}'", "none for a model with sequence_batching", "one")
 
@@ -72,7 +72,7 @@ def check_sequences_complete(config: ConfigMessage, model: str) -> None:
     if states and (config.backend == "python" or config.model_transaction_policy.decoupled):
         expected = "none for a model in Python or a decoupled one, which keeps what it needs itself"
         raise bad_field(model, "sequence_batching.state", expected, [item.input_name for item in states])
-    if config.sequence_batching.iterative_sequence and config.backend in _RUN_ONCE:
+    if config.sequence_batching.iterative_sequence and config.backend in _CANNOT_RESCHEDULE:
         expected = "false for a backend whose models cannot ask to be run again, as those of backend 'python' can"
         given = f"true with backend '{config.backend}'"
         raise bad_field(model, "sequence_batching.iterative_sequence", expected, given)
@@ -262,8 +262,8 @@ def flat_inputs(config: ConfigMessage) -> set[str]:
     return {item.name for item in config.input if item.allow_ragged_batch and config.max_batch_size > 0}
 
 
-def cut_outputs(config: ConfigMessage) -> set[str]:
-    """Return the outputs that are split by the shapes of inputs, for which the file's shapes do not matter."""
+def split_outputs(config: ConfigMessage) -> set[str]:
+    """Return the outputs that are split by the shapes of inputs. Their shapes in the file do not matter."""
     return {name for item in config.batch_output for name in item.target_name}
 
 

@@ -36,9 +36,9 @@ class VersionPins:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ServingFault(f"the state directory '{folder}' cannot be made: {error.strerror}") from None
+            raise ServingFault(f"the state directory '{folder}' cannot be created: {error.strerror}") from None
         for scratch in folder.glob(f".{FILE_NAME}.*"):
-            # Left behind by a server that was killed during a write.
+            # From a server that was killed during a write.
             with contextlib.suppress(OSError):
                 scratch.unlink()
         self._versions = _read(self._path)

@@ -39,8 +39,8 @@ _JUMP_S = 0.2
 _CLOSE_S = 3.0
 """How long `close` waits for a running scan."""
 
-_GIT_PATIENCE_S = 600.0
-"""How old an index.lock of git may be. An older one was left behind by a crash."""
+_GIT_LOCK_TIMEOUT_S = 600.0
+"""Oldest index.lock of git that counts. An older one remained after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Watcher:
         self._full_scan_s = -float("inf")
         """Start of the last full scan, monotonic."""
         self._real_paths_of: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
-        """Each model as scanned, with the real paths that differ from its own paths; see `_real_paths`."""
+        """Each scanned model, with the real paths that differ from its own paths; see `_real_paths`."""
         self._published: Mapping[str, DesiredModel] = {}
         self._devices: dict[Path, int] = {}
         self._absent: frozenset[Path] = frozenset()
@@ -95,7 +95,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def scan_first(self) -> dict[str, DesiredModel]:
-        """Return the desired state at the start. Models that somebody is writing are left for later.
+        """Return the desired state at the start. Models that are being written are left for later.
 
         Takes no longer than the settle time. Raises ServingFault if a repository cannot be read.
         """
@@ -114,20 +114,20 @@ class Watcher:
         self._thread.start()
 
     def scan_soon(self) -> None:
-        """Let the thread scan everything now."""
+        """Make the thread scan everything now."""
         self._observation.mark_all_changed()
 
     def close(self) -> None:
         """Stop scanning. May be called without `start`, and again.
 
-        A scan that hangs on a disk is left behind and ends with the process.
+        The thread of a scan that hangs on a disk is not awaited; it ends with the process.
         """
         self._closing.set()
         self._observation.wake.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
-                log.warning("a scan of the repository hangs, and is left behind")
+                log.warning("a scan of the repository hangs; its thread ends with the process")
                 return
         self._observation.close()
 
@@ -136,9 +136,9 @@ class Watcher:
         is_full, self._has_failed = is_full or self._has_failed, True
         self._follow_roots()
         # Taken before the scan: a change during the scan belongs to the next one.
-        published = self._observation.take_renamed_folders()
-        touched = self._observation.take_changed_paths()
-        unchanged = frozenset() if is_full or touched is None else self._unchanged(touched)
+        renamed_folders = self._observation.take_renamed_folders()
+        changed_paths = self._observation.take_changed_paths()
+        unchanged = frozenset() if is_full or changed_paths is None else self._unchanged(changed_paths)
         if not unchanged:
             self._full_scan_s = time.monotonic()
         snapshot = self._snapshot = self._scanner.scan_changed(self._snapshot, unchanged)
@@ -153,7 +153,7 @@ class Watcher:
             roots=roots,
             steady_s=steady_s,
             written=self._observation.written_files(),
-            published=published,
+            renamed_folders=renamed_folders,
             real_paths=real_paths,
             unchanged=unchanged,
         )
@@ -167,11 +167,11 @@ class Watcher:
         self._has_failed = False
         return desired
 
-    def _unchanged(self, touched: Collection[str]) -> frozenset[str]:
+    def _unchanged(self, changed_paths: Collection[str]) -> frozenset[str]:
         """Return the models that have not changed, if only these paths changed; empty if that is not certain."""
         roots = [os.path.realpath(root) + os.sep for root in self._scanner.roots]
         changed = set(self._settled.unsettled)
-        for path in touched:
+        for path in changed_paths:
             # Every scan lists the roots themselves.
             if path + os.sep in roots:
                 continue
@@ -189,12 +189,14 @@ class Watcher:
         """Return the real paths of models and versions that are links."""
         known, self._real_paths_of = self._real_paths_of, {}
         for name, model in snapshot.models.items():
-            place = known.get(name)
-            self._real_paths_of[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
-        return {path: target for _, places in self._real_paths_of.values() for path, target in places.items()}
+            before = known.get(name)
+            if before is None or before[0] is not model:
+                before = model, _real_paths(model)
+            self._real_paths_of[name] = before
+        return {path: target for _, paths in self._real_paths_of.values() for path, target in paths.items()}
 
     def _written_parts(self, settled: UploadState) -> list[tuple[str, PartKey]]:
-        """Return the newly complete parts that somebody still writes. Events alone do not report all writers.
+        """Return the newly complete parts that are still being written. Events alone do not report all writers.
 
         The event of an opening is missed if it comes before the watch on a new directory is set, and it is late on a
         busy machine.
@@ -210,7 +212,7 @@ class Watcher:
             began_s = time.monotonic()
             self._scan_and_publish()
             took_s = time.monotonic() - began_s
-            # A slow disk is not scanned all the time.
+            # Limits the load on a slow disk.
             self._closing.wait(max(self._pace.gap_s, took_s * 4))
             self._observation.wake.wait(self._wait_s())
             self._observation.wake.clear()
@@ -229,7 +231,7 @@ class Watcher:
                 self._publish(desired)
                 self._published = desired
         except (EdgeServerError, OSError) as error:
-            # A failed scan does not change the desired state: what serves goes on serving.
+            # A failed scan does not change the desired state: loaded models continue to serve.
             self._problem = str(error)
             if self._problem != before:
                 log.warning("the repository cannot be read; trying again: %s", error)
@@ -241,27 +243,27 @@ class Watcher:
 
     # -- roots ------------------------------------------------------------------------------------------------------
 
-    def _root(self, path: Path, *, is_away: bool = False) -> RepositoryRoot:
+    def _root(self, path: Path, *, is_unreadable: bool = False) -> RepositoryRoot:
         is_remote = self._observation.is_remote(path)
         return RepositoryRoot(
             settle_s=self._pace.remote_settle_s if is_remote else self._pace.settle_s,
-            tells_ages=not is_remote,
-            is_away=is_away,
-            is_held=not is_away and _is_held_by_git(path),
+            has_local_times=not is_remote,
+            is_unreadable=is_unreadable,
+            is_being_written=not is_unreadable and _is_git_writing(path),
         )
 
     def _check_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
-        """Return the rules for each root. Log once which roots disappeared and came back."""
+        """Return the rules for each root. Log once each root that became unreadable or is back."""
         reasons = dict(snapshot.absent)
         for root in self._scanner.roots:
             if root not in reasons and self._is_unmounted(root, snapshot):
                 reasons[root] = f"model repository '{root}' is empty, and on another file system than before"
         for root in sorted(reasons.keys() - self._absent):
-            log.warning("%s; what serves of it goes on serving until it is back", reasons[root])
+            log.warning("%s; its loaded models continue to serve", reasons[root])
         for root in sorted(self._absent - reasons.keys()):
             log.info("model repository '%s' is back", root)
         self._absent = frozenset(reasons)
-        return {root: self._root(root, is_away=root in reasons) for root in self._scanner.roots}
+        return {root: self._root(root, is_unreadable=root in reasons) for root in self._scanner.roots}
 
     def _is_unmounted(self, root: Path, snapshot: RepositorySnapshot) -> bool:
         """Return whether a root is the empty mount point of a file system with models."""
@@ -345,7 +347,7 @@ def _real_paths(model: ModelDirectory) -> dict[str, str]:
     return found
 
 
-def _is_held_by_git(root: Path) -> bool:
+def _is_git_writing(root: Path) -> bool:
     """Return whether git is writing the work tree of the root: it holds index.lock until it is done."""
     for folder in (root, *root.absolute().parents):
         git = folder / ".git"
@@ -354,6 +356,6 @@ def _is_held_by_git(root: Path) -> bool:
                 age_s = time.time() - (git / "index.lock").stat().st_mtime
             except OSError:
                 return False
-            # A lock from the future was left before the clock was set back, as on machines without a clock battery.
-            return abs(age_s) < _GIT_PATIENCE_S
+            # A lock with a future time was left before the clock was set back, e.g. without a clock battery.
+            return abs(age_s) < _GIT_LOCK_TIMEOUT_S
     return False

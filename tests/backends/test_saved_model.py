@@ -125,7 +125,7 @@ def test_the_platforms_name_goes_to_openvino_where_tensorflow_is_missing(linear:
     pytest.importorskip("openvino")
     spec = resolved(linear, 'platform: "tensorflow_savedmodel" max_batch_size: 8').spec
     assert (spec.backend, spec.platform) == ("openvino", "tensorflow_savedmodel")
-    assert any("'tensorflow' was passed over" in note for note in spec.notes)
+    assert any("'tensorflow' was skipped" in note for note in spec.notes)
 
 
 @has_not_tensorflow

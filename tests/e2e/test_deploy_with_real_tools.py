@@ -324,12 +324,12 @@ def test_a_repository_that_is_taken_away_goes_on_being_served_and_is_followed_wh
     write(repository.path / "m", 1)
     with serve(repository.path, "--repository-poll-secs=0.2") as server:
         site = Site(server, repository.path, eventually)
-        assert "by inotify" in server.log() or "by looking every" in server.log()
+        assert "by inotify" in server.log() or "by polling every" in server.log()
         sh('mv -T "$1" "$2"', repository.path, tmp_path / "away")
-        assert eventually(lambda: "goes on serving until it is back" in server.log())
+        assert eventually(lambda: "its loaded models continue to serve" in server.log())
         assert site.answer("m") == (1, "1")
         assert site.reasons("m") == ""
         write(tmp_path / "away" / "m", 2, version=2)
         sh('mv -T "$1" "$2"', tmp_path / "away", repository.path)
         assert site.serves("m", 2, version=2)
-        assert server.log().count("goes on serving until it is back") == 1
+        assert server.log().count("its loaded models continue to serve") == 1

@@ -66,7 +66,7 @@ def test_while_the_network_is_away_the_copy_is_served_also_after_a_restart(
             assert answered_by(server, "echo") == "1"
         with serve_bucket(f"--model-control-mode={mode}") as server:
             assert answered_by(server, "echo") == "1"
-            assert eventually(lambda server=server: "the copy here is served" in server.log())
+            assert eventually(lambda server=server: "the local copy is served" in server.log())
             assert server.stop() == 0
 
 

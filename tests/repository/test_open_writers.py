@@ -9,7 +9,7 @@ from edge_server.repository.open_files import PATIENCE_S, OpenWriters
 
 @pytest.fixture(params=[True, False], ids=["attributes told apart", "attributes look like changes"])
 def writers(request: pytest.FixtureRequest) -> OpenWriters:
-    return OpenWriters(tells_attributes=request.param)
+    return OpenWriters(reports_attributes=request.param)
 
 
 def test_a_copy_is_being_written_from_its_making_until_it_is_closed(writers: OpenWriters) -> None:
@@ -55,7 +55,7 @@ def test_a_change_without_an_opening_is_a_writer_that_was_there_before_the_watch
 
 
 def test_setting_the_times_of_a_closed_file_holds_nothing_back_for_long() -> None:
-    writers = OpenWriters(tells_attributes=False)
+    writers = OpenWriters(reports_attributes=False)
     writers.changed("/m/1/a", 0)
     assert writers.writing(4) == set()
 

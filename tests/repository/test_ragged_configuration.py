@@ -136,7 +136,7 @@ def test_the_file_is_compared_with_what_is_known_of_the_batch_once(monkeypatch: 
         plain: Callable[[Any], set[str]] = getattr(autocomplete, name)
         return lambda config: asked.append(name) or plain(config)  # type: ignore[func-returns-value]
 
-    for name in ("flat_inputs", "cut_outputs", "state_outputs"):
+    for name in ("flat_inputs", "split_outputs", "state_outputs"):
         monkeypatch.setattr(autocomplete, name, counted(name))
     config = new_config()
     signature = ModelSignature(

@@ -205,7 +205,7 @@ def test_a_field_that_is_not_acted_on_is_kept_and_noted(
 ) -> None:
     add_model("m", FULL.format(batch=0) + text)
     spec = resolved()
-    assert spec.notes == (f"{field} is kept in the configuration but not acted on",)
+    assert spec.notes == (f"{field} is kept in the configuration but has no effect",)
     assert field.partition(".")[0] in json.loads(spec.config_json)
 
 

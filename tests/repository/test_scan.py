@@ -326,7 +326,7 @@ def test_a_model_file_outside_of_any_folder_is_told_where_it_belongs(root: Path,
     snapshot = Scanner([root]).scan()
     assert sorted(snapshot.models) == ["m"]
     (warning,) = snapshot.warnings
-    assert f"'{root}/yolov8n.onnx' was passed over" in warning
+    assert f"'{root}/yolov8n.onnx' was skipped" in warning
     assert f"'{root}/yolov8n/1'" in warning
 
 

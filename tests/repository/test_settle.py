@@ -39,7 +39,7 @@ def version(number: int, word: str, **trace: Any) -> VersionOnDisk:
     return VersionOnDisk(number, word, FolderScan(word, word, **trace))
 
 
-PLAIN = RepositoryRoot(SETTLE_S, tells_ages=False)
+PLAIN = RepositoryRoot(SETTLE_S, has_local_times=False)
 
 
 def look(at_s: float, *models: ModelDirectory, root: RepositoryRoot = PLAIN, **more: Any) -> FolderState:
@@ -201,14 +201,14 @@ def _aged(age_s: float) -> ModelDirectory:
 
 
 def test_files_whose_change_times_are_old_need_no_second_look() -> None:
-    local = RepositoryRoot(SETTLE_S, tells_ages=True)
+    local = RepositoryRoot(SETTLE_S, has_local_times=True)
     assert contents(looks(look(10, _aged(0.6), root=local))) == {"m": ("c", {1: "a"})}
     young = looks(look(10, _aged(0.25), root=local))
     assert (contents(young), young.next_scan_s) == ({}, 10.25)
 
 
 def test_change_times_are_not_believed_after_the_clock_was_set_nor_from_another_machine_nor_from_the_future() -> None:
-    local = RepositoryRoot(SETTLE_S, tells_ages=True)
+    local = RepositoryRoot(SETTLE_S, has_local_times=True)
     assert contents(looks(look(10, _aged(1e6), root=local, steady_s=0.1))) == {}
     assert contents(looks(look(10, _aged(1e6)))) == {}
     assert contents(looks(look(10, _aged(-1e6), root=local))) == {}
@@ -217,11 +217,11 @@ def test_change_times_are_not_believed_after_the_clock_was_set_nor_from_another_
 def test_a_directory_renamed_into_place_counts_at_once_unless_it_is_still_written_to() -> None:
     before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "a", 2: "b"})
     settled = looks(look(10, before), look(11, before))
-    moved = look(12, after, published={"/models/m/2"})
+    moved = look(12, after, renamed_folders={"/models/m/2"})
     assert contents(update_uploads(settled.known, moved)) == {"m": ("c", {1: "a", 2: "b"})}
     busy = replace(moved, written={"/models/m/2/weights"})
     assert contents(update_uploads(settled.known, busy)) == {"m": ("c", {1: "a"})}
-    assert contents(looks(look(10, after, published={"/models/m"}))) == {"m": ("c", {1: "a", 2: "b"})}
+    assert contents(looks(look(10, after, renamed_folders={"/models/m"}))) == {"m": ("c", {1: "a", 2: "b"})}
 
 
 def test_links_are_seen_through_when_files_are_written_to() -> None:
@@ -244,7 +244,7 @@ def test_an_unfinished_upload_beside_a_version_holds_it_back_until_it_is_given_u
 
 def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
     found = model("m", "c", {1: "a"})
-    away = RepositoryRoot(SETTLE_S, is_away=True)
+    away = RepositoryRoot(SETTLE_S, is_unreadable=True)
     settled = looks(look(10, found), look(11, found), look(12, root=away), look(100, root=away))
     assert contents(settled) == {"m": ("c", {1: "a"})}
     assert contents(update_uploads(update_uploads(settled.known, look(101)).known, look(102))) == {}
@@ -252,7 +252,7 @@ def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
 
 def test_a_root_that_is_held_waits_as_a_whole() -> None:
     before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "b"})
-    held = RepositoryRoot(SETTLE_S, tells_ages=False, is_held=True)
+    held = RepositoryRoot(SETTLE_S, has_local_times=False, is_being_written=True)
     settled = looks(
         look(10, before), look(11, before), look(12, after, root=held), look(20, after, root=held), look(21, root=held)
     )

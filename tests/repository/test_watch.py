@@ -144,7 +144,7 @@ def test_what_is_still_being_written_at_the_start_is_left_for_later(root: Path, 
 
 
 def _linux_only() -> None:
-    if file_events._why_no_room():
+    if file_events._watch_limit_problem():
         pytest.skip("this machine has no inotify watch left")
 
 
@@ -316,7 +316,7 @@ def test_a_root_that_goes_away_takes_nothing_with_it_and_is_followed_again(
     assert followed.becomes({"again": (1,), "disk": (1,), "more": (1,), "stick": (1,)})
     assert all("stick" in wish for wish in followed.stated)
     messages = [record.getMessage() for record in caplog.records]
-    assert sum("goes on serving until it is back" in message for message in messages) == 1
+    assert sum("its loaded models continue to serve" in message for message in messages) == 1
     assert sum("is back" in message and "until" not in message for message in messages) == 1
 
 
@@ -383,7 +383,7 @@ def test_inotify_is_given_up_when_its_watches_run_out_later(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = follow()
-    monkeypatch.setattr(file_events, "_why_no_room", lambda: "the limit is reached")
+    monkeypatch.setattr(file_events, "_watch_limit_problem", lambda: "the limit is reached")
     for number in range(3):
         add_model(f"m{number}", files={"1/weights": b"1"})
         assert followed.wait(lambda number=number: f"m{number}" in followed.stated[-1])
@@ -391,7 +391,7 @@ def test_inotify_is_given_up_when_its_watches_run_out_later(
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), [("ext4", "by inotify"), ("overlay", "by looking every 1 s"), ("nfs4", "by looking every 2 s")]
+    ("kind", "how"), [("ext4", "by inotify"), ("overlay", "by polling every 1 s"), ("nfs4", "by polling every 2 s")]
 )
 def test_how_a_root_is_watched_follows_its_file_system_and_is_said(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, how: str
@@ -495,7 +495,7 @@ def test_a_look_that_hangs_does_not_keep_the_server_from_ending(
         watcher.close()
         assert watcher._thread is not None
         assert watcher._thread.is_alive()
-        assert "hangs, and is left behind" in caplog.text
+        assert "hangs; its thread ends with the process" in caplog.text
     is_over.set()
     watcher._thread.join()
     watcher.close()

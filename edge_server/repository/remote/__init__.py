@@ -4,7 +4,7 @@
 `grouped_listing` finds the models and versions of a listing. `local_copy` owns the copy, and `sync` updates it on its
 own thread. The copy is an ordinary repository for the scanner.
 
-A version appears in the copy completely and in one step, and is replaced in the same way. A file is deleted only if two
-listings in a row lack it, both are not empty, and everything new has arrived. While the store cannot be reached, the
-copy is served.
+A version is added to the copy, or replaced, as a whole and in one step. A file is deleted only if two consecutive
+listings do not contain it, neither listing is empty, and all new files have been downloaded. While the store cannot be
+reached, the copy is served.
 """

@@ -51,7 +51,7 @@ def parse_address(url: str) -> RemoteAddress:
     scheme, rest = found.groups()
     if "@" in rest:
         shown = f"{scheme}://..."
-        raise InvalidRequest(f"model repository '{shown}': credentials do not belong here; the environment has them")
+        raise InvalidRequest(f"model repository '{shown}': credentials belong in the environment, not here")
     path = rest.rstrip("/")
     if not path:
         raise InvalidRequest(f"model repository '{url}': expected the name of a bucket or folder after the scheme")

@@ -1,4 +1,4 @@
-"""Listing of a remote repository, grouped into versions and the models' other files. No I/O. No I/O."""
+"""Listing of a remote repository, grouped into versions and the models' other files. No I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan(listing: ObjectListing) -> FetchPlan:
         if len(parts) < 2 or any(is_ignored(part) and part not in ("..", ".") for part in parts):
             continue
         if not is_model_name(parts[0]) or not _is_fit(file.path, parts):
-            warnings.append(f"{file.path[:200]!r} was passed over: its name does not fit a file of a model")
+            warnings.append(f"{file.path[:200]!r} was skipped: its name does not fit a file of a model")
             continue
         number = parse_version(parts[1]) if len(parts) > 2 else None
         key = UnitKey(parts[0], number)
@@ -69,5 +69,5 @@ def _without_conflicts(key: UnitKey, files: dict[str, RemoteFile], warnings: lis
     """Return the files that are not also folders: an object store can hold both 'a' and 'a/b'."""
     folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     both = folders & files.keys()
-    warnings.extend(f"'{files[name].path}' was passed over: it is also a folder" for name in sorted(both))
+    warnings.extend(f"'{files[name].path}' was skipped: it is also a folder" for name in sorted(both))
     return {name: file for name, file in files.items() if name not in both}

@@ -43,7 +43,7 @@ class LocalDiskFault(ServingFault):
 
 
 class LocalCopy:
-    """Owner of one folder. Used by one thread; the scanner reads `models` meanwhile."""
+    """Owner of the folder of one copy. Used by one thread, while the scanner reads `models`."""
 
     def __init__(self, folder: Path) -> None:
         """Make the folders, readable by this user only. Raises LocalDiskFault."""
@@ -52,7 +52,7 @@ class LocalCopy:
         self._staging = folder / "staging"
         self._state_path = folder / "state.json"
         self._lock: IO[bytes] | None = None
-        with _disk(f"the cache '{folder}' cannot be made"):
+        with _disk(f"the cache '{folder}' cannot be created"):
             for path in (folder, self.models, self._staging):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._state: dict[UnitKey, dict[str, Recorded]] = {}
@@ -82,15 +82,15 @@ class LocalCopy:
     # -- contents -----------------------------------------------------------------------------------------------
 
     def holds(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> bool:
-        """Return whether a unit is in the copy as in the store, and unchanged since it was written."""
+        """Return whether the copy has a unit with these files, unchanged since they were written."""
         known = self._state.get(key)
-        if known is None or known.keys() != files.keys() or not self._home(key).is_dir():
+        if known is None or known.keys() != files.keys() or not self._unit_folder(key).is_dir():
             return False
         return all(self._is_intact(key, name, file) for name, file in files.items())
 
-    def surplus(self, wanted: Mapping[UnitKey, object]) -> list[UnitKey]:
-        """Return the units in the copy that are not wanted. Raises LocalDiskFault."""
-        return [key for key in self._present() if key not in wanted]
+    def surplus(self, desired: Mapping[UnitKey, object]) -> list[UnitKey]:
+        """Return the units in the copy that are not in `desired`. Raises LocalDiskFault."""
+        return [key for key in self._present() if key not in desired]
 
     def is_empty(self) -> bool:
         return not self._present()
@@ -110,12 +110,12 @@ class LocalCopy:
         if known is None or known[:2] != (file.size, file.stamp):
             return False
         try:
-            found = (self._home(key) / name).stat()
+            found = (self._unit_folder(key) / name).stat()
         except OSError:
             return False
         return (found.st_size, found.st_mtime_ns) == (known[0], known[2])
 
-    def _home(self, key: UnitKey) -> Path:
+    def _unit_folder(self, key: UnitKey) -> Path:
         return self.models / key.model if key.version is None else self.models / key.model / str(key.version)
 
     # -- downloads -------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class LocalCopy:
     def _reuse(self, key: UnitKey, name: str, file: RemoteFile) -> bool:
         """Link an unchanged file from the copy into staging. Return False if the file system has no hard links."""
         try:
-            os.link(self._home(key) / name, self._staged(key, name, file))
+            os.link(self._unit_folder(key) / name, self._staged(key, name, file))
         except OSError:
             return False
         return True
@@ -169,40 +169,40 @@ class LocalCopy:
         return self._staging / hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
     def install(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        """Make a staged unit appear: a version in one step, other files each in one. Raises LocalDiskFault."""
-        with _disk(f"model '{key.model}' cannot be put into the cache"):
+        """Move a staged unit into the copy: a version in one step, other files one by one. Raises LocalDiskFault."""
+        with _disk(f"model '{key.model}' cannot be written to the cache"):
             if key.version is None:
-                self._install_loose(key, files)
+                self._install_model_files(key, files)
             else:
                 self._install_version(key, files)
-            home = self._home(key)
+            folder = self._unit_folder(key)
             self._state[key] = {
-                name: (file.size, file.stamp, (home / name).stat().st_mtime_ns) for name, file in files.items()
+                name: (file.size, file.stamp, (folder / name).stat().st_mtime_ns) for name, file in files.items()
             }
         self._write_state()
 
     def _install_version(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        whole = self._staging / f"whole-{key.model}-{key.version}"
-        shutil.rmtree(whole, ignore_errors=True)
-        whole.mkdir()
-        self._move_in(key, files, whole)
-        home = self._home(key)
-        home.parent.mkdir(exist_ok=True)
-        if home.exists():
-            exchange(whole, home)
-            shutil.rmtree(whole, ignore_errors=True)
+        new_folder = self._staging / f"new-{key.model}-{key.version}"
+        shutil.rmtree(new_folder, ignore_errors=True)
+        new_folder.mkdir()
+        self._move_staged(key, files, new_folder)
+        folder = self._unit_folder(key)
+        folder.parent.mkdir(exist_ok=True)
+        if folder.exists():
+            exchange(new_folder, folder)
+            shutil.rmtree(new_folder, ignore_errors=True)
         else:
-            os.rename(whole, home)
-        _sync_folder(home.parent)
+            os.rename(new_folder, folder)
+        _sync_folder(folder.parent)
 
-    def _install_loose(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        home = self._home(key)
-        home.mkdir(exist_ok=True)
-        # In the way of a folder, or of a file, may stand the other of an earlier day.
-        self._remove_loose(key, keep=set(files))
-        self._move_in(key, files, home)
+    def _install_model_files(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
+        folder = self._unit_folder(key)
+        folder.mkdir(exist_ok=True)
+        # First, because a new folder may have the name of an old file, or the reverse.
+        self._remove_model_files(key, keep=set(files))
+        self._move_staged(key, files, folder)
 
-    def _move_in(self, key: UnitKey, files: Mapping[str, RemoteFile], folder: Path) -> None:
+    def _move_staged(self, key: UnitKey, files: Mapping[str, RemoteFile], folder: Path) -> None:
         folders = {folder}
         for name, file in files.items():
             target = folder / name
@@ -212,20 +212,20 @@ class LocalCopy:
         for path in folders:
             _sync_folder(path)
 
-    # -- what goes --------------------------------------------------------------------------------------------------
+    # -- deletion ---------------------------------------------------------------------------------------------------
 
-    def remove(self, keys: list[UnitKey], wanted: Mapping[UnitKey, object]) -> None:
-        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises LocalDiskFault."""
-        models = {key.model for key in wanted}
-        with _disk("models that are gone cannot be deleted"):
+    def remove(self, keys: list[UnitKey], desired: Mapping[UnitKey, object]) -> None:
+        """Delete units. A model without a desired unit is removed in one step. Raises LocalDiskFault."""
+        models = {key.model for key in desired}
+        with _disk("removed models cannot be deleted from the cache"):
             for model in sorted({key.model for key in keys} - models):
                 self._discard(self.models / model)
             for key in keys:
                 if key.model in models:
                     if key.version is None:
-                        self._remove_loose(key, keep=set())
+                        self._remove_model_files(key, keep=set())
                     else:
-                        self._discard(self._home(key))
+                        self._discard(self._unit_folder(key))
         for key in keys:
             self._state.pop(key, None)
         self._write_state()
@@ -236,25 +236,25 @@ class LocalCopy:
         os.rename(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
 
-    def _remove_loose(self, key: UnitKey, keep: set[str]) -> None:
-        home = self._home(key)
-        for parent, folders, names in os.walk(home, topdown=True):
-            if Path(parent) == home:
+    def _remove_model_files(self, key: UnitKey, keep: set[str]) -> None:
+        folder = self._unit_folder(key)
+        for parent, folders, names in os.walk(folder, topdown=True):
+            if Path(parent) == folder:
                 folders[:] = [name for name in folders if parse_version(name) is None]
             for name in names:
                 path = Path(parent) / name
-                if path.relative_to(home).as_posix() not in keep:
+                if path.relative_to(folder).as_posix() not in keep:
                     path.unlink(missing_ok=True)
-        for parent, _, _ in os.walk(home, topdown=False):
+        for parent, _, _ in os.walk(folder, topdown=False):
             path = Path(parent)
-            is_version = parse_version(path.relative_to(home).parts[0]) is not None if path != home else True
+            is_version = parse_version(path.relative_to(folder).parts[0]) is not None if path != folder else True
             if not is_version and not any(path.iterdir()):
                 path.rmdir()
 
-    def clean(self, wanted: Mapping[UnitKey, Mapping[str, RemoteFile]]) -> None:
+    def clean(self, desired: Mapping[UnitKey, Mapping[str, RemoteFile]]) -> None:
         """Delete unused files in staging, and store that the copy is complete. Raises LocalDiskFault."""
-        kept = {self._staged(key, name, file).name for key, files in wanted.items() for name, file in files.items()}
-        with _disk(f"'{self._staging}' cannot be tidied"):
+        kept = {self._staged(key, name, file).name for key, files in desired.items() for name, file in files.items()}
+        with _disk(f"'{self._staging}' cannot be cleaned up"):
             for path in self._staging.iterdir():
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
@@ -311,7 +311,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Swap two folders in one step. On systems without it, in steps between which the second is absent."""
+    """Swap two folders in one step. Without renameat2, in three steps; the second folder is absent for a moment."""
     libc = ctypes.CDLL(None, use_errno=True)
     swap = getattr(libc, "renameat2", None)
     if swap is not None:

@@ -42,7 +42,7 @@ class ObjectStore:
     """One remote repository, read only. Used by one thread at a time."""
 
     def __init__(self, address: RemoteAddress) -> None:
-        """Import the library for the address, without a connection. Raises ServingFault with the pip line."""
+        """Import the library for the address, without a connection. Raises ServingFault with the pip command."""
         self._url = address.url
         try:
             import fsspec
@@ -55,7 +55,7 @@ class ObjectStore:
                 f"model repository '{address.url}' needs {package}: pip install {line} ({error})"
             ) from error
         except Exception as error:  # each library has its own errors for bad settings
-            raise ServingFault(f"model repository '{address.url}': {_words(error)}") from error
+            raise ServingFault(f"model repository '{address.url}': {_describe_error(error)}") from error
         if hasattr(self._fs, "retries"):
             # The caller retries from the received part; retries of the library would only delay that.
             self._fs.retries = 1
@@ -63,7 +63,7 @@ class ObjectStore:
 
     def list(self) -> ObjectListing:
         """Return the complete listing. Raises RemoteUnavailable; a partial listing is never returned."""
-        found = self._ask("it cannot be listed", self._find)
+        found = self._call_store("it cannot be listed", self._find)
         files = []
         folders = set()
         for key, info in found.items():
@@ -79,7 +79,9 @@ class ObjectStore:
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
         """Return all bytes of a range. Raises RemoteUnavailable."""
         key = f"{self._root}/{file.path}"
-        content = self._ask(f"'{file.path}' cannot be read", lambda: self._fs.cat_file(key, start=start, end=end))
+        content = self._call_store(
+            f"'{file.path}' cannot be read", lambda: self._fs.cat_file(key, start=start, end=end)
+        )
         if len(content) != end - start:
             raise RemoteUnavailable(
                 f"model repository '{self._url}': '{file.path}': expected {end - start} bytes, given {len(content)}"
@@ -100,11 +102,11 @@ class ObjectStore:
             raise RemoteUnavailable(f"model repository '{self._url}': '{path}' is listed without its size")
         return RemoteFile(path, size, stamp)
 
-    def _ask(self, what: str, question: Callable[[], _Result]) -> _Result:
+    def _call_store(self, what: str, call: Callable[[], _Result]) -> _Result:
         try:
-            return question()
+            return call()
         except Exception as error:  # the libraries below have no common error type
-            raise RemoteUnavailable(f"model repository '{self._url}': {what}: {_words(error)}") from error
+            raise RemoteUnavailable(f"model repository '{self._url}': {what}: {_describe_error(error)}") from error
 
 
 def _options(address: RemoteAddress) -> dict[str, object]:
@@ -119,5 +121,5 @@ def _options(address: RemoteAddress) -> dict[str, object]:
     return options
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]

@@ -43,7 +43,7 @@ class RepositoryList:
         """Start copying, and wait until the first scan can start: at most `timeout_s` for all repositories.
 
         Without an earlier copy, wait for a complete one. With an earlier copy, do not wait if the server follows
-        changes (`is_polled`); else wait for one attempt. Raises ServingFault if the models would never be found.
+        changes (`is_polled`); else wait for one attempt. Raises ServingFault if a missing copy will not come later.
         """
         for mirror in self._mirrors.values():
             mirror.start()
@@ -51,13 +51,13 @@ class RepositoryList:
         for url, mirror in self._mirrors.items():
             if mirror.is_warm and is_polled:
                 continue
-            is_there = mirror.wait_first(max(deadline - time.monotonic(), 0.0), needs_success=not mirror.is_warm)
-            if is_there:
+            is_copied = mirror.wait_first(max(deadline - time.monotonic(), 0.0), needs_success=not mirror.is_warm)
+            if is_copied:
                 continue
-            sentence = f"model repository '{url}' could not be copied within {timeout_s:g} s"
+            problem = f"model repository '{url}' could not be copied within {timeout_s:g} s"
             if not self._follows:
-                raise ServingFault(sentence)
-            log.error("%s; its models are served when it could be", sentence)
+                raise ServingFault(problem)
+            log.error("%s; its models are served as soon as it is copied", problem)
         if not self._follows:
             self.close()
 

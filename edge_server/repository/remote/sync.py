@@ -65,7 +65,7 @@ class RemoteSync:
         return self._cache.is_warm
 
     def close(self) -> None:
-        """Stop. A read that hangs in the network is left behind and ends with the process."""
+        """Stop. A read that hangs in the network is not awaited; it ends with the process."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -111,8 +111,8 @@ class RemoteSync:
     def _log_unreachable(self, error: ServingFault, delay_s: float) -> None:
         """Log once that the store cannot be reached, until it is back."""
         level = logging.DEBUG if self._is_unreachable else logging.WARNING
-        has_copy = "the copy here is served; " if self._cache.is_warm else ""
-        log.log(level, "%s; %strying again in %g s", error.message, has_copy, delay_s)
+        note = "the local copy is served; " if self._cache.is_warm else ""
+        log.log(level, "%s; %strying again in %g s", error.message, note, delay_s)
         self._is_unreachable = True
 
     def _log_reachable(self) -> None:
@@ -121,17 +121,17 @@ class RemoteSync:
         self._is_unreachable = False
 
     def sync(self) -> bool:
-        """Update the copy once. Return False if the store changed meanwhile and must be listed again soon.
+        """Update the copy once. Return False if the store changed during the update and must be listed again soon.
 
         Complete units are kept even if others failed. Raises RemoteUnavailable, LocalDiskFault.
         """
         if not self._cache.lock():
-            self._warn_once(f"another process keeps the copy of '{self._url}' in step")
+            self._warn_once(f"another process updates the copy of '{self._url}'")
             self._set_complete(self._cache.is_warm)
             return True
         first = self._list_store()
         if not first.units and not self._cache.is_empty():
-            self._warn_once(f"model repository '{self._url}' is empty; the copy here is kept")
+            self._warn_once(f"model repository '{self._url}' is empty; the local copy is kept")
             self._set_complete(True)
             return True
         staged, failure = self._stage(first.units)
@@ -155,7 +155,7 @@ class RemoteSync:
     def _stage(
         self, units: Mapping[UnitKey, Mapping[str, RemoteFile]]
     ) -> tuple[list[UnitKey], RemoteUnavailable | LocalDiskFault | None]:
-        """Download the changed units, a model's own files before its versions. Stop at the first failure."""
+        """Download the changed units: the files of a model before its versions. Stop at the first failure."""
         staged: list[UnitKey] = []
         for key in sorted(units, key=lambda item: (item.model, item.version is not None, item.version or 0)):
             if self._cache.holds(key, units[key]):
@@ -182,11 +182,11 @@ class RemoteSync:
         for key in staged:
             if second.units.get(key) == first.units[key]:
                 self._cache.install(key, first.units[key])
-                log.info("model repository '%s': %s is in the copy", self._url, _named(key))
-        gone = [key for key in surplus if key not in second.units]
-        if gone and second.units:
-            self._cache.remove(gone, second.units)
-            log.info("model repository '%s': %s left it", self._url, ", ".join(map(_named, gone)))
+                log.info("model repository '%s': %s was copied", self._url, _unit_label(key))
+        removed = [key for key in surplus if key not in second.units]
+        if removed and second.units:
+            self._cache.remove(removed, second.units)
+            log.info("model repository '%s': %s was removed", self._url, ", ".join(map(_unit_label, removed)))
         return second.units == first.units
 
     def _set_complete(self, is_complete: bool) -> None:
@@ -200,5 +200,5 @@ class RemoteSync:
             log.warning("%s", sentence)
 
 
-def _named(key: UnitKey) -> str:
+def _unit_label(key: UnitKey) -> str:
     return f"model '{key.model}'" + ("" if key.version is None else f" version {key.version}")

@@ -1,7 +1,7 @@
 """Checksum files: SHA256SUMS in the format of sha256sum(1), file digests, and Triton's checksum repository agent.
 
 A comment line, which `sha256sum --check` ignores, names the model of the list, so that a signed list of one model
-cannot be used for another: `# edge-server model=NAME version=N`, without the version for a model's own files.
+cannot be used for another: `# edge-server model=NAME version=N`, without the version for a model's excluded files.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def parse(content: bytes, what: str) -> Manifest:
 
 
 def _entry(line: str) -> tuple[str, bytes] | None:
-    """Return the relative path and the digest of a line, None for one that is neither of the two forms."""
+    """Return the relative path and the digest of a line, or None if it has neither of the two forms."""
     found = _LINE.fullmatch(line)
     if found:
         escape, digest, name = found.groups()
@@ -103,16 +103,14 @@ def render(manifest: Manifest) -> bytes:
 def files_below(folder: Path, *, skip: frozenset[str] = frozenset()) -> list[str]:
     """Return the relative paths of all files below a folder, links followed, in order, without its SHA256SUMS.
 
-    `skip` names entries of the folder that are left out. Raises StorageFault when it cannot be read.
+    `skip` names entries of the folder that are left out. Raises StorageFault if it cannot be read.
     """
-    own = {FILE_NAME, SIGNATURE_NAME}
+    excluded = {FILE_NAME, SIGNATURE_NAME}
     try:
-        names = [
-            name for name in _walk(folder, "", frozenset()) if name not in own and name.partition("/")[0] not in skip
-        ]
+        found = [name for name in _walk(folder, "", frozenset()) if name.partition("/")[0] not in skip]
     except OSError as error:
         raise StorageFault(f"'{error.filename or folder}' cannot be read: {error.strerror or error}") from error
-    return sorted(names)
+    return sorted(name for name in found if name not in excluded)
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
@@ -132,8 +130,10 @@ def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
 
 
 def read_small(path: Path, limit: int) -> bytes | None:
-    """Return a file's content, None when there is none. Raises Untrusted when it is larger than `limit`, or no plain
-    file, and StorageFault."""
+    """Return a file's content, or None if there is no file.
+
+    Raises Untrusted if it is larger than `limit` bytes or not a regular file, and StorageFault.
+    """
     try:
         with open(_open_regular(path), "rb") as file:
             content = file.read(limit + 1)
@@ -149,9 +149,9 @@ def read_small(path: Path, limit: int) -> bytes | None:
 def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, Stamp]:
     """Return the digest of a file, read once in chunks, and its stamp from before the reading.
 
-    Raises StorageFault when it cannot be read, Untrusted when it is no plain file, ChangedWhileLoading.
+    Raises StorageFault if it cannot be read, Untrusted if it is not a regular file, and ChangedWhileLoading.
     """
-    # Nothing rests on MD5 here but what its author rested on it; FIPS builds of OpenSSL want that said.
+    # FIPS builds of OpenSSL allow MD5 only with this flag. Only the author of a configuration chooses MD5.
     digest = hashlib.new(algorithm, usedforsecurity=False)
     try:
         with open(_open_regular(path), "rb", buffering=0) as file:
@@ -171,12 +171,12 @@ def _open_regular(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Untrusted(f"'{path}' is not a plain file")
+        raise Untrusted(f"'{path}' is not a regular file")
     return descriptor
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """Return a stamp. The time of change is part of it: unlike that of modification it cannot be set back."""
+    """Return a stamp. It includes the change time (ctime), which no tool can set, unlike the modification time."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
 
 
@@ -192,7 +192,7 @@ def run_agents(config: ConfigMessage, model: str, model_dir: Path, version: int)
     for agent in config.model_repository_agents.agents:
         what = f"model '{model}': model_repository_agents"
         if agent.name != AGENT:
-            raise BadModelConfig(f"{what}: the agent '{agent.name}' is not offered; '{AGENT}' is")
+            raise BadModelConfig(f"{what}: unknown agent '{agent.name}', expected '{AGENT}'")
         for key, value in sorted(agent.parameters.items()):
             _check(key, value, f"{what}: {AGENT}", model_dir, version)
 

@@ -23,7 +23,7 @@ def sign_model(folder: Path, key: PrivateKey | None) -> list[Path]:
     """List and, with a key, sign a model's directory and every version in it. Return the lists written, in order.
 
     Without a key, an earlier signature is removed, because it no longer fits. Raises InvalidRequest for a path that is
-    no model directory, LoadError for a file that cannot be read, ServingFault when the disk refuses.
+    not a model directory, LoadError for a file that cannot be read, ServingFault if the disk cannot be written.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir() or not is_model_name(folder.name):

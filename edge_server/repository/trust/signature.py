@@ -66,8 +66,10 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def read_private_key(path: Path, password: bytes | None = None) -> PrivateKey:
-    """Read a private key in PEM (PKCS #8). Raises ServingFault, and NeedsPassword when it is encrypted and there is
-    none."""
+    """Read a private key in PEM (PKCS #8).
+
+    Raises ServingFault, and PasswordRequired if the key is encrypted and no password is given.
+    """
     library = _library()
     content = _read(path, "private")
     try:
@@ -87,9 +89,9 @@ class PasswordRequired(ServingFault):
 
 
 def new_key(path: Path) -> Path:
-    """Make a key pair: the private half at `path`, readable by its owner only, the public one beside it as `.pub`.
+    """Create a key pair: the private key at `path`, readable by its owner only, the public key beside it as `.pub`.
 
-    Returns where the public half is. Raises ServingFault; never writes over a file.
+    Return the path of the public key. Never overwrites a file. Raises ServingFault.
     """
     library = _library()
     serialization = library.serialization
@@ -108,8 +110,8 @@ def new_key(path: Path) -> Path:
                 file.write(content)
         except OSError as error:
             # A partial key pair would block the next try.
-            for half in made:
-                half.unlink(missing_ok=True)
+            for written in made:
+                written.unlink(missing_ok=True)
             raise ServingFault(f"'{target}' cannot be written: {error.strerror}") from error
     return public_path
 
@@ -133,7 +135,7 @@ def _from_base64(content: bytes, size: int) -> bytes | None:
 
 
 def _library() -> Any:
-    """Return the used names of `cryptography`. Raises ServingFault with the pip line if it is not installed."""
+    """Return the used names of `cryptography`. Raises ServingFault with the pip command if it is not installed."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization

@@ -39,7 +39,7 @@ class TrustPolicy:
 
 
 def trust_policy(requires_checksums: bool, public_key_path: str) -> TrustPolicy:
-    """Return the policy for settings; "" is no key. Raises ServingFault for a key that cannot be used."""
+    """Return the policy for these settings; "" means no key. Raises ServingFault for an invalid key."""
     key = read_public_key(Path(public_key_path)) if public_key_path else None
     return TrustPolicy(requires_checksums, key)
 
@@ -64,7 +64,7 @@ class Verified:
 def verify(model: ModelDirectory, version: int, policy: TrustPolicy, *, is_config_given: bool = False) -> Verified:
     """Verify the files of a version: its directory, and the model's files outside the versions.
 
-    `is_config_given`: a load call brought an unsigned configuration. Reads every listed file once.
+    `is_config_given`: the configuration comes from a load call and is not signed. Reads every listed file once.
     Raises Untrusted with the first error.
     """
     if is_config_given and policy.public_key is not None:
@@ -86,7 +86,7 @@ class _SignedFolder:
         self._policy = policy
 
     def verify(self, version: int, stamps: dict[Path, Stamp]) -> None:
-        """Check the directory as it concerns `version`, and add the stamps of the files read."""
+        """Check the files of the directory that `version` uses, and add the stamps of the files read."""
         public_key = self._policy.public_key
         content = read_small(self._folder / FILE_NAME, MAX_MANIFEST_BYTES)
         present = self._files() if self._policy.is_strict else []
@@ -106,7 +106,7 @@ class _SignedFolder:
         manifest = parse(content, f"{self._what}: {FILE_NAME}")
         if manifest.subject != self._subject and (manifest.subject or public_key is not None):
             given = f"'{manifest.subject}'" if manifest.subject else "none"
-            raise Untrusted(f"{self._what}: {FILE_NAME} is for another: expected '{self._subject}', given {given}")
+            raise Untrusted(f"{self._what}: {FILE_NAME} has another subject: expected '{self._subject}', given {given}")
         listed = {name: digest for name, digest in manifest.digests.items() if self._concerns(name, version)}
         unlisted = [name for name in present if name not in listed]
         if unlisted:
