@@ -163,7 +163,7 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignatur
             _check_holds_batch_size(config, model, spec)
         elif config.max_batch_size > 0 and (not spec.dims or spec.dims[0] not in allowed):
             raise BadModelConfig(
-                f"model '{model}': max_batch_size: expected 0, for '{spec.name}' of the model file has the shape "
+                f"model '{model}': max_batch_size: expected 0, because '{spec.name}' of the model file has the shape "
                 f"{list(spec.dims)} without a leading dimension of any size, given {config.max_batch_size}"
             )
 
@@ -172,7 +172,7 @@ def _check_holds_batch_size(config: ConfigMessage, model: str, spec: _TensorSpec
     """Reject max_batch_size for a shape tensor that holds only the batch size, or has another type."""
     if len(spec.dims) != 1 or spec.dims[0] in (0, 1) or spec.dtype not in SHAPE_DTYPES:
         raise BadModelConfig(
-            f"model '{model}': max_batch_size: expected 0, for the shape tensor '{spec.name}' of the model file is "
+            f"model '{model}': max_batch_size: expected 0, because the shape tensor '{spec.name}' of the model file is "
             f"{spec.dtype.config_name} of the shape {list(spec.dims)}; a model that batches has one dimension there, "
             f"of the batch size and then the values, of type {' or '.join(t.config_name for t in SHAPE_DTYPES)}; "
             f"given {config.max_batch_size}"
@@ -287,7 +287,7 @@ def _check_tensor(
 def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Sequence[int]) -> None:
     """Check a shape tensor of a model that batches: its dims count the values without the batch size."""
     if not item.is_shape_tensor:
-        raise BadModelConfig(f"{what} is_shape_tensor: expected true, for it is one in the model file, given false")
+        raise BadModelConfig(f"{what} is_shape_tensor: expected true, because it is one in the model file, given false")
     size = spec.dims[0]
     if len(stated) != 1 or stated[0] < 1 or size not in (-1, stated[0] + 1):
         expected = f"[{size - 1}]" if size > 0 else "one dimension of a fixed size"

@@ -31,5 +31,5 @@ def find_inside(folder: Path, name: str, what: str) -> Path:
     except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
         raise BadModelConfig(f"{what}: file '{name}' does not exist in '{folder}'") from None
     if not found.is_relative_to(root):
-        raise BadModelConfig(f"{what}: '{name}' is a link that leads out of the model's directory")
+        raise BadModelConfig(f"{what}: '{name}' is a link to a file outside the model's directory")
     return found

@@ -124,7 +124,7 @@ def _check_controls(batching: ConfigMessage, model: str) -> None:
     for item in batching.control_input:
         what = f"sequence_batching.control_input '{item.name}'"
         if len(item.control) != 1:
-            raise bad_field(model, what, "one control, for an input holds one value", len(item.control))
+            raise bad_field(model, what, "one control, because an input holds one value", len(item.control))
         control = item.control[0]
         kind = ControlKind(control.kind)
         if kind in kinds:

@@ -202,7 +202,7 @@ def _check_warmup_shape(source: ConfigMessage, item: ConfigMessage, what: str, m
 
 PLATFORM = "ensemble"
 
-_HAS_NO_INSTANCES = "none, for an ensemble has no instances"
+_HAS_NO_INSTANCES = "none, because an ensemble has no instances"
 
 
 def is_ensemble(config: ConfigMessage) -> bool:
@@ -213,11 +213,11 @@ def is_ensemble(config: ConfigMessage) -> bool:
 def check_ensemble(config: ConfigMessage, model: str) -> None:
     """Check an ensemble by Triton's rules, as far as possible without its members. Raises BadModelConfig."""
     if not config.HasField("ensemble_scheduling"):
-        raise bad_field(model, "ensemble_scheduling", f"the steps, for platform is '{PLATFORM}'", "none")
+        raise bad_field(model, "ensemble_scheduling", f"the steps, because platform is '{PLATFORM}'", "none")
     if config.platform not in ("", PLATFORM):
         raise bad_field(model, "platform", f"'{PLATFORM}' beside ensemble_scheduling", f"'{config.platform}'")
     if config.backend:
-        raise bad_field(model, "backend", "none, for an ensemble's members have theirs", f"'{config.backend}'")
+        raise bad_field(model, "backend", "none, because each member of an ensemble has its own", f"'{config.backend}'")
     for field in ("instance_group", "model_warmup"):
         if len(getattr(config, field)):
             raise bad_field(model, field, _HAS_NO_INSTANCES, len(getattr(config, field)))
@@ -226,7 +226,8 @@ def check_ensemble(config: ConfigMessage, model: str) -> None:
     for kind, items in (("input", config.input), ("output", config.output)):
         for item in items:
             if item.HasField("reshape"):
-                raise bad_field(model, f"{kind} '{item.name}' reshape", "none, for an ensemble only hands on", "one")
+                expected = "none, because an ensemble only passes tensors on"
+                raise bad_field(model, f"{kind} '{item.name}' reshape", expected, "one")
             if item.is_shape_tensor and config.max_batch_size > 0:
                 _check_values(item, model, f"{kind} '{item.name}'")
     _check_steps(config, model)
@@ -235,10 +236,10 @@ def check_ensemble(config: ConfigMessage, model: str) -> None:
 def _check_values(item: ConfigMessage, model: str, what: str) -> None:
     """Check the dims and type of a shape tensor of a model that batches. See core.shape_tensors."""
     if len(item.dims) != 1 or item.dims[0] < 1:
-        expected = "one dimension of a fixed size, for it is a shape tensor of a model that batches"
+        expected = "one dimension of a fixed size, because it is a shape tensor of a model that batches"
         raise bad_field(model, f"{what} dims", expected, list(item.dims))
     if item.data_type not in [dtype.number for dtype in SHAPE_DTYPES]:
-        expected = f"{' or '.join(dtype.config_name for dtype in SHAPE_DTYPES)}, for it is a shape tensor"
+        expected = f"{' or '.join(dtype.config_name for dtype in SHAPE_DTYPES)}, because it is a shape tensor"
         given = next((dtype.config_name for dtype in DType if dtype.number == item.data_type), "none")
         raise bad_field(model, f"{what} data_type", expected, given)
 

@@ -19,7 +19,7 @@ _MAX_STATE = 512
 
 
 class TraceSampler:
-    """Trace settings in force and the counts of their traces. A change of the settings makes a new sampler."""
+    """Trace settings in effect and the counts of their traces. A change of the settings makes a new sampler."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self.settings = settings
@@ -48,7 +48,7 @@ class TraceSampler:
             return True
 
     def mark_replaced(self) -> None:
-        """Note that other settings are in force from now on."""
+        """Note that other settings are in effect from now on."""
         with self._lock:
             self.is_replaced = True
 

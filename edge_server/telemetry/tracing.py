@@ -1,4 +1,4 @@
-"""Request tracing: the settings in force, and the start of the traces.
+"""Request tracing: the settings in effect, and the start of the traces.
 
 Only the settings are here. The modules that record, write and export traces are imported when the first settings turn
 tracing on.
@@ -38,7 +38,7 @@ class Traces:
         self._apply_settings()
 
     def get(self, model: str = "") -> dict[str, str | list[str]]:
-        """Return the settings in force in the form for clients: the model's own, else the global ones."""
+        """Return the settings in effect in the form for clients: the model's own, else the global ones."""
         sampler = self._model_samplers.get(model, self._global_sampler)
         options: dict[str, str | list[str]] = {}
         if sampler.settings.mode == OPENTELEMETRY:
@@ -46,7 +46,7 @@ class Traces:
         return {**sampler.settings.view(sampler.left), **options}
 
     def update(self, model: str, change: TraceChange) -> dict[str, str | list[str]]:
-        """Change all the settings given, or none, and return the settings in force. Raises InvalidRequest.
+        """Change all the settings given, or none, and return the settings in effect. Raises InvalidRequest.
 
         Traces that have begun keep their settings.
         """
@@ -92,7 +92,7 @@ class Traces:
             collector.close(timeout_s)
 
     def _apply_settings(self, fresh: Iterable[str] = ()) -> list[TraceSampler]:
-        """Put the server's settings in force and return the samplers that were replaced.
+        """Put the server's settings in effect and return the samplers that were replaced.
 
         Samplers whose settings did not change continue to count, except those of the models in `fresh`.
         """

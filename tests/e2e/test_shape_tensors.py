@@ -317,11 +317,11 @@ def reason_of(server: Any, model: str) -> str:
         ("short", "takes tensor 'SIZE', a TYPE_INT32 (input 'SIZE' of the ensemble), but the model expects TYPE_INT64"),
         (
             "real",
-            "input 'SIZE' data_type: expected TYPE_INT32 or TYPE_INT64, for it is a shape tensor, given TYPE_FP",
+            "input 'SIZE' data_type: expected TYPE_INT32 or TYPE_INT64, because it is a shape tensor, given TYPE_FP",
         ),
         (
             "free",
-            "input 'SIZE' dims: expected one dimension of a fixed size, for it is a shape tensor of a model",
+            "input 'SIZE' dims: expected one dimension of a fixed size, because it is a shape tensor of a model",
         ),
     ],
 )

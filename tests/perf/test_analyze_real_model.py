@@ -83,4 +83,4 @@ def test_a_label_file_outside_the_model_is_refused(command: Any, repository: Pat
     labels.symlink_to(tmp_path / "elsewhere.txt")
     done = command("analyze", "-m", "dense", f"--model-repository={repository}")
     assert done.code == 2
-    assert "leads out of the model's directory" in done.errors
+    assert "outside the model's directory" in done.errors

@@ -185,7 +185,7 @@ def test_a_long_line_that_is_wrong_is_not_quoted_whole(text: bytes) -> None:
 def test_a_key_that_stands_twice_among_many_is_found_in_one_pass(counted: Any) -> None:
     pairs = [(counted(f"key {number}"), None) for number in range(2000)]
     counted.compared = 0
-    with pytest.raises(ValueError, match="'key 1999' stands twice"):
+    with pytest.raises(ValueError, match="'key 1999' occurs twice"):
         _without_duplicates([*pairs, (counted("key 1999"), None)])
     assert counted.compared < 20_000
 

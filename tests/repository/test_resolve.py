@@ -332,7 +332,7 @@ def test_a_version_that_is_not_there_is_a_load_error(add_model: Any, identity: A
         ("/etc/hostname", "inside"),
         ("absent.txt", "does not exist"),
         ("1", "not a file"),
-        ("link.txt", "leads out"),
+        ("link.txt", "is a link to a file outside"),
         ("latin.txt", "UTF-8"),
         ("loop.txt", "does not exist"),
     ],

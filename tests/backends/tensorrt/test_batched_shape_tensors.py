@@ -201,7 +201,8 @@ def test_the_mark_is_completed_as_well(make_plan: Make) -> None:
 
 def test_without_completion_a_mark_that_is_missing_is_refused(make_plan: Make) -> None:
     file = make_plan()
-    with pytest.raises(BadModelConfig, match="input 'S' is_shape_tensor: expected true, for it is one in the model"):
+    expected = "input 'S' is_shape_tensor: expected true, because it is one in the model"
+    with pytest.raises(BadModelConfig, match=expected):
         resolved(file.model_dir, CONFIG.replace("is_shape_tensor: true", "", 1), auto_complete=False)
 
 
