@@ -39,7 +39,7 @@ WINDOW_MS = 200
 MAX_DIFFERENCE = 0.01
 MAX_CANDIDATES = 200
 
-HEADS = (
+COLUMN_TITLES = (
     "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED",
     "LIMITS",
 )  # fmt: skip
@@ -246,7 +246,7 @@ def _table(search: Search, output: TextIO | None = None) -> str:
     measured = [_row(item, item.point) for item in ranked if item.point is not None]
     has_notes = any(row[-1] for row in measured)
     rows = measured if has_notes else [row[:-1] for row in measured]
-    lines = [render(HEADS if has_notes else HEADS[:-1], rows, output)] if rows else []
+    lines = [render(COLUMN_TITLES if has_notes else COLUMN_TITLES[:-1], rows, output)] if rows else []
     for reason, names in reasons.items():
         lines += ["", f"not measured: {reason}", *(f"  {name}" for name in names)]
     return "\n".join(lines)

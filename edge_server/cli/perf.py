@@ -32,7 +32,7 @@ from edge_server.tuning.load.measurement_session import (
     usable_cores,
 )
 from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
-from edge_server.tuning.load.report import HEADS, MODES, cells, draw, notes, to_json
+from edge_server.tuning.load.report import COLUMN_TITLES, MODES, cells, draw, notes, to_json
 
 WINDOW_MS = 2000
 
@@ -190,7 +190,7 @@ def _mode(options: argparse.Namespace) -> str:
 
 
 def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
-    return render((MODES[mode], *HEADS), [cells(point) for point in points], output)
+    return render((MODES[mode], *COLUMN_TITLES), [cells(point) for point in points], output)
 
 
 def _print_report(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:

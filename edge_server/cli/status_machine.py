@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from edge_server.cli.table import render
 
-_COST_HEADS = ("MODEL", "BATCH", "J PER INFERENCE")
+_COST_COLUMN_TITLES = ("MODEL", "BATCH", "J PER INFERENCE")
 
 
 def governor_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
@@ -29,7 +29,7 @@ def governor_lines(report: Mapping[str, Any], output: TextIO | None = None) -> s
         (_clean(item["model"]), str(item["batch"]), f"{item['joules']:.3g}") for item in report["joules_per_inference"]
     ]
     if costs:
-        lines.append(render(_COST_HEADS, costs, output))
+        lines.append(render(_COST_COLUMN_TITLES, costs, output))
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from edge_server.tuning.load.measurement_windows import PERCENTILES, MeasuredPoint, ServerTimeSplit, doubts
 from edge_server.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
-HEADS = (
+COLUMN_TITLES = (
     "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",
     "FAILED",
 )  # fmt: skip
@@ -20,7 +20,7 @@ Json = dict[str, object]
 
 
 def cells(point: MeasuredPoint) -> tuple[str, ...]:
-    """Return a row of the table, with the columns mode and HEADS."""
+    """Return a row of the table, with the columns mode and COLUMN_TITLES."""
     split = point.split
     parts = ["-"] * 4
     if split is not None:
@@ -105,8 +105,10 @@ def draw(title: str, points: Sequence[MeasuredPoint]) -> str:
     """Return an SVG of throughput, latency, time per server stage and processor use, by concurrency or rate."""
     name = MODES[points[0].mode].lower()
 
-    def curve(words: str, values: Sequence[float], color: str) -> ChartCurve:
-        return ChartCurve(words, [(point.level, value) for point, value in zip(points, values, strict=True)], color)
+    def curve(curve_name: str, values: Sequence[float], color: str) -> ChartCurve:
+        return ChartCurve(
+            curve_name, [(point.level, value) for point, value in zip(points, values, strict=True)], color
+        )
 
     panels = [
         CurvePanel(

@@ -90,17 +90,17 @@ class OpenedModel:
         """Write the samples for all candidates to a file, and return their number and source."""
         profile = self._profile()
         if command["input"]:
-            samples, words = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
+            samples, source = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
         else:
             samples = from_warmup(self.spec, self._resolved.file.model_dir)
-            words = "of model_warmup"
+            source = "of model_warmup"
             if not samples:
-                samples, words = random_samples(self.spec, int(command["count"]), profile), "made up"
+                samples, source = random_samples(self.spec, int(command["count"]), profile), "made up"
         save(Path(command["to"]), samples)
         open_dims = [
             item.name for item in self.spec.inputs if -1 in item.dims and (profile is None or item.name not in profile)
         ]
-        return {"count": len(samples), "words": words, "open": open_dims if words == "made up" else []}
+        return {"count": len(samples), "source": source, "open": open_dims if source == "made up" else []}
 
     def _profile(self) -> Profile | None:
         if not self._profiles:
