@@ -17,7 +17,7 @@ from edge_server.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.tuning.trial.tensor_files import load
 
 ROUNDS = 10
-"""Measurements of each candidate for each batch size."""
+"""Rounds of measurement per batch size. In each round, all candidates run once."""
 
 Report = Callable[[float, str], None]
 """Called with the completed fraction, 0 to 1, and a description of the current step."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.core.model_spec import InputSpec, ModelSpec, WarmupSample
+from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import Profile
@@ -28,14 +28,12 @@ _VARIED_SOURCES = ("file", "random")
 
 def from_warmup(spec: ModelSpec, model_dir: Path) -> list[Tensors]:
     """Return the warm-up samples with varied data. Raises WarmupFailed for data that cannot be read."""
-    declared = [one for one in spec.warmup if one.batch_size > 0 and _is_varied(one)]
+    declared = [
+        one for one in spec.warmup if one.batch_size > 0 and any(item.source in _VARIED_SOURCES for item in one.inputs)
+    ]
     # All rows of a warm-up sample are equal, so one row is enough.
     requests = [build(spec, dataclasses.replace(one, batch_size=1), model_dir) for one in declared]
     return [{name: tensor.array for name, tensor in request.inputs.items()} for request in requests]
-
-
-def _is_varied(sample: WarmupSample) -> bool:
-    return any(item.source in _VARIED_SOURCES for item in sample.inputs)
 
 
 def random_samples(spec: ModelSpec, count: int, profile: Profile | None) -> list[Tensors]:
