@@ -102,7 +102,7 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         if not options.json:
             print(_table(name, outcomes), flush=True)
         if options.svg is not None:
-            _write(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
+            _write_file(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
     if options.json:
         print(json.dumps(results))
     return 0
@@ -123,7 +123,7 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
     replayed = replay_policy(samples, tuning)
     if options.svg is not None:
-        _write(parser, options.svg, draw_replay(options.trace.name, replayed))
+        _write_file(parser, options.svg, draw_replay(options.trace.name, replayed))
     if options.json:
         print(json.dumps([_period_as_json(item) for item in replayed.periods]))
         return 0
@@ -131,7 +131,7 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     return 0
 
 
-def _write(parser: argparse.ArgumentParser, path: Path, chart: str) -> None:
+def _write_file(parser: argparse.ArgumentParser, path: Path, chart: str) -> None:
     try:
         path.write_text(chart, encoding="utf-8")
     except OSError as error:

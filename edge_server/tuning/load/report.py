@@ -19,7 +19,7 @@ MODES = {"concurrency": "CONCURRENCY", "request_rate": "REQUEST RATE", "frames":
 Json = dict[str, object]
 
 
-def cells(point: MeasuredPoint) -> tuple[str, ...]:
+def table_row(point: MeasuredPoint) -> tuple[str, ...]:
     """Return a row of the table, with the columns mode and COLUMN_TITLES."""
     split = point.split
     parts = ["-"] * 4
@@ -47,7 +47,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "0"
 
 
-def notes(point: MeasuredPoint, cores: int) -> list[str]:
+def point_notes(point: MeasuredPoint, cores: int) -> list[str]:
     """Return the notes on a point, to be printed below the table."""
     level = f"{MODES[point.mode].lower()} {point.level:g}"
     lines = [f"{level}: {text}" for text in doubts(point, cores)]
@@ -101,7 +101,7 @@ def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def draw(title: str, points: Sequence[MeasuredPoint]) -> str:
+def draw_charts(title: str, points: Sequence[MeasuredPoint]) -> str:
     """Return an SVG of throughput, latency, time per server stage and processor use, by concurrency or rate."""
     name = MODES[points[0].mode].lower()
 
