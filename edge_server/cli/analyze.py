@@ -31,7 +31,13 @@ from edge_server.tuning.load.interrupts import Interrupts
 from edge_server.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16, usable_cores
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.report import to_json
-from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
+from edge_server.tuning.load.server_candidates import (
+    SearchSpace,
+    ServerCandidate,
+    apply_candidate,
+    default_space,
+    why_no_bf16,
+)
 from edge_server.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
 from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
 
@@ -39,7 +45,7 @@ WINDOW_MS = 200
 MAX_DIFFERENCE = 0.01
 MAX_CANDIDATES = 200
 
-HEADS = (
+COLUMN_TITLES = (
     "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED",
     "LIMITS",
 )  # fmt: skip
@@ -80,7 +86,7 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if best is not None and search is not None and not is_cut:
         _print_recommendation(best, search)
         if target is not None:
-            _write_variant(target, str(apply(best.outcome.candidate, model.config, trials.backend)))
+            _write_variant(target, str(apply_candidate(best.outcome.candidate, model.config, trials.backend)))
             print(f"written: {target}; serve it with --model-config-name={options.write}")
     if search is not None and search.latest:
         # Last, because a file that cannot be written must not prevent the other output.
@@ -246,7 +252,7 @@ def _table(search: Search, output: TextIO | None = None) -> str:
     measured = [_row(item, item.point) for item in ranked if item.point is not None]
     has_notes = any(row[-1] for row in measured)
     rows = measured if has_notes else [row[:-1] for row in measured]
-    lines = [render(HEADS if has_notes else HEADS[:-1], rows, output)] if rows else []
+    lines = [render(COLUMN_TITLES if has_notes else COLUMN_TITLES[:-1], rows, output)] if rows else []
     for reason, names in reasons.items():
         lines += ["", f"not measured: {reason}", *(f"  {name}" for name in names)]
     return "\n".join(lines)
@@ -282,9 +288,9 @@ def _write_reports(
     cores = usable_cores()
     if options.json is not None:
         document = {**_document(options, model, search, best, cores), "left_out": list(left_out)}
-        _write(options.json, "--json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+        _write_file(options.json, "--json", json.dumps(document, indent=2, allow_nan=False) + "\n")
     if options.svg is not None:
-        _write(options.svg, "--svg", _chart(options, model, search, best))
+        _write_file(options.svg, "--svg", _chart(options, model, search, best))
 
 
 def _document(
@@ -381,7 +387,7 @@ def _write_variant(path: Path, text: str) -> None:
         raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
 
 
-def _write(path: Path, flag: str, text: str) -> None:
+def _write_file(path: Path, flag: str, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

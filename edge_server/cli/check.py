@@ -17,7 +17,7 @@ from edge_server.process.composition_root import ServerParts, build, copy_first,
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
-HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
+COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
 
 HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
@@ -74,7 +74,7 @@ def _report(core: ServerParts) -> int:
             reasons.append(reason_line(version.name, str(version.version), str(error)))
         rows.append(_row(core, version, infer_ms))
     if rows:
-        print(render(HEADS, rows, sys.stdout, optional=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
+        print(render(COLUMN_TITLES, rows, sys.stdout, optional=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
     elif not reasons:
         reasons.append("there is no model in it")
     for note in notes:

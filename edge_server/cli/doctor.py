@@ -76,8 +76,8 @@ def _text(findings: Sequence[Finding]) -> str:
 
 def _conclusion(problems: int, warnings: int) -> str:
     if problems:
-        return f"{problems} problem(s) keep this box from serving, {warnings} warning(s)"
-    return f"This box can serve; {warnings} warning(s)" if warnings else "This box can serve."
+        return f"{problems} problem(s) prevent serving on this machine, {warnings} warning(s)"
+    return f"This machine can serve; {warnings} warning(s)" if warnings else "This machine can serve."
 
 
 def _clean(text: str) -> str:

@@ -20,8 +20,8 @@ from edge_server.governor.simulation.replay import COLUMNS, StatePeriod, read_re
 from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
 from edge_server.governor.simulation.thermal_model import ThermalModelConstants
 
-HEADS = ("WAY", "HOTTEST C", "THROTTLED", "CONTROL", "NORMAL", "BULK", "LATE", "SWITCHES", "J EACH")
-REPLAY_HEADS = ("FROM", "TO", "STATE", "LEAST SHARE", "HOTTEST C", "WHY")
+COLUMN_TITLES = ("WAY", "HOTTEST C", "THROTTLED", "CONTROL", "NORMAL", "BULK", "LATE", "SWITCHES", "J EACH")
+REPLAY_COLUMN_TITLES = ("FROM", "TO", "STATE", "LEAST SHARE", "HOTTEST C", "WHY")
 _MAX_SECONDS = 86_400.0
 
 
@@ -102,7 +102,7 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         if not options.json:
             print(_table(name, outcomes), flush=True)
         if options.svg is not None:
-            _write(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
+            _write_file(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
     if options.json:
         print(json.dumps(results))
     return 0
@@ -123,15 +123,15 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
     replayed = replay_policy(samples, tuning)
     if options.svg is not None:
-        _write(parser, options.svg, draw_replay(options.trace.name, replayed))
+        _write_file(parser, options.svg, draw_replay(options.trace.name, replayed))
     if options.json:
         print(json.dumps([_period_as_json(item) for item in replayed.periods]))
         return 0
-    print(render(REPLAY_HEADS, [_period_row(item) for item in replayed.periods], sys.stdout))
+    print(render(REPLAY_COLUMN_TITLES, [_period_row(item) for item in replayed.periods], sys.stdout))
     return 0
 
 
-def _write(parser: argparse.ArgumentParser, path: Path, chart: str) -> None:
+def _write_file(parser: argparse.ArgumentParser, path: Path, chart: str) -> None:
     try:
         path.write_text(chart, encoding="utf-8")
     except OSError as error:
@@ -226,4 +226,4 @@ def _table(name: str, outcomes: Sequence[SimulationResult]) -> str:
         )
         for outcome in outcomes
     ]
-    return f"scenario {name}, set-point {outcomes[0].set_point_c:g} °C\n{render(HEADS, rows, sys.stdout)}"
+    return f"scenario {name}, set-point {outcomes[0].set_point_c:g} °C\n{render(COLUMN_TITLES, rows, sys.stdout)}"

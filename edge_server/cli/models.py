@@ -13,7 +13,7 @@ from typing import Any
 from edge_server.cli import http_client
 from edge_server.cli.table import render
 
-HEADS = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
+COLUMN_TITLES = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def _text(options: argparse.Namespace, path: str) -> str:
     if not rows and not faulty:
         return "there is no model"
     optional = ("GENERATION", "SHARE", "SERVED")
-    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, optional=optional)
+    return render(COLUMN_TITLES, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, optional=optional)
 
 
 def _is_faulty(entry: Mapping[str, str]) -> bool:

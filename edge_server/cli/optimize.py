@@ -120,7 +120,7 @@ def _print_report(
         return
     print(render(report.column_titles(outcome), report.rows(outcome, chosen, rule), sys.stdout))
     samples = outcome.samples
-    print(f"{samples['count']} sample(s) {samples['words']}, compared with {outcome.reference.candidate.title}")
+    print(f"{samples['count']} sample(s) {samples['source']}, compared with {outcome.reference.candidate.title}")
     if samples["open"]:
         names = ", ".join(samples["open"])
         print(f"variable dimensions were set to 1 in: {names}; --input or --profiles gives others")

@@ -65,18 +65,18 @@ def tls_of(options: argparse.Namespace) -> Tls | None:
 def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
     """Return a parser of whole numbers from `least` to `most`."""
 
-    def read(text: str) -> int:
+    def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
             raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got '{text}'")
         return int(text)
 
-    return read
+    return parse
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:
     """Return a parser of finite numbers from `least` to `most`."""
 
-    def read(text: str) -> float:
+    def parse(text: str) -> float:
         try:
             found = float(text)
         except ValueError:
@@ -85,7 +85,7 @@ def number(least: float, most: float = math.inf) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
         return found
 
-    return read
+    return parse
 
 
 def size(text: str) -> tuple[int, int]:

@@ -33,7 +33,15 @@ from edge_server.tuning.load.measurement_session import (
     usable_cores,
 )
 from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
-from edge_server.tuning.load.report import HEADS, MODES, TEXT_HEADS, cells, draw, notes, to_json
+from edge_server.tuning.load.report import (
+    COLUMN_TITLES,
+    MODES,
+    TEXT_COLUMN_TITLES,
+    draw_charts,
+    point_notes,
+    table_row,
+    to_json,
+)
 
 WINDOW_MS = 2000
 
@@ -194,8 +202,8 @@ def _mode(options: argparse.Namespace) -> str:
 
 
 def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
-    heads = TEXT_HEADS if any(point.text is not None for point in points) else HEADS
-    return render((MODES[mode], *heads), [cells(point) for point in points], output)
+    titles = TEXT_COLUMN_TITLES if any(point.text is not None for point in points) else COLUMN_TITLES
+    return render((MODES[mode], *titles), [table_row(point) for point in points], output)
 
 
 def _print_report(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
@@ -208,7 +216,7 @@ def _print_report(options: argparse.Namespace, session: LoadSession, points: Seq
         print(title)
         print(_table(points[0].mode, points, sys.stdout))
         for point in points:
-            for note in notes(point, cores):
+            for note in point_notes(point, cores):
                 print(note)
     if options.json is not None:
         document = {
@@ -220,12 +228,12 @@ def _print_report(options: argparse.Namespace, session: LoadSession, points: Seq
             "cores": cores,
             "points": [to_json(point, cores) for point in points],
         }
-        _write("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        _write_file("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if options.svg is not None:
-        _write("--svg", options.svg, draw(title, points))
+        _write_file("--svg", options.svg, draw_charts(title, points))
 
 
-def _write(flag: str, path: Path, text: str) -> None:
+def _write_file(flag: str, path: Path, text: str) -> None:
     if str(path) == "-":
         print(text, end="")
         return

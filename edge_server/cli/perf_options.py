@@ -84,7 +84,7 @@ def measurement_times(options: argparse.Namespace) -> MeasurementTimes:
 def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list[float]]:
     """Return a parser of START[:END[:STEP]] and of lists a,b,c. With STEP xN each level is N times the last one."""
 
-    def read(text: str) -> list[float]:
+    def parse(text: str) -> list[float]:
         try:
             found = _levels(text)
         except ValueError:
@@ -99,7 +99,7 @@ def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list
             )
         return found
 
-    return read
+    return parse
 
 
 def _levels(text: str) -> list[float]:

@@ -14,7 +14,7 @@ from edge_server.repository.trust.signature import PasswordRequired, PrivateKey,
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Sign the directories of models. Return 0 if all are signed, 1 if one cannot be, 2 for missing arguments."""
+    """Sign the directories of models. Return 0 if all are signed, 1 if one cannot be, 2 without models."""
     options = _parser().parse_args(arguments)
     if options.new_key is not None:
         public = new_key(options.new_key)

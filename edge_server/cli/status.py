@@ -20,12 +20,12 @@ from edge_server.cli.table import clip, render
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
-HEADS = (
+COLUMN_TITLES = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
     "LOAD MS", "INFER MS", "MEMORY MB", "REQUESTS", "FAILED",
 )  # fmt: skip
 
-STREAM_HEADS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
+STREAM_COLUMN_TITLES = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
 
 
 OPTIONAL_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
@@ -149,13 +149,13 @@ def _lines(report: dict[str, Any]) -> list[str]:
     is_ready = "ready" if report["ready"] else "NOT ready"
     lines = [f"{report['server']} {report['version']} at {report['url']} is {is_ready}"]
     if models:
-        lines.append(render(HEADS, [_row(model) for model in models], sys.stdout, optional=OPTIONAL_COLUMNS))
+        lines.append(render(COLUMN_TITLES, [_row(model) for model in models], sys.stdout, optional=OPTIONAL_COLUMNS))
     else:
         lines.append("there is no model")
-    lines += [words for model in models if (words := _sequences(model))]
+    lines += [line for model in models if (line := _sequences(model))]
     if report["streams"]:
         rows = [_stream_row(stream) for stream in report["streams"]]
-        lines += ["", render(STREAM_HEADS, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
+        lines += ["", render(STREAM_COLUMN_TITLES, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
     if report["governor"] is not None:
         lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:
@@ -204,7 +204,7 @@ def _memory(report: dict[str, Any]) -> str:
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     name, version, state = model["name"], model["version"], model["state"]
     if "inference_stats" not in model:
-        return (name, version, state, *[""] * (len(HEADS) - 3))
+        return (name, version, state, *[""] * (len(COLUMN_TITLES) - 3))
     statistics = model["inference_stats"]
     infer = statistics["compute_infer"]
     return (

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from edge_server.cli.table import render
 
-_COST_HEADS = ("MODEL", "BATCH", "J PER INFERENCE")
+_COST_COLUMN_TITLES = ("MODEL", "BATCH", "J PER INFERENCE")
 
 
 def governor_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
@@ -30,7 +30,7 @@ def governor_lines(report: Mapping[str, Any], output: TextIO | None = None) -> s
         for item in report["joules_per_inference"]
     ]
     if costs:
-        lines.append(render(_COST_HEADS, costs, output))
+        lines.append(render(_COST_COLUMN_TITLES, costs, output))
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "UNLOADI
 
 
 def render(
-    heads: Sequence[str],
+    titles: Sequence[str],
     rows: Sequence[Sequence[str]],
     output: TextIO | None = None,
     *,
@@ -29,14 +29,14 @@ def render(
     width. With `rich`, cells that still do not fit are wrapped. The rule below the last column is limited in length,
     because this column may contain sentences.
     """
-    split = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (heads, *rows)]
-    widths = [max(cell_width(line) for row in split for line in row[column]) for column in range(len(heads))]
+    split = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (titles, *rows)]
+    widths = [max(cell_width(line) for row in split for line in row[column]) for column in range(len(titles))]
     width = terminal_width(output)
     if output is not None and width is not None:
-        kept = list(range(len(heads)))
-        for head in optional:
-            if sum(widths[at] + _GAP for at in kept) - _GAP > width and head in heads:
-                kept.remove(heads.index(head))
+        kept = list(range(len(titles)))
+        for title in optional:
+            if sum(widths[at] + _GAP for at in kept) - _GAP > width and title in titles:
+                kept.remove(titles.index(title))
         split, widths = [[row[at] for at in kept] for row in split], [widths[at] for at in kept]
         if importlib.util.find_spec("rich") is not None:
             return _by_rich(split, width, output.encoding)
@@ -60,10 +60,10 @@ def _by_rich(split: Sequence[Sequence[Sequence[str]]], width: int, encoding: str
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold"
     )
-    heads, *rows = split
-    for (head,) in heads:
+    titles, *rows = split
+    for (title,) in titles:
         # As Text, so that rich does not interpret markup.
-        table.add_column(Text(head), overflow="fold")
+        table.add_column(Text(title), overflow="fold")
     for row in rows:
         table.add_row(*(Text("\n".join(cell), style=_STYLES.get(cell[0], "")) for cell in row))
     # The console chooses colours according to TERM and NO_COLOR.

@@ -19,7 +19,7 @@ max_batch_size: 8
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
 """
-HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
+COLUMN_TITLES = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
 
 
 def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_check_prints_a_table_of_everything_that_works_and_exits_zero(repository
     done = edge("check", str(repository))
     assert done.returncode == 0, done.stderr
     heads, _, *rows = done.stdout.splitlines()
-    assert tuple(cells(heads)) == HEADS
+    assert tuple(cells(heads)) == COLUMN_TITLES
     assert [cells(row)[0] for row in rows] == ["one", "two"]
     name, version, backend, *_ = cells(rows[0])
     assert (name, version, backend) == ("one", "1", "identity")

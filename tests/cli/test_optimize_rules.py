@@ -27,7 +27,7 @@ from edge_server.tuning.trial.child_process import CandidateFailed
 from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
 from edge_server.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.tuning.trial.sample_inputs import batch_of, from_file, random_samples
-from edge_server.tuning.trial.tensor_files import load, save
+from edge_server.tuning.trial.tensor_files import load_tensors, save_tensors
 
 NO_GPU = "there is no GPU"
 OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}
@@ -53,7 +53,7 @@ def trial(
 
 
 def outcome(*trials: CandidateTrial, batch: int = 1) -> ComparisonResult:
-    return ComparisonResult(trials, trials[0], {"count": 1, "words": "made up", "open": []}, batch)
+    return ComparisonResult(trials, trials[0], {"count": 1, "source": "made up", "open": []}, batch)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_bit_patterns_of_bfloat16_are_compared_as_numbers() -> None:
 def test_tensors_survive_the_way_to_another_process(tmp_path: Path) -> None:
     texts = np.array([[b"", b"a\x00"], ["né".encode(), b"\x00\x00"]], dtype=object)
     sets = [{"x/y": np.arange(6, dtype=np.float16).reshape(2, 3), "text": texts}, {"b": np.array([True])}]
-    save(tmp_path / "sets.npz", sets)
-    found = load(tmp_path / "sets.npz")
+    save_tensors(tmp_path / "sets.npz", sets)
+    found = load_tensors(tmp_path / "sets.npz")
     assert [set(one) for one in found] == [set(one) for one in sets]
     for mine, theirs in zip(sets, found, strict=True):
         for name, array in mine.items():

@@ -102,7 +102,7 @@ def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
     assert status.run(["--url", url]) == 0
     first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
     assert first == f"edge-server 0.1.0 at {url} is ready"
-    assert tuple(re.split(r"\s{2,}", heads)) == status.HEADS
+    assert tuple(re.split(r"\s{2,}", heads)) == status.COLUMN_TITLES
     assert "probabilities FP32[-1,3,224,224]" in row
 
 

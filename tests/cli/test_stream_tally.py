@@ -8,7 +8,7 @@ import random
 import pytest
 
 from edge_server.cli.streaming.frame_counts import RECENT_S, FrameCounts, StreamFigures, total
-from edge_server.cli.streaming.live_table import TableView, draw, plain_line, progress, summary, table
+from edge_server.cli.streaming.live_table import TableView, draw_table, plain_line, progress, summary, table
 from edge_server.cli.streaming.percentiles import Percentiles, RecentValues, percentile
 from edge_server.cli.table import cell_width, clip
 from edge_server.core.frame_stream_types import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
@@ -212,7 +212,7 @@ def view(rows: list[StreamFigures], **changes: object) -> TableView:
 def test_no_drawing_is_larger_than_its_terminal(width: int, height: int, count: int) -> None:
     parts = [figures(f"caméra-{number}") for number in range(count)]
     rows = parts if count == 1 else [*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]
-    lines = draw(view(rows, done=7, length=50, notes=["a note"]), width, height)
+    lines = draw_table(view(rows, done=7, length=50, notes=["a note"]), width, height)
     assert len(lines) <= height
     assert all(cell_width(line) <= width for line in lines)
 
@@ -232,7 +232,7 @@ def test_the_table_tells_rates_ages_and_counts() -> None:
 
 
 def test_drops_are_told_by_reason_and_by_side() -> None:
-    lines = draw(view([figures()]), 200, 24)
+    lines = draw_table(view([figures()]), 200, 24)
     assert "drops: newer 40, max-age 10, never sent 8" in lines
     assert "latest: espresso 0.95" in lines
     assert "governor: full speed" in lines
@@ -240,7 +240,7 @@ def test_drops_are_told_by_reason_and_by_side() -> None:
 
 def test_the_streams_that_do_not_fit_are_in_the_total() -> None:
     parts = [figures(f"cam-{number}") for number in range(30)]
-    lines = draw(view([*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]), 120, 20)
+    lines = draw_table(view([*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]), 120, 20)
     hidden = next(line for line in lines if "more streams" in line)
     shown = sum(line.startswith("cam-") and "espresso" not in line for line in lines)
     assert hidden == f"... and {30 - shown} more streams, in the total"
@@ -249,7 +249,7 @@ def test_the_streams_that_do_not_fit_are_in_the_total() -> None:
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31m", "a\nb", "\x07", "\u202eabc", "\x9b31m"])
 def test_nothing_that_comes_from_elsewhere_steers_the_terminal(hostile: str) -> None:
-    lines = draw(view([figures(hostile)], latest=[("cam", hostile)], governor=hostile, notes=[hostile]), 100, 24)
+    lines = draw_table(view([figures(hostile)], latest=[("cam", hostile)], governor=hostile, notes=[hostile]), 100, 24)
     told = "".join([*lines, plain_line(figures(hostile), hostile, 1.0), *summary([figures(hostile)])])
     assert all(char.isprintable() for char in told)
 

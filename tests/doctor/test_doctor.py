@@ -83,7 +83,7 @@ def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_
     at = next(index for index, line in enumerate(lines) if "/dev/nvmap" in line)
     assert lines[at].startswith("!")
     assert lines[at + 1].lstrip().startswith("-> ")
-    assert lines[-1].startswith("This box can serve; ")
+    assert lines[-1].startswith("This machine can serve; ")
 
 
 @pytest.mark.full

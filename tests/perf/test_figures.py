@@ -28,7 +28,7 @@ from edge_server.tuning.load.measurement_windows import (
     joined,
     percentile,
 )
-from edge_server.tuning.load.report import draw, to_json
+from edge_server.tuning.load.report import draw_charts, to_json
 from edge_server.tuning.load.svg_charts import Bar, draw_bars
 
 
@@ -101,7 +101,7 @@ def test_figures_that_are_not_there_are_null_and_the_picture_leaves_them_out() -
     nothing = MeasuredPoint.of("concurrency", 1, 1, MeasurementWindow(1.0, [Answer(0.0, 0.1, "X")]), is_steady=False)
     document = to_json(nothing, 2)
     assert json.loads(json.dumps(document, allow_nan=False))["latency_ms"]["p50"] is None
-    assert "nan" not in draw("<&>", [nothing])
+    assert "nan" not in draw_charts("<&>", [nothing])
 
 
 def assert_nothing_is_clipped(picture: str) -> None:
@@ -122,7 +122,7 @@ def test_the_picture_of_a_measurement_is_not_clipped(count: int) -> None:
     counts = ServerCounts(10, 0, 10, 10, 1000, 100, 10, 500, 20)
     measured = window(100, 0.01, server=counts, server_cpu=0.5)
     points = [MeasuredPoint.of("concurrency", at, 1, measured, is_steady=True) for at in range(1, count + 1)]
-    picture = draw("a_model_with_a_name_that_is_wider_than_the_picture" * 2, points)
+    picture = draw_charts("a_model_with_a_name_that_is_wider_than_the_picture" * 2, points)
     assert picture.count("<polyline") == 1 + 4 + 4 + 2
     assert_nothing_is_clipped(picture)
 

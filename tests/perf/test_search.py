@@ -11,7 +11,13 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.repository.pbtxt import parse_text
 from edge_server.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome, rank_trial
 from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
-from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
+from edge_server.tuning.load.server_candidates import (
+    SearchSpace,
+    ServerCandidate,
+    apply_candidate,
+    default_space,
+    why_no_bf16,
+)
 from edge_server.tuning.load.server_trials import as_numbers, largest_difference
 
 
@@ -51,7 +57,9 @@ def test_onnx_runtime_is_not_asked_for_bf16_where_it_has_none() -> None:
 def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> None:
     found = SearchSpace(("onnxruntime", "tensorrt"), (), (1, 2), (1, 4), ()).candidates(cores=4)
     config = parse_text(b'backend: "onnxruntime"', "m")
-    assert all(apply(item, config, "onnxruntime").backend == (item.backend or "onnxruntime") for item in found)
+    assert all(
+        apply_candidate(item, config, "onnxruntime").backend == (item.backend or "onnxruntime") for item in found
+    )
     assert [(item.instances, item.threads) for item in found if item.backend == "tensorrt"] == [(1, 0), (2, 0)]
     assert {item.threads for item in found if item.backend == "onnxruntime"} == {1, 4}
 
@@ -64,15 +72,15 @@ def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
         parameters { key: "kept" value { string_value: "yes" } }""",
         "m",
     )
-    same = apply(ServerCandidate(), config, "onnxruntime")
+    same = apply_candidate(ServerCandidate(), config, "onnxruntime")
     assert same == config
-    changed = apply(ServerCandidate("openvino", "bf16", 2, 3, 2), config, "onnxruntime")
+    changed = apply_candidate(ServerCandidate("openvino", "bf16", 2, 3, 2), config, "onnxruntime")
     assert (changed.platform, changed.backend, changed.max_batch_size) == ("", "openvino", 2)
     assert list(changed.dynamic_batching.preferred_batch_size) == [2]
     assert [(group.name, group.count) for group in changed.instance_group] == [("mine", 2)]
     texts = {key: value.string_value for key, value in changed.parameters.items()}
     assert texts == {"kept": "yes", "precision": "bf16", "INFERENCE_NUM_THREADS": "6"}
-    off = apply(ServerCandidate(batch=1), config, "onnxruntime")
+    off = apply_candidate(ServerCandidate(batch=1), config, "onnxruntime")
     assert not off.HasField("dynamic_batching")
     assert off.max_batch_size == 4
     assert config.instance_group[0].count == 3

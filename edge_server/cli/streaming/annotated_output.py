@@ -118,7 +118,7 @@ class WritingThread:
         self._queue: queue.Queue[tuple[int, Buffer] | None] = queue.Queue(_WAITING)
         self.written = 0
         self.error: OutputError | None = None
-        self._thread = threading.Thread(target=self._work, name="stream-output", daemon=True)
+        self._thread = threading.Thread(target=self._write_queued, name="stream-output", daemon=True)
         self._thread.start()
 
     def put(self, seq: int, jpeg: Buffer) -> None:
@@ -129,7 +129,7 @@ class WritingThread:
         self._queue.put(None)
         self._thread.join()
 
-    def _work(self) -> None:
+    def _write_queued(self) -> None:
         while (item := self._queue.get()) is not None:
             # After a failure, keep emptying the queue so that `put` does not block.
             if self.error is None:

@@ -61,7 +61,7 @@ class TableView:
     eta_s: float = math.nan
 
 
-def draw(view: TableView, width: int, height: int) -> list[str]:
+def draw_table(view: TableView, width: int, height: int) -> list[str]:
     """Return at most `height` lines, none wider than `width` cells."""
     rows, latest = list(view.rows), list(view.latest)
     has_total = len(rows) > 1

@@ -48,7 +48,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Percentiles:
-    """Percentiles of positive values in constant memory, as a histogram with bins of 1 % width.
+    """Percentiles of positive values in little memory: a histogram with bins of 1 % width.
 
     Percentiles are accurate to 1 %; the largest value is exact.
     """

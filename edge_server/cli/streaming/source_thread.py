@@ -44,7 +44,7 @@ class SourceThread:
         self.picture_count = 0
         self.has_reached_end = False
         self.error: EdgeServerError | None = None
-        self._thread = threading.Thread(target=self._run, name="source", daemon=True)
+        self._thread = threading.Thread(target=self._play, name="source", daemon=True)
         self._thread.start()
 
     @property
@@ -64,7 +64,7 @@ class SourceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _play(self) -> None:
         try:
             while not self._stop.is_set() and not self._is_at_limit():
                 picture = self._source.read()
@@ -76,7 +76,7 @@ class SourceThread:
                     continue
                 # Encode before waiting, so that the frame is sent on time.
                 frame = encode_frame(picture, self._settings.encoding, FrameHeader())
-                if not self._wait():
+                if not self._wait_until_due():
                     break
                 sec, nanosec = divmod(time.time_ns(), 1_000_000_000)
                 self.picture_count += 1
@@ -94,7 +94,7 @@ class SourceThread:
         is_enough = 0 < limits.max_frames <= self.picture_count
         return is_over_time or is_enough or not any(one.is_alive for one in self._cameras)
 
-    def _wait(self) -> bool:
+    def _wait_until_due(self) -> bool:
         """Wait until the next picture is due, and without drops until there is room. Return False if stopped."""
         if self._stop.wait(self._schedule.wait_s(time.monotonic())):
             return False

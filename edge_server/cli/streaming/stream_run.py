@@ -12,7 +12,7 @@ from typing import Any
 from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.frame_counts import FrameCounts, StreamFigures
 from edge_server.cli.streaming.json_lines import JsonLines
-from edge_server.cli.streaming.live_table import TableView, draw, plain_line, summary
+from edge_server.cli.streaming.live_table import TableView, draw_table, plain_line, summary
 from edge_server.cli.streaming.result_text import REASONS, result_in_words
 from edge_server.cli.streaming.source_thread import SourceSettings, SourceThread
 from edge_server.cli.streaming.stream_sender import StreamSender
@@ -100,7 +100,7 @@ class StreamRun:
     def _show(self) -> None:
         if self._screen.is_terminal:
             width, height = self._screen.size()
-            self._screen.draw(draw(self._view(), width, height))
+            self._screen.draw(draw_table(self._view(), width, height))
         elif time.monotonic() >= self._next_plain:
             self._next_plain += _PLAIN_S
             now = time.monotonic()

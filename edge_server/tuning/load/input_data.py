@@ -85,8 +85,8 @@ def _shape(model: ModelFacts, tensor: TensorFacts, choice: InputChoice) -> tuple
     if given is None:
         if -1 in declared:
             raise InvalidRequest(
-                f"input '{tensor.name}' of model '{model.name}' has the shape {list(declared)}: say what its -1 shall"
-                f" be, --shape {tensor.name}:{','.join('N' if dim < 0 else str(dim) for dim in declared)}"
+                f"input '{tensor.name}' of model '{model.name}' has the shape {list(declared)}: give a size for each"
+                f" -1, --shape {tensor.name}:{','.join('N' if dim < 0 else str(dim) for dim in declared)}"
             )
         given = declared
     _check_fit(model, tensor, declared, given)
@@ -165,7 +165,7 @@ def _read_file(name: str, path: Path) -> list[dict[str, Any]]:
                 loaded = np.load(file, allow_pickle=False)
                 if isinstance(loaded, np.ndarray):
                     if not name:
-                        raise InvalidRequest(f"{path}: say which input it is for, --input-data NAME={path}")
+                        raise InvalidRequest(f"{path}: name the input of this array, --input-data NAME={path}")
                     return [{name: loaded}]
                 with loaded:
                     return [dict(loaded.items())]

@@ -54,10 +54,10 @@ class WorkerThreads(abc.ABC):
         """Return the answers since the last call. Raises the error that stopped a worker."""
         if self._worker_error is not None:
             raise self._worker_error
-        taken = []
+        answers = []
         while self._answers:
-            taken.append(self._answers.popleft())
-        return taken
+            answers.append(self._answers.popleft())
+        return answers
 
     def dropped(self) -> dict[str, int]:
         """Return the dropped frames since the start of the load, by reason."""

@@ -89,9 +89,9 @@ class Measurement:
         """
         windows: list[MeasurementWindow] = []
         self._warm_up()
-        edge = self._edge()
+        edge = self._read_edge()
         while len(windows) < max(self._times.max_windows, 1):
-            window, edge = self._window(edge)
+            window, edge = self._measure_window(edge)
             windows.append(window)
             if self._on_window is not None:
                 self._on_window(windows)
@@ -113,7 +113,7 @@ class Measurement:
             if self._load.take_answers():
                 return
 
-    def _window(self, first: _Edge) -> tuple[MeasurementWindow, _Edge]:
+    def _measure_window(self, first: _Edge) -> tuple[MeasurementWindow, _Edge]:
         end_s = first.time_s + self._times.window_s
         last_s = first.time_s + _MAX_EXTENSION * self._times.window_s
         answers: list[Answer] = []
@@ -126,11 +126,11 @@ class Measurement:
             watts = self._probes.power_w() if self._probes.power_w is not None else None
             if watts is not None:
                 self._power_w[-1].append(watts)
-        edge = self._edge()
+        edge = self._read_edge()
         answers += self._load.take_answers()
         return _window_between(first, edge, answers), edge
 
-    def _edge(self) -> _Edge:
+    def _read_edge(self) -> _Edge:
         counts = self._probes.counts() if self._probes.counts is not None else None
         usage = self._probes.usage() if self._probes.usage is not None else None
         return _Edge(time.perf_counter(), time.process_time(), counts, usage, self._load.dropped())

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from edge_server.tuning.load.measurement_windows import PERCENTILES, MeasuredPoint, ServerTimeSplit, TextFigures, doubts
 from edge_server.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
-HEADS = (
+COLUMN_TITLES = (
     "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",
     "FAILED",
 )  # fmt: skip
 """Column titles after the first one, which depends on the mode."""
 
-TEXT_HEADS = (
+TEXT_COLUMN_TITLES = (
     "RATE/S", "TOKENS/S", "FIRST MS P50", "P90", "P99", "NEXT MS P50", "P90", "P99", "SERVER CPU", "MB", "CLIENT CPU",
     "FAILED",
 )  # fmt: skip
@@ -25,8 +25,8 @@ MODES = {"concurrency": "CONCURRENCY", "request_rate": "REQUEST RATE", "frames":
 Json = dict[str, object]
 
 
-def cells(point: MeasuredPoint) -> tuple[str, ...]:
-    """Return a row of the table, with the columns mode and HEADS, or TEXT_HEADS for streamed text."""
+def table_row(point: MeasuredPoint) -> tuple[str, ...]:
+    """Return a row of the table, with the columns mode and COLUMN_TITLES, or TEXT_COLUMN_TITLES for streamed text."""
     split, text = point.split, point.text
     parts = ["-"] * 4
     if split is not None:
@@ -56,7 +56,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "0"
 
 
-def notes(point: MeasuredPoint, cores: int) -> list[str]:
+def point_notes(point: MeasuredPoint, cores: int) -> list[str]:
     """Return the notes on a point, to be printed below the table."""
     level = f"{MODES[point.mode].lower()} {point.level:g}"
     lines = [f"{level}: {text}" for text in doubts(point, cores)]
@@ -120,12 +120,14 @@ def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def draw(title: str, points: Sequence[MeasuredPoint]) -> str:
+def draw_charts(title: str, points: Sequence[MeasuredPoint]) -> str:
     """Return an SVG of throughput, latency, time per server stage and processor use, by concurrency or rate."""
     name = MODES[points[0].mode].lower()
 
-    def curve(words: str, values: Sequence[float], color: str) -> ChartCurve:
-        return ChartCurve(words, [(point.level, value) for point, value in zip(points, values, strict=True)], color)
+    def curve(curve_name: str, values: Sequence[float], color: str) -> ChartCurve:
+        return ChartCurve(
+            curve_name, [(point.level, value) for point, value in zip(points, values, strict=True)], color
+        )
 
     panels = [
         CurvePanel(

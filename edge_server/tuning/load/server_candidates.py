@@ -85,7 +85,7 @@ def default_space(backend: str, filename: str, max_batch_size: int, cores: int, 
     return SearchSpace(backends, precisions, sorted({1, cores}), threads, batches)
 
 
-def apply(candidate: ServerCandidate, config: Any, backend: str) -> Any:
+def apply_candidate(candidate: ServerCandidate, config: Any, backend: str) -> Any:
     """Return a copy of an inference.ModelConfig with the candidate's changes. `backend` is the model's backend."""
     changed = type(config)()
     changed.CopyFrom(config)

@@ -34,7 +34,7 @@ from edge_server.tuning.load.interrupts import Interrupts
 from edge_server.tuning.load.measurement import MeasurementTimes
 from edge_server.tuning.load.measurement_session import LoadSession, MeasuredServer
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
-from edge_server.tuning.load.server_candidates import ServerCandidate, apply
+from edge_server.tuning.load.server_candidates import ServerCandidate, apply_candidate
 
 _READY = re.compile(r"edge-server \S+ is ready: HTTP (http://[^;\s]+); gRPC ([^;\s]+)")
 _STOP_S = 15.0
@@ -232,7 +232,7 @@ class Trials:
         kind = (candidate.backend, candidate.precision)
         if kind in self.unloadable:
             return TrialOutcome(candidate, problem=self.unloadable[kind], round=round_number)
-        config = apply(candidate, self.model.config, self.backend)
+        config = apply_candidate(candidate, self.model.config, self.backend)
         try:
             with private_server(self.model, config, self.start_s, self.interrupts) as server:
                 return self._measure(server, candidate, round_number)

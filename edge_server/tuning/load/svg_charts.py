@@ -57,7 +57,7 @@ def draw_bars(title: str, bars: Sequence[Bar], facts: str = "", keys: Sequence[t
     left = 16 + _LETTER * max((len(bar.name) for bar in bars), default=0)
     right = 16 + _LETTER * max((len(bar.label) for bar in bars), default=0)
     highest = max((bar.value for bar in bars if math.isfinite(bar.value)), default=0.0) or 1.0
-    legend = 16 + sum(_key_width(words) for words, _ in keys)
+    legend = 16 + sum(_key_width(label) for label, _ in keys)
     width = max(left + 320 + right, legend, _head_width(title, facts))
     parts = _head(title, facts, width, _TOP + 24 + 22 * len(bars) + 24)
     parts += _legend(keys, 16, _TOP)
@@ -88,15 +88,15 @@ def _head(title: str, facts: str, width: float, height: float) -> list[str]:
 
 def _legend(keys: Sequence[tuple[str, str]], left: float, y: float) -> list[str]:
     parts = []
-    for words, color in keys:
+    for label, color in keys:
         parts.append(f'<rect x="{left:g}" y="{y - 9:g}" width="11" height="11" rx="2" fill="{color}"/>')
-        parts.append(f'<text x="{left + 16:g}" y="{y:g}">{escape(words)}</text>')
-        left += _key_width(words)
+        parts.append(f'<text x="{left + 16:g}" y="{y:g}">{escape(label)}</text>')
+        left += _key_width(label)
     return parts
 
 
-def _key_width(words: str) -> float:
-    return 34 + _LETTER * len(words)
+def _key_width(label: str) -> float:
+    return 34 + _LETTER * len(label)
 
 
 def _panel(panel: CurvePanel, top: float) -> list[str]:
@@ -127,11 +127,11 @@ def _panel(panel: CurvePanel, top: float) -> list[str]:
         parts.append(
             f'<text x="{x(step):.1f}" y="{top + _HEIGHT + 15:g}" text-anchor="middle" fill="{_FAINT}">{step:g}</text>'
         )
-    for value, words in panel.levels:
+    for value, label in panel.levels:
         parts.append(
             f'<line x1="{_LEFT:g}" x2="{_LEFT + _WIDTH:g}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{COLORS[4]}"'
             f' stroke-dasharray="5 3"/><text x="{_LEFT + 4:g}" y="{y(value) - 4:.1f}" fill="{COLORS[4]}">'
-            f"{escape(words)}</text>"
+            f"{escape(label)}</text>"
         )
     for curve in curves:
         dots = [(x(at), y(value)) for at, value in sorted(curve.points)]

@@ -31,7 +31,9 @@ def openvino_candidates(
     `file_precision` is the precision of the model file.
     """
     found = [
-        RuntimeCandidate("openvino", precision, device, ((TARGET_DEVICE, device), *_fixed_batch_options(device)))
+        RuntimeCandidate(
+            "openvino", precision, device, ((TARGET_DEVICE, device), *(_FIXED_BATCH_OPTIONS if _is_npu(device) else ()))
+        )
         for device, capabilities in reported.items()
         if device != CPU
         for precision in _precisions(device, capabilities, file_precision)
@@ -47,10 +49,6 @@ def _precisions(device: str, capabilities: Sequence[str], file_precision: str | 
         # An NPU does not report the precision of its layers, so int8 cannot be enforced.
         return ["auto" if _is_npu(device) else "int8"]
     return [precision for capability, precision in _CAPABILITIES.items() if capability in capabilities] or ["auto"]
-
-
-def _fixed_batch_options(device: str) -> tuple[tuple[str, str], ...]:
-    return _FIXED_BATCH_OPTIONS if _is_npu(device) else ()
 
 
 def _is_npu(device: str) -> bool:

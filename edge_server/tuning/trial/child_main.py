@@ -1,6 +1,6 @@
 """Main program of a candidate's process: `python -m edge_server.tuning.trial.child_main`.
 
-In a process of its own, a crash or hang affects only one candidate. The process reads a job and then commands from
+A crash or hang of the process affects only one candidate. The process reads a job and then commands from
 standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or
 {"failed": reason, "kind": class}, after which it exits. Lines {"progress": text, "percent": p} may precede this line.
 The process also exits at the end of its input and when its parent exits.
@@ -30,7 +30,7 @@ from edge_server.repository.scan import Scanner, with_config
 from edge_server.tuning.trial.child_side import exit_at_once, start_child, write_message
 from edge_server.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
 from edge_server.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
-from edge_server.tuning.trial.tensor_files import Tensors, load, save
+from edge_server.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
 
 
 class OpenedModel:
@@ -90,17 +90,17 @@ class OpenedModel:
         """Write the samples for all candidates to a file, and return their number and source."""
         profile = self._profile()
         if command["input"]:
-            samples, words = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
+            samples, source = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
         else:
             samples = from_warmup(self.spec, self._resolved.file.model_dir)
-            words = "of model_warmup"
+            source = "of model_warmup"
             if not samples:
-                samples, words = random_samples(self.spec, int(command["count"]), profile), "made up"
-        save(Path(command["to"]), samples)
+                samples, source = random_samples(self.spec, int(command["count"]), profile), "made up"
+        save_tensors(Path(command["to"]), samples)
         open_dims = [
             item.name for item in self.spec.inputs if -1 in item.dims and (profile is None or item.name not in profile)
         ]
-        return {"count": len(samples), "words": words, "open": open_dims if words == "made up" else []}
+        return {"count": len(samples), "source": source, "open": open_dims if source == "made up" else []}
 
     def _profile(self) -> Profile | None:
         if not self._profiles:
@@ -113,7 +113,7 @@ class OpenedModel:
 
     def load_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Read the samples from a file."""
-        self._samples = list(load(Path(command["from"])))
+        self._samples = list(load_tensors(Path(command["from"])))
         return {"count": len(self._samples)}
 
     def run_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
@@ -125,7 +125,7 @@ class OpenedModel:
             outputs = self._session.run(self._plan.gather([request]), self._plan.wanted([request]))
             (tensors,) = self._plan.scatter(outputs, [request], [rows or 1])
             results.append({tensor.name: tensor.array for tensor in tensors})
-        save(Path(command["to"]), results)
+        save_tensors(Path(command["to"]), results)
         return {"count": len(results)}
 
     def measure(self, command: Mapping[str, Any]) -> dict[str, object]:

@@ -14,10 +14,10 @@ from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.tuning.trial.candidate import RuntimeCandidate
 from edge_server.tuning.trial.child_process import CandidateFailed, CandidateProcess, ChildLimits
 from edge_server.tuning.trial.output_difference import OutputDifference, compare
-from edge_server.tuning.trial.tensor_files import load
+from edge_server.tuning.trial.tensor_files import load_tensors
 
 ROUNDS = 10
-"""Measurements of each candidate for each batch size."""
+"""Rounds of measurement per batch size. In each round, all candidates run once."""
 
 Report = Callable[[float, str], None]
 """Called with the completed fraction, 0 to 1, and a description of the current step."""
@@ -132,7 +132,7 @@ class Comparison:
         """
         try:
             samples = self._open_all()
-            reference = self._compare(samples)
+            reference = self._compare_outputs(samples)
             batch = int(reference.facts["max_batch_size"])
             self._measure(1)
             if batch > 1:
@@ -163,7 +163,7 @@ class Comparison:
         path = self._folder / "samples.npz"
         for trial in self._trials:
             title = trial.candidate.title
-            self._step(f"{title}: opening")
+            self._report_step(f"{title}: opening")
 
             def report(text: str, percent: float, title: str = title) -> None:
                 self._report((self._done - 1 + percent / 100) / self._steps, f"{title}: {text}, {percent:.0f} %")
@@ -191,7 +191,7 @@ class Comparison:
         limits = self._limits
         return limits if trial.candidate.is_engine else replace(limits, open_s=limits.answer_s)
 
-    def _compare(self, samples: Mapping[str, Any]) -> CandidateTrial:
+    def _compare_outputs(self, samples: Mapping[str, Any]) -> CandidateTrial:
         """Run all candidates on the samples and compare the outputs. Return the reference. Raises LoadError."""
         answered: list[tuple[CandidateTrial, Path]] = []
         for number, trial in enumerate(self._trials):
@@ -203,10 +203,10 @@ class Comparison:
             raise LoadError(f"no runtime answers with it:{reasons}{_advice(samples)}")
         # Candidates are ordered by preference as the reference.
         reference, path = answered[0]
-        expected = load(path)
+        expected = load_tensors(path)
         bf16 = frozenset(reference.facts["bf16_outputs"])
         for trial, other in answered:
-            trial.difference = compare(expected, load(other), bf16)
+            trial.difference = compare(expected, load_tensors(other), bf16)
             other.unlink()
         return reference
 
@@ -216,14 +216,14 @@ class Comparison:
             # Rotate the order, so that no candidate always runs after the same one.
             shift = round_number % len(self._trials)
             order = (*self._trials[shift:], *self._trials[:shift])
-            self._step(f"batch of {rows}: round {round_number + 1} of {ROUNDS}")
+            self._report_step(f"batch of {rows}: round {round_number + 1} of {ROUNDS}")
             for trial in order:
                 seconds = self._run_limits.seconds / ROUNDS
                 measured = trial.execute("measure", rows=rows, runs=runs, first=round_number * runs, seconds=seconds)
                 if measured is not None:
                     trial.times_ms.setdefault(rows, []).extend(map(float, measured["times_ms"]))
 
-    def _step(self, text: str) -> None:
+    def _report_step(self, text: str) -> None:
         self._done += 1
         self._report((self._done - 1) / self._steps, text)
 

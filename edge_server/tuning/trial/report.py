@@ -56,12 +56,12 @@ def _row(
 
 
 def result(outcome: ComparisonResult, trial: CandidateTrial, chosen: CandidateTrial | None, rule: SelectionRule) -> str:
-    """Return a candidate's result in a few words."""
+    """Return a candidate's result in a few parts."""
     if not trial.is_measured:
         return "built, not run" if trial.kind == "BuiltNotRun" else "failed" if trial.facts else "not opened"
-    words = ["chosen"] if trial is chosen else []
-    words += ["reference"] if trial is outcome.reference else []
-    return ", ".join(words) or rejection(trial, rule)
+    parts = ["chosen"] if trial is chosen else []
+    parts += ["reference"] if trial is outcome.reference else []
+    return ", ".join(parts) or rejection(trial, rule)
 
 
 def failure_lines(trials: Sequence[CandidateTrial]) -> list[str]:
@@ -74,7 +74,7 @@ def as_json(outcome: ComparisonResult, chosen: CandidateTrial | None, rule: Sele
     return {
         "objective": rule.objective.value,
         "tolerance": rule.tolerance,
-        "samples": {"count": outcome.samples["count"], "source": outcome.samples["words"]},
+        "samples": {"count": outcome.samples["count"], "source": outcome.samples["source"]},
         "reference": outcome.reference.candidate.title,
         "chosen": None if chosen is None else chosen.candidate.title,
         "candidates": [_as_json(outcome, trial, chosen, rule) for trial in outcome.trials],

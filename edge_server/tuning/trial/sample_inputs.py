@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.core.model_spec import InputSpec, ModelSpec, WarmupSample
+from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import Profile
@@ -28,14 +28,12 @@ _VARIED_SOURCES = ("file", "random")
 
 def from_warmup(spec: ModelSpec, model_dir: Path) -> list[Tensors]:
     """Return the warm-up samples with varied data. Raises WarmupFailed for data that cannot be read."""
-    declared = [one for one in spec.warmup if one.batch_size > 0 and _is_varied(one)]
+    declared = [
+        one for one in spec.warmup if one.batch_size > 0 and any(item.source in _VARIED_SOURCES for item in one.inputs)
+    ]
     # All rows of a warm-up sample are equal, so one row is enough.
     requests = [build(spec, dataclasses.replace(one, batch_size=1), model_dir) for one in declared]
     return [{name: tensor.array for name, tensor in request.inputs.items()} for request in requests]
-
-
-def _is_varied(sample: WarmupSample) -> bool:
-    return any(item.source in _VARIED_SOURCES for item in sample.inputs)
 
 
 def random_samples(spec: ModelSpec, count: int, profile: Profile | None) -> list[Tensors]:
@@ -75,7 +73,7 @@ def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
     An array has the shape of one request, or an additional leading dimension of samples. Raises InvalidRequest with the
     input, the expected and the given shape or type.
     """
-    given = _read(path)
+    given = _read_arrays(path)
     known = {item.name: item for item in spec.inputs}
     stray = next((name for name in given if name not in known), None)
     if stray is not None:
@@ -99,7 +97,7 @@ def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
     ]
 
 
-def _read(path: Path) -> Mapping[str, Array]:
+def _read_arrays(path: Path) -> Mapping[str, Array]:
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

@@ -15,7 +15,7 @@ Tensors: TypeAlias = Mapping[str, Array]
 _PLAIN, _LENGTHS, _BYTES = "plain", "lengths", "bytes"
 
 
-def save(path: Path, sets: Sequence[Tensors]) -> None:
+def save_tensors(path: Path, sets: Sequence[Tensors]) -> None:
     """Write a sequence of named tensor sets. Raises OSError."""
     arrays: dict[str, Array] = {}
     for number, tensors in enumerate(sets):
@@ -31,8 +31,8 @@ def save(path: Path, sets: Sequence[Tensors]) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def load(path: Path) -> list[dict[str, Array]]:
-    """Read a file of `save`."""
+def load_tensors(path: Path) -> list[dict[str, Array]]:
+    """Read a file of `save_tensors`."""
     sets: dict[int, dict[str, Array]] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for key in arrays.files:

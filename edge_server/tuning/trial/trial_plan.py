@@ -128,10 +128,10 @@ def _find_model(request: TrialRequest) -> ModelDirectory:
     return model
 
 
-def _selected_version(model: ModelDirectory, asked: int | None) -> int:
+def _selected_version(model: ModelDirectory, requested: int | None) -> int:
     present: Sequence[int] = [version.number for version in model.versions]
-    if asked is None:
+    if requested is None:
         return max(model.desired_versions or tuple(present))
-    if asked not in present:
-        raise UnknownModel(f"model '{model.name}' has no version {asked}; it has {', '.join(map(str, present))}")
-    return asked
+    if requested not in present:
+        raise UnknownModel(f"model '{model.name}' has no version {requested}; it has {', '.join(map(str, present))}")
+    return requested
