@@ -1,4 +1,4 @@
-"""FrameService/Stream call: connects one gRPC stream to one camera stream, without a thread of its own."""
+"""Handler of a FrameService/Stream call: connects one gRPC stream to one camera stream. Uses no thread of its own."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _LOG = logging.getLogger(__name__)
 
 
 class FrameCall:
-    """One call of the one RPC of the service. `streams` makes what streams need when the first one comes."""
+    """One FrameService/Stream call. `stream_registry` returns the registry, and creates it for the first camera."""
 
-    def __init__(self, streams: Callable[[], StreamRegistry], call: RpcCall) -> None:
-        self._make_streams = streams
+    def __init__(self, stream_registry: Callable[[], StreamRegistry], call: RpcCall) -> None:
+        self._stream_registry = stream_registry
         self._call = call
         self._streams: StreamRegistry | None = None
         self._stream: CameraStream | None = None
         self._has_left = self._is_stopping = False
         self._may_send = True
-        self._first_end = threading.Lock()
-        """Taken when the end was logged."""
+        self._end_logged = threading.Lock()
+        """Locked by the first thread that closes the stream; this thread logs the end."""
 
     # -- events of the call
 
     def on_message(self, message: Message) -> None:
         stream = self._stream
         if stream is None:
-            # What the first camera needs takes its time: vision, the model's description.
+            # Opening may block: it imports vision for the first camera, and reads the model's labels.
             run_blocking(self._call, partial(self._open, message))
             return
         try:
@@ -63,7 +63,7 @@ class FrameCall:
         self._flush()
 
     def on_client_left(self) -> None:
-        # Said before looking: the thread that opens the stream looks at this when it is open.
+        # Set before the stream is checked: the opening thread sets the stream first and checks this flag after.
         self._has_left = True
         if self._stream is not None:
             self._close(self._stream)
@@ -81,7 +81,7 @@ class FrameCall:
             del message
             if not isinstance(opening, StreamRequest):
                 raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
-            self._streams = self._make_streams()
+            self._streams = self._stream_registry()
             stream = self._streams.open(opening)
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
             self._call.end(ending(known(error)))
@@ -92,12 +92,15 @@ class FrameCall:
             return
         if self._is_stopping:
             stream.stop()
-        # Called with the streams' lock held, which a transport's own work must not wait for.
+        # The stream calls this under the registry's lock, so it must return at once.
         stream.watch(self._call.wake)
         self._call.receive()
 
     def _flush(self) -> None:
-        """Send what there is, as long as the transport takes it. Only for `on_woken` and `on_sent`: one at a time."""
+        """Send the waiting messages until the transport takes no more.
+
+        Only `on_woken` and `on_sent` call this: the transport runs them on one thread.
+        """
         stream = self._stream
         if stream is None:
             return
@@ -105,7 +108,7 @@ class FrameCall:
             try:
                 message = stream.next_message()
                 if message is not None:
-                    # False before `on_sent` can come, which may be before `send` is back.
+                    # Cleared before `send`: `on_sent` may come before `send` returns.
                     self._may_send = False
                     if self._call.send((encode_server_message(*message),)):
                         self._may_send = True
@@ -117,14 +120,14 @@ class FrameCall:
                 self._end(stream, OK)
             return
 
-    def _end(self, stream: CameraStream, done: CallStatus) -> None:
+    def _end(self, stream: CameraStream, status: CallStatus) -> None:
         self._may_send = False
-        self._call.end(done)
+        self._call.end(status)
         self._close(stream)
 
     def _close(self, stream: CameraStream) -> None:
         stream.end()
-        if not self._first_end.acquire(blocking=False):
+        if not self._end_logged.acquire(blocking=False):
             return
         counts = stream.report().counts
         drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"
