@@ -45,7 +45,7 @@ from edge_server.frontends.grpc.infer_request import (
 )
 from edge_server.frontends.grpc.restricted_protocols import Restriction
 from edge_server.frontends.grpc.special_outputs import shaped
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
@@ -638,7 +638,7 @@ def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> M
     if pattern is None:
         return NO_PARAMETERS
     # Binary metadata is not text, and REAL_ERRORS_KEY is for this front end alone.
-    return forwarded(
+    return header_parameters(
         (
             (key, value)
             for key, value in metadata

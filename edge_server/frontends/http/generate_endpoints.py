@@ -21,7 +21,7 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopD
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, failure_response, json_response
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import InferenceService
@@ -218,7 +218,7 @@ class GenerationEndpoints:
         """Decode the body, a long one on a worker thread."""
         version = parse_version(request.target.names.get("version", ""))
         spec = self._service.model_spec(request.target.names["model"], version)
-        extra = forwarded(request.target.head.headers.items(), self._header_pattern)
+        extra = header_parameters(request.target.head.headers.items(), self._header_pattern)
         try:
             body = await request.read_body()
             decode = partial(decode_generate, body, spec, version=version, extra=extra)

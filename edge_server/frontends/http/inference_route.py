@@ -35,7 +35,7 @@ from edge_server.frontends.http.response import (
     failure_response,
 )
 from edge_server.frontends.v2.header_cache import HeaderCache
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import READING_THREAD_HOLD_US, InferenceService
@@ -128,7 +128,7 @@ class InferenceContext:
         json_size = None if text is None else parse_header_length(text)
         content_type = headers.get("Content-Type") or ""
         image_type = content_type if json_size is None and is_image_body(content_type) else ""
-        extra = forwarded(headers.items(), self._header_pattern)
+        extra = header_parameters(headers.items(), self._header_pattern)
         encoding = request_encoding(headers.get("Content-Encoding"))
         return InferTarget(
             self,
@@ -148,8 +148,11 @@ class InferenceContext:
 
 @dataclass(frozen=True, slots=True)
 class InferTarget:
-    """Target of the inference requests with one head. `json_size` as in `decode_infer`; `extra` has the forwarded
-    headers. `image_type` is the content type of an image body, "" for others."""
+    """Target of the inference requests with one head.
+
+    `json_size` is the `header_length` of `decode_infer`; `extra` are the parameters from forwarded headers.
+    `image_type` is the content type of an image body, "" for other bodies.
+    """
 
     inference: InferenceContext
     model: str

@@ -1,9 +1,9 @@
 """Cache of parsed request headers: the JSON of an inference body, recognised by its bytes.
 
-Requests of a client have the same JSON except for the id and the tensor data. The cache keeps the parsed JSON with the
-decisions of the serving core for such requests (RequestMemo). The data follows the text as raw bytes, or is in it as
-arrays of numbers; such a text is cut at the arrays. Any JSON value may replace another one, so the rest of a valid text
-stays valid, whatever the arrays contain.
+A client's requests often have the same JSON, except for the id and the tensor data. The cache keeps the parsed JSON,
+and a memo with the serving core's decisions for such requests (RequestMemo). The data follows the JSON text as raw
+bytes, or is in the text as arrays of numbers. The cache cuts such a text at the arrays, and compares only the text
+around them: if that text is valid with one array, it is valid with any other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from edge_server.frontends.v2.json_codec import (
 from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
 from edge_server.frontends.v2.json_parser import numbers_text, parse_numbers, parse_object
 from edge_server.frontends.v2.json_tensor_data import (
-    FEW,
     FLOATS,
     LARGEST_FP32,
+    MAX_ONE_THREAD_LENGTH,
     array_from_list,
     integer_range,
     json_text_from_tensor,
@@ -45,7 +45,7 @@ from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_fro
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2048
-"""Limits of the cache, in texts and bytes of a text: a client without repeated texts uses no more memory."""
+"""Limits of the cache, in texts and in bytes of a text: they bound the memory for clients that never repeat a text."""
 
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
@@ -59,12 +59,12 @@ _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _MARK = f"data {secrets.token_hex(16)} "
-"""Replaces an array, with a number, in the check of a cut text. No client can know it."""
+"""Placeholder, followed by a number, of an array in the check of a cut text. Random, so that no client can send it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedInput:
-    """An input. Its raw bytes behind the text are from `start` to `end`."""
+    """An input. `start` and `end` are the offsets of its raw bytes behind the text."""
 
     name: str
     dtype: DType
@@ -85,7 +85,7 @@ class _CachedHeader:
     parts: tuple[_CachedInput, ...]
     size: int
     literals: tuple[bytes, ...]
-    """The text behind each array of numbers, up to the next one or the end; empty for raw data."""
+    """The text between each array of numbers and the next one, or the end; empty for raw data."""
     wanted: dict[str, RequestedOutput]
     outputs: tuple[str, ...]
     binary_output: bool
@@ -103,11 +103,11 @@ class _CachedResponse:
     spec: ModelSpec
     version: int
     outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
-    """In the order of the response."""
+    """Name, type and shape of each output, in the order of the response."""
     order: tuple[tuple[int, bool], ...]
-    """In the order of sending: index in the response, and whether sent as raw bytes."""
+    """Index of each output in the response, and whether it is sent as raw bytes; in the order of sending."""
     literals: tuple[str, ...]
-    """The text before, between and behind the arrays of numbers, without its first character: an id is put there."""
+    """The text before, between and behind the arrays of numbers, without the first character: the id replaces it."""
 
 
 class HeaderCache:
@@ -126,7 +126,7 @@ class HeaderCache:
         return decoded
 
     def recall(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
-        """Return the request, with its memo, if its text is cached and its data are valid; else None."""
+        """Return the request with its memo if its text is cached and its data are valid, else None."""
         view = memoryview(body)
         if header_length is None:
             if len(view) > LARGE_BYTES:
@@ -205,15 +205,15 @@ class HeaderCache:
         text, _ = _cut_id(bytes(view[:header_length]))
         begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
         key = decoded.request.model, decoded.request.version, begin
-        # Of texts that differ only behind the first array, the first is kept: two clients must not replace each
-        # other's.
+        # Texts that differ only behind the first array share an entry, which the first of them keeps: otherwise two
+        # clients could replace each other's text with each request.
         if len(begin) > MAX_KEPT_BYTES or key in self._known:
             return
-        mark = hash(key)
-        if mark not in self._seen:
+        key_hash = hash(key)
+        if key_hash not in self._seen:
             if len(self._seen) >= 4 * MAX_KEPT:
                 self._seen.clear()
-            self._seen.add(mark)
+            self._seen.add(key_hash)
             return
         literals: tuple[bytes, ...] = ()
         if header_length is None:
@@ -272,14 +272,14 @@ def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> 
             if min(values) < part.limits[0] or max(values) > part.limits[1]:
                 return None
             array = np.array(values, part.dtype.numpy)
-        elif len(values) > FEW:
+        elif len(values) > MAX_ONE_THREAD_LENGTH:
             array = array_from_list(part.name, part.dtype, values, model)
         else:
             try:
                 array = np.array(values, np.float64)
             except OverflowError:
                 return None
-            # Else there is an infinity, a NaN or a number near the limit: rare, and left to the full decoder.
+            # Infinities, NaN and numbers near the limit are rare: the full decoder checks them.
             if not array.dot(array) < LARGEST_FP32**2:
                 return None
             if part.dtype is DType.FP32:
@@ -306,7 +306,7 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
             probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
             begin = end
         literals.append(text[begin:])
-        # A string can look like the start of an array: each mark must be the data of one input.
+        # A string can look like the start of an array: check that each placeholder is the data of one input.
         members = parse_object("".join((*probe, decoded[begin:])).encode("ascii"))
     except (ValueError, RecursionError, InvalidRequest):
         return ()
@@ -317,10 +317,10 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
 
 
 def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _CachedHeader | None:
-    """Return the cache entry of a text; None when its texts cannot be recognised or decoded without the parser."""
+    """Return the cache entry of a text, or None if such texts cannot be decoded without the parser."""
     members = parse_object(b"[]".join((text, *literals)))
     parameters = members.get("parameters", {})
-    # With an id that is not at the start, each text of a client is different.
+    # An id that is not at the start makes each text of a client different.
     if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
         return None
     parts: list[_CachedInput] = []
@@ -333,7 +333,7 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
         if tensor.dtype not in _NUMBERS if literals else type(size) is not int or "data" in item:
             return None
         size = size or 0
-        # Without bytes numpy cannot make a view.
+        # numpy cannot make a view of zero bytes.
         is_plain = tensor.dtype in _PLAIN and size > 0
         count = math.prod(tensor.shape)
         if literals and not count:
@@ -360,7 +360,7 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
 
 
 def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
-    """Return the cache entry of a response's text; None if the text depends on more than types and shapes."""
+    """Return the cache entry of a response's text, or None if the text depends on more than types and shapes."""
     outputs = response.outputs
     if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
         return None
