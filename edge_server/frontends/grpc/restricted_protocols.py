@@ -66,7 +66,7 @@ class Restriction:
         if self._tokens.requires_token(self._category):
             name = self._tokens.admit(_values(metadata, "authorization"), self._category)
             if self._is_order:
-                _log.info("'%s' orders: %s", name, self._rpc)
+                _log.info("'%s' requested: %s", name, self._rpc)
         elif self._group is not None:
             raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
 

@@ -42,7 +42,7 @@ def form_file(body: Body, content_type: str) -> memoryview:
 
 
 class ImageBodies:
-    """Decoder of image bodies. For any thread; caches the conversion plan of each model until its spec changes."""
+    """Decoder of image bodies. Caches the conversion plan of each model until its spec changes. Thread-safe."""
 
     def __init__(self) -> None:
         self._plans: dict[str, tuple[ModelSpec, ImagePlan]] = {}
@@ -80,7 +80,7 @@ class ImageBodies:
         known = self._plans.get(spec.name)
         if known is not None and known[0] is spec:
             return known[1]
-        # Imported with the first image: a server without images saves the memory.
+        # Imported for the first image: a server without images saves the memory.
         from edge_server.vision.image_plan import image_plan
 
         try:

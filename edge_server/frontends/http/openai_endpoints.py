@@ -26,13 +26,13 @@ from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
 
-_PATIENCE_S = 15.0
-"""After this time without an event a stream gets a comment, so that proxies keep it open."""
+_KEEP_ALIVE_S = 15.0
+"""Time without an event after which a comment is sent, so that proxies keep the stream open."""
 
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the events
+    "X-Accel-Buffering": "no",  # else nginx keeps events until a buffer is full
 }
 
 
@@ -44,10 +44,10 @@ class OpenAiEndpoints:
         self._dispatch = dispatch
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=True)
+        return await self._respond(request, is_chat=True)
 
     async def complete(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=False)
+        return await self._respond(request, is_chat=False)
 
     async def models(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
@@ -64,15 +64,15 @@ class OpenAiEndpoints:
         names = sorted({entry.name for entry in self._service.repository_index(only_ready=True)})
         return [name for name in names if self._service.model_spec(name, None).output("text_output") is not None]
 
-    async def _answer(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
-        """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
+    async def _respond(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
+        """Run a call. An error before the first byte of a stream becomes a response with OpenAI's error object."""
         connection = request.connection
         try:
             try:
                 call = read_call(await request.read_body(), is_chat=is_chat)
             finally:
                 request.release_body()
-            return await _Answering(self._service, self._dispatch, request, call).run()
+            return await _TextCallRun(self._service, self._dispatch, request, call).run()
         except ConnectionError:
             raise
         except EdgeServerError as error:
@@ -86,8 +86,8 @@ class OpenAiEndpoints:
         return _error_response(failure)
 
 
-class _Answering:
-    """One call while it is answered: its choices run at the same time, each as a request."""
+class _TextCallRun:
+    """One running call. Its choices run at the same time, each as a separate request."""
 
     def __init__(
         self, service: InferenceService, dispatch: LoopDispatch, request: GenerationRequest, call: TextCall
@@ -101,7 +101,7 @@ class _Answering:
         self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
 
     async def run(self) -> HttpResponse | None:
-        """Raises EdgeServerError: a refusal, or the first error of a choice."""
+        """Return the response, or None after a stream. Raises the first error of a choice."""
         tickets = []
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
@@ -140,7 +140,7 @@ class _Answering:
         left = len(self._choices)
         while left:
             try:
-                choice, response = await asyncio.wait_for(self._responses.get(), _PATIENCE_S)
+                choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
             except asyncio.TimeoutError:
                 self._begin()
                 await connection.write(b": the model is still busy with the prompt\n\n")
