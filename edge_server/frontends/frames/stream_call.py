@@ -9,7 +9,7 @@ from functools import partial
 
 from edge_server.core.frame_stream_types import Frame, StreamRequest
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, ending, known, run_blocking
+from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, call_status, client_error, run_blocking
 from edge_server.protocol.frame_codec import decode_client_message, encode_server_message
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.stream_registry import StreamRegistry
@@ -44,8 +44,8 @@ class FrameCall:
                 raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
             assert self._streams is not None
             stream.receive(frame, self._streams.fault_of(frame))
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            stream.end(known(error))
+        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+            stream.end(client_error(error))
             return
         self._call.receive()
 
@@ -83,8 +83,8 @@ class FrameCall:
                 raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
             self._streams = self._stream_registry()
             stream = self._streams.open(opening)
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            self._call.end(ending(known(error)))
+        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+            self._call.end(call_status(client_error(error)))
             return
         self._stream = stream
         if self._has_left:
@@ -113,8 +113,8 @@ class FrameCall:
                     if self._call.send((encode_server_message(*message),)):
                         self._may_send = True
                     continue
-            except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-                self._end(stream, ending(known(error)))
+            except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+                self._end(stream, call_status(client_error(error)))
                 return
             if stream.is_finished:
                 self._end(stream, OK)
