@@ -627,7 +627,7 @@ class Http2Transport:
         self.server = Http2Server(
             self._on_stream,
             Http2Limits(
-                # More than are served: further calls get an error, so that the client retries later or elsewhere.
+                # More than are served: further calls get an error, so that the client retries, or uses another server.
                 max_streams=2 * max_calls,
                 keepalive_time_s=config.keepalive_time_ms / 1000,
                 keepalive_timeout_s=config.keepalive_timeout_ms / 1000,

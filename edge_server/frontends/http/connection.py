@@ -44,8 +44,8 @@ first."""
 
 _MIN_WAIT_S = 0.01
 
-_MAX_KNOWN_HEADS = 256
-_MAX_KNOWN_HEAD_BYTES = 2048
+_MAX_CACHED_HEADS = 256
+_MAX_CACHED_HEAD_BYTES = 2048
 """Limits of the head cache, in heads and in bytes of a head: they bound the memory if clients never repeat a head."""
 
 _HELD_BYTES = 64 * 1024
@@ -137,6 +137,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     """One client's connection. Lives on one event loop."""
 
     __slots__ = (
+        "_cached_heads",
         "_call",
         "_connections",
         "_decoder",
@@ -153,7 +154,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_is_reading_paused",
         "_is_scheduled",
         "_keeps_alive",
-        "_known_heads",
         "_left",
         "_loop",
         "_outgoing",
@@ -173,7 +173,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._known_heads = connections.known_heads
+        self._cached_heads = connections.cached_heads
         self._read_buffer = connections.read_buffer
         self._server_state = connections.server_state
         self._loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_scheduled = False
         """Whether `_continue` is scheduled for another turn of the loop."""
         self._left = 0
-        """Bytes of a body of a known length that are still to be discarded."""
+        """Bytes of a body of known length that are still to be discarded."""
         self._discarded = 0
         self._outgoing: deque[bytes | memoryview] = deque()
         self._drained: asyncio.Future[None] | None = None
@@ -332,14 +332,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._head_ticks = 0
         raw = data[start:end]
-        known = self._known_heads.get(raw)
-        if known is None:
+        head_and_target = self._cached_heads.get(raw)
+        if head_and_target is None:
             try:
-                known = self._connections.read_head(raw)
+                head_and_target = self._connections.read_head(raw)
             except ClosingRefusal as refusal:
                 self._refuse_connection(refusal)
                 return
-        self._head, target = head, _ = known
+        self._head, target = head, _ = head_and_target
         self._keeps_alive = head.keeps_alive and not self._server_state.is_in_drain_delay
         self.is_plain = self._keeps_alive and not head.is_http_1_0
         size = head.body_size
@@ -722,7 +722,7 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self.budget = budget
         self.server_state = server_state
-        self.known_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
+        self.cached_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -748,15 +748,15 @@ class Connections:
         if size > limit:
             text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
             return head, error_response(ClosingRefusal(text))
-        if target.is_cacheable and len(raw) <= _MAX_KNOWN_HEAD_BYTES:
-            if len(self.known_heads) >= _MAX_KNOWN_HEADS:
-                del self.known_heads[next(iter(self.known_heads))]
-            self.known_heads[raw] = head, target
+        if target.is_cacheable and len(raw) <= _MAX_CACHED_HEAD_BYTES:
+            if len(self.cached_heads) >= _MAX_CACHED_HEADS:
+                del self.cached_heads[next(iter(self.cached_heads))]
+            self.cached_heads[raw] = head, target
         return head, target
 
     def forget_heads(self) -> None:
         """Clear the head cache, because `find` decides differently now."""
-        self.known_heads.clear()
+        self.cached_heads.clear()
 
     def expect(self) -> HttpConnection:
         """Return the protocol for an accepted connection. The connection counts from now on."""

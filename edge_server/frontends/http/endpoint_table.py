@@ -56,7 +56,7 @@ class PathRouter:
 
     def __init__(self) -> None:
         self._patterns: list[tuple[re.Pattern[str], dict[str, HttpEndpoint]]] = []
-        # Clients send the same few paths again and again.
+        # Clients repeat the same few paths.
         self._match = functools.lru_cache(maxsize=_CACHED_PATHS)(self._match_patterns)
 
     def add(self, pattern: str, endpoints: Mapping[str, HttpEndpoint]) -> None:

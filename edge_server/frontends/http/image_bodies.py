@@ -77,9 +77,9 @@ class ImageBodies:
         return DecodedRequest(request, outputs, False, RequestRegions(regions))
 
     def _plan(self, spec: ModelSpec) -> ImagePlan:
-        known = self._plans.get(spec.name)
-        if known is not None and known[0] is spec:
-            return known[1]
+        cached = self._plans.get(spec.name)
+        if cached is not None and cached[0] is spec:
+            return cached[1]
         # Imported for the first image: a server without images saves the memory.
         from edge_server.vision.image_plan import image_plan
 

@@ -116,7 +116,7 @@ class HeaderCache:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._known: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
+        self._headers: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
         self._seen: set[int] = set()
 
     def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
@@ -133,31 +133,31 @@ class HeaderCache:
                 return None
             text, request_id = _cut_id(bytes(view))
             start = text.find(_DATA) + len(_DATA)
-            known = self._known.get((model, version, text[:start])) if start >= len(_DATA) else None
-            inputs = None if known is None else _from_numbers(known, text, start, model)
+            cached = self._headers.get((model, version, text[:start])) if start >= len(_DATA) else None
+            inputs = None if cached is None else _from_numbers(cached, text, start, model)
         elif 0 < header_length <= min(MAX_KEPT_BYTES, len(view)):
             text, request_id = _cut_id(bytes(view[:header_length]))
-            known = self._known.get((model, version, text))
-            if known is None or known.literals or known.size != len(view) - header_length:
+            cached = self._headers.get((model, version, text))
+            if cached is None or cached.literals or cached.size != len(view) - header_length:
                 return None
-            inputs = _from_raw(known, view[header_length:], model)
+            inputs = _from_raw(cached, view[header_length:], model)
         else:
             return None
-        if known is None or inputs is None:
+        if cached is None or inputs is None:
             return None
         request = Request(
             model=model,
             version=version,
             id=request_id,
             inputs=inputs,
-            outputs=known.outputs,
-            parameters=dict(known.parameters),
-            priority=known.priority,
-            timeout_us=known.timeout_us,
-            sequence=known.sequence,
-            memo=known.memo,
+            outputs=cached.outputs,
+            parameters=dict(cached.parameters),
+            priority=cached.priority,
+            timeout_us=cached.timeout_us,
+            sequence=cached.sequence,
+            memo=cached.memo,
         )
-        return DecodedRequest(request, known.wanted, known.binary_output, self._nothing_pinned)
+        return DecodedRequest(request, cached.wanted, cached.binary_output, self._nothing_pinned)
 
     def encode(
         self, response: Response, decoded: DecodedRequest, spec: ModelSpec
@@ -166,23 +166,23 @@ class HeaderCache:
         memo, outputs = decoded.request.memo, response.outputs
         if memo is None or response.parameters or response.request_id != decoded.request.id:
             return encode_infer(response, decoded, spec)
-        known = memo.front_end
+        cached = memo.front_end
         if (
-            type(known) is not _CachedResponse
-            or known.spec is not response.spec
-            or known.version != response.version
-            or len(known.outputs) != len(outputs)
+            type(cached) is not _CachedResponse
+            or cached.spec is not response.spec
+            or cached.version != response.version
+            or len(cached.outputs) != len(outputs)
             or any(
                 tensor.name != name or tensor.dtype is not dtype or tensor.array.shape != shape
-                for tensor, (name, dtype, shape) in zip(outputs, known.outputs, strict=True)
+                for tensor, (name, dtype, shape) in zip(outputs, cached.outputs, strict=True)
             )
         ):
             memo.front_end = _cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
         chunks: list[bytes | memoryview] = []
-        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", known.literals[0]]
+        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.literals[0]]
         following = 1
-        for place, is_raw in known.order:
+        for place, is_raw in cached.order:
             if is_raw:
                 array = outputs[place].array
                 # As in raw_from_tensor, which copies an array that is not contiguous.
@@ -192,7 +192,7 @@ class HeaderCache:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
                 numbers = numbers_text(outputs[place].array.reshape(-1).tolist())
                 numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers
-                texts += (numbers, known.literals[following])
+                texts += (numbers, cached.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
         return text, chunks, len(text) if chunks else None
@@ -207,7 +207,7 @@ class HeaderCache:
         key = decoded.request.model, decoded.request.version, begin
         # Texts that differ only behind the first array share an entry, which the first of them keeps: otherwise two
         # clients could replace each other's text with each request.
-        if len(begin) > MAX_KEPT_BYTES or key in self._known:
+        if len(begin) > MAX_KEPT_BYTES or key in self._headers:
             return
         key_hash = hash(key)
         if key_hash not in self._seen:
@@ -221,12 +221,12 @@ class HeaderCache:
             if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
                 return
             text, literals = literals[0], literals[1:]
-        known = _cached_header(text, literals, decoded)
-        if known is None:
+        cached = _cached_header(text, literals, decoded)
+        if cached is None:
             return
-        if len(self._known) >= MAX_KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[key] = known
+        if len(self._headers) >= MAX_KEPT:
+            del self._headers[next(iter(self._headers))]
+        self._headers[key] = cached
 
 
 def _cut_id(text: bytes) -> tuple[bytes, str]:
@@ -235,10 +235,10 @@ def _cut_id(text: bytes) -> tuple[bytes, str]:
     return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
 
 
-def _from_raw(known: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
+def _from_raw(cached: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
     """Return the tensors of the raw bytes behind a text."""
     inputs: dict[str, Tensor] = {}
-    for part in known.parts:
+    for part in cached.parts:
         data = payload[part.start : part.end]
         if part.is_plain:
             array = np.frombuffer(data, part.dtype.numpy).reshape(part.shape)
@@ -248,11 +248,11 @@ def _from_raw(known: _CachedHeader, payload: memoryview, model: str) -> dict[str
     return inputs
 
 
-def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
+def _from_numbers(cached: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
     """Return the tensors of a text whose first array begins at `start`; None if anything else differs."""
     inputs: dict[str, Tensor] = {}
-    last = len(known.literals) - 1
-    for number, (part, literal) in enumerate(zip(known.parts, known.literals, strict=True)):
+    last = len(cached.literals) - 1
+    for number, (part, literal) in enumerate(zip(cached.parts, cached.literals, strict=True)):
         end = text.find(literal, start) if number < last else len(text) - len(literal)
         if end < start or (number == last and not text.endswith(literal)):
             return None

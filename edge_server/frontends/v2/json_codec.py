@@ -188,7 +188,7 @@ class _InferBody:
         for item in _objects(self._members, "outputs"):
             name = _name(item, "outputs")
             if name in outputs:
-                raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is asked for more than once")
+                raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is requested more than once")
             outputs[name] = requested_output(name, _object(item, "parameters", f"output '{name}'"))
         return outputs
 
