@@ -44,7 +44,7 @@ class FrameCall:
                 raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
             assert self._streams is not None
             stream.receive(frame, self._streams.fault_of(frame))
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             stream.end(client_error(error))
             return
         self._call.receive()
@@ -83,7 +83,7 @@ class FrameCall:
                 raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
             self._streams = self._stream_registry()
             stream = self._streams.open(opening)
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._call.end(call_status(client_error(error)))
             return
         self._stream = stream
@@ -113,7 +113,7 @@ class FrameCall:
                     if self._call.send((encode_server_message(*message),)):
                         self._may_send = True
                     continue
-            except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+            except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
                 self._end(stream, call_status(client_error(error)))
                 return
             if stream.is_finished:

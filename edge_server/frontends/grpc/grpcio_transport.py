@@ -267,7 +267,7 @@ def _run_unary(method: RpcMethod, message: bytes, context: grpc.ServicerContext)
 def _open_handler(method: RpcMethod, call: _Call, context: grpc.ServicerContext) -> CallHandler:
     try:
         return method.open(call)
-    except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+    except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
         failure = call_status(client_error(error))
     _abort(context, failure)
     raise AssertionError("abort returned")

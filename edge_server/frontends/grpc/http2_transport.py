@@ -221,7 +221,7 @@ class Http2Call:
             return
         try:
             self._handler = method.open(self)
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self.end(call_status(client_error(error)))
 
     # -- the RpcCall of the handler, from any thread

@@ -123,7 +123,7 @@ class ControlCall(UnaryHandler):
                 raise InvalidRequest(f"the request is not a valid message of {self._method.name}") from error
             del message
             response: bytes = self._rpc(request).SerializeToString()
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._call.end(call_status(client_error(error)))
         else:
             self._call.respond((response,))

@@ -138,7 +138,7 @@ class InferStream:
     def _start_request(self, message: Message) -> None:
         try:
             self._submit(message)
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._end(client_error(error))
             return
         # Set before the limits are checked: a thread that frees memory counts it first, and checks this flag after.
@@ -190,7 +190,7 @@ class InferStream:
             streamed.memo = request.memo
             if traces.is_on:
                 streamed.trace = begin_trace(traces, request, self._call.metadata, received_ns)
-        except Exception as error:  # noqa: BLE001 - a front-end boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             failure = client_error(error)
         with self._lock:
             self._open_count += 1
@@ -203,7 +203,7 @@ class InferStream:
                 ticket = service.submit(request, streamed.on_response, hold_us=hold_us)
                 if not streamed.is_done:
                     self._watch(streamed, ticket)
-            except Exception as error:  # noqa: BLE001 - a front-end boundary, as above
+            except Exception as error:  # noqa: BLE001 - as above
                 failure = client_error(error)
         if failure is not None:
             self.on_response(streamed, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
@@ -354,7 +354,7 @@ class InferStream:
                 if plan.special:
                     return stream_message(*apply_plan(response, plan, self._service), streamed.memo)
                 return stream_message(response, memo=streamed.memo)
-            except Exception as failure:  # noqa: BLE001 - a front-end boundary: `client_error` logs and maps
+            except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it
                 error = client_error(failure)
                 if not response.is_final and streamed.ticket is not None:
                     streamed.ticket.cancel()

@@ -581,7 +581,7 @@ class UnaryInferCall(UnaryHandler):
             if traces.is_on:
                 self._trace = begin_trace(traces, request, call.metadata, received_ns)
             ticket = service.submit(request, self._on_response, hold_us=call.hold_us)
-        except Exception as error:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             plan.release()
             if self._trace is not None:
                 self._trace.finish()
@@ -622,7 +622,7 @@ class UnaryInferCall(UnaryHandler):
                     message = response_message(*apply_plan(response, plan, self._inference.service), self._memo)
                 else:
                     message = response_message(response, memo=self._memo)
-            except Exception as failure:  # noqa: BLE001 - the boundary: `client_error` logs and maps
+            except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it
                 error = client_error(failure)
         if plan.places is not None:
             plan.release()

@@ -200,7 +200,7 @@ class AiohttpTransport(asyncio.Transport):
             return await target.handler(request, target.names)
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             response = failure_response(error, f"request {request.method} {request.raw_path}")
             if self._has_written:
                 raise ConnectionAbortedError("the response is incomplete") from None

@@ -199,8 +199,10 @@ class BodyReader:
         return memoryview(buffer).toreadonly() if buffer else b""
 
     async def decompress(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
-        """Return the decompressed body, which also counts in the budget. Raises InvalidRequest, and the budget's
-        Refusal."""
+        """Return the decompressed body, which also counts in the budget.
+
+        Raises InvalidRequest, and Refusal if the budget refuses the body.
+        """
         loop = asyncio.get_running_loop()
         decompressed = await loop.run_in_executor(workers, decompress, body, encoding, self._budget.each)
         self._budget.grow(self, len(decompressed))

@@ -171,7 +171,7 @@ class HttpFrontend:
             response = plain_error("Method Not Allowed", 405)
             response.headers["Allow"] = str(error)
             return response
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             return failure_response(error, f"request {head.method} {head.target}")
 
     def _name_of(self, authorization: Sequence[str], category: str) -> str:

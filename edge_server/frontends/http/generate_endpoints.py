@@ -59,7 +59,7 @@ class GenerationRequest:
         except ConnectionError:
             connection.abort()  # the client has disconnected, or does not read
             return
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             response = failure_response(error, f"request {head.method} {head.target}")
             if connection.is_streaming:
                 connection.abort()  # a part of the response is already sent

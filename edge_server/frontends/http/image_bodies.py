@@ -33,12 +33,12 @@ def form_file(body: Body, content_type: str) -> memoryview:
     message["Content-Type"] = content_type
     boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
     view = memoryview(body)
-    marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
+    delimiters = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
     # A part must have headers, as curl and browsers send them.
-    headers = re.compile(rb"\r\n\r\n").search(view, marks[0].end()) if len(marks) == 2 and boundary else None
-    if headers is None or marks[0][1] or not marks[1][1] or headers.end() > marks[1].start():
+    headers = re.compile(rb"\r\n\r\n").search(view, delimiters[0].end()) if len(delimiters) == 2 and boundary else None
+    if headers is None or delimiters[0][1] or not delimiters[1][1] or headers.end() > delimiters[1].start():
         raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
-    return view[headers.end() : marks[1].start()]
+    return view[headers.end() : delimiters[1].start()]
 
 
 class ImageBodies:

@@ -235,7 +235,7 @@ class HttpInferCall:
             if reader is not None:
                 reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def cancel(self) -> None:
@@ -270,7 +270,7 @@ class HttpInferCall:
                 raise
             reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _decode(self, body: Body, spec: ModelSpec) -> DecodedRequest:
@@ -306,7 +306,7 @@ class HttpInferCall:
             return
         try:
             self._respond()
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _respond(self) -> None:
@@ -336,7 +336,7 @@ class HttpInferCall:
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(target.inference.workers, compress, chunks, target.accepts)
             self._send([body], json_size)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _send(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:

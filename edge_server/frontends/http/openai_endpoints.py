@@ -77,7 +77,7 @@ class OpenAiEndpoints:
             raise
         except EdgeServerError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             _LOG.exception("request %s %s failed", request.target.head.method, request.target.head.target)
             failure = ServingFault(f"internal error: {type(error).__name__}: {error}")
         if connection.is_streaming:
