@@ -29,12 +29,12 @@ from edge_server.core.frame_stream_types import (
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
 _REASON_LOST = "Internal error from Core"
-"""Details of grpc.aio instead of the reason why a call ended, if a message is written between the end of the call and
-the moment when the loop learns of it."""
+"""Status details with which grpc.aio replaces the server's: this happens if the client writes a message after the call
+has ended, but before the event loop has processed the end."""
 
 
 class AioFrameStream:
-    """FrameStream for one event loop: call all methods on it; the callbacks run on it."""
+    """FrameStream for asyncio. Call all methods on one event loop; the callbacks run on it."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class AioFrameStream:
     ) -> AsyncIterator[FrameResult]:
         """Yield results, like FrameStream.results. A task sends `frames`; iterating over them must not block."""
         if self._is_reading:
-            raise ValueError(f"the results of frame stream '{self.stream_id}' are being taken already")
+            raise ValueError(f"the results of frame stream '{self.stream_id}' are being read already")
         self._is_reading = True
         try:
             if frames is not None:
@@ -201,13 +201,13 @@ class AioFrameStream:
                 else:
                     self._callbacks.call(message)
         except grpc.aio.AioRpcError as broken:
-            # Treat it as a normal end of the call: the next attempt gets the reason, if it still applies.
+            # The reason is lost: treat this as a normal end. The next attempt gets the reason if it persists.
             if broken.details() != _REASON_LOST:
                 error = status_error(broken.code(), broken.details(), self._endpoint.address)
         except StreamError as unreadable:
             error = unreadable
         except asyncio.CancelledError:
-            # Reading a call that `close` has cancelled raises this too; but if this task is cancelled, it must end.
+            # A call that `close` has cancelled raises this too. Else this task is cancelled, and must end.
             if not self._is_closed:
                 raise
         await self._end_connection(connection, error)
@@ -217,9 +217,9 @@ class AioFrameStream:
         if self._is_closed:
             return
         self._connection = None
-        delay_s, why = self._protocol.end_connection(error, random.random())
-        if why is not None and self._callbacks.on_broken is not None:
-            self._callbacks.on_broken(why)
+        delay_s, reason = self._protocol.end_connection(error, random.random())
+        if reason is not None and self._callbacks.on_broken is not None:
+            self._callbacks.on_broken(reason)
         if delay_s is not None:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._is_closed), delay_s)
@@ -234,7 +234,7 @@ class AioFrameStream:
                 for frame in frames:
                     if not await self._send_one(frame, layout):
                         return
-                    # Without `keeps_all` nothing else waits here: let other tasks of the loop run.
+                    # Without `keeps_all` this loop has no other `await`: let other tasks run.
                     await asyncio.sleep(0)
         finally:
             self.finish()
@@ -297,7 +297,7 @@ class _AioConnection:
         await self._channel.close()
 
     async def _write(self, opening: bytes) -> None:
-        """Write the frames that may be sent. The reader of the call reports its errors."""
+        """Write frames as credit allows. Errors of the call are reported by `read_message`, not here."""
         flow = self._protocol.flow
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(opening)

@@ -10,15 +10,14 @@ from typing import Any
 import grpc
 
 KEEPALIVE_S = 10.0
-"""Silence of the server, with a frame in flight, after which gRPC sends a keepalive ping."""
+"""gRPC sends a keepalive ping if a frame is in flight and the server has sent nothing for this time."""
 
 _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each attempt has a channel of its own. A shared one would also share gRPC's back-off, and refuse the attempt as
-    # long as that lasts.
+    # Each attempt has its own channel and connection: gRPC would delay attempts on a shared one by its own back-off.
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's limit for one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 5_000),

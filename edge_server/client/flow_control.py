@@ -35,9 +35,10 @@ class Counters:
 
 
 class FlowControl:
-    """Waiting and sent frames of one stream. A newer frame replaces an older one; the server limits the sent ones.
+    """Waiting and sent frames of one stream. The server limits the number of sent frames.
 
-    At most `depth` frames wait, and at most `max_in_flight` are in flight; 0 means as many as the server allows.
+    At most `depth` frames wait: a newer frame replaces the oldest one. At most `max_in_flight` are in flight; 0 means
+    as many as the server allows.
     """
 
     def __init__(self, depth: int, max_in_flight: int = 0) -> None:
@@ -92,7 +93,7 @@ class FlowControl:
         self._frames_allowed = max(self._frames_allowed, frames_allowed)
 
     def take_frame(self, now_s: float) -> Frame | None:
-        """Return the next frame to send, or None if there is none or no credit. Its age includes the time it waited."""
+        """Return the next frame to send, or None without a frame or credit. The waiting time is added to its age."""
         if not self.may_send:
             return None
         since_s, frame = self._waiting.popleft()
@@ -103,7 +104,7 @@ class FlowControl:
         return replace(frame, age_us=min(age_us, _MAX_AGE_US))
 
     def count_result(self, dropped: Mapping[DropReason, int]) -> None:
-        """Count one result, and the drops that it reports since the previous result.
+        """Count one result, and the drops since the previous result, which it reports in `dropped`.
 
         Counts that exceed the sent frames of this connection are an error of the server, and are ignored.
         """
@@ -120,7 +121,7 @@ class FlowControl:
         return {**dropped, DropReason.NEWER: newer} if here else dict(dropped)
 
     def count_drop_notice(self, reason: DropReason) -> None:
-        """Count a drop from a notice. The next result reports it too, or the last one has done so already."""
+        """Count a drop that a notice reports. A result reports the same drop, before or after: it is counted once."""
         if self._notices_due[reason] > 0:
             self._notices_due[reason] -= 1
         else:
@@ -128,15 +129,15 @@ class FlowControl:
             self._count_dropped(reason, 1)
 
     def _count_dropped(self, reason: DropReason, count: int) -> None:
-        landed = self._end_flight(max(count, 0))
-        if landed:
-            self._dropped[reason] += landed
+        ended = self._end_flight(max(count, 0))
+        if ended:
+            self._dropped[reason] += ended
 
     def _end_flight(self, count: int) -> int:
         """Remove up to `count` frames from those in flight, and return their number."""
-        landed = min(count, self._in_flight)
-        self._in_flight -= landed
-        return landed
+        ended = min(count, self._in_flight)
+        self._in_flight -= ended
+        return ended
 
     def disconnect(self) -> None:
         """End the connection: its frames without a result are lost."""
@@ -165,9 +166,9 @@ class FlowControl:
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Wait before a new attempt: doubles each time, from `first_s` to at most `most_s`.
+    """Wait before a new attempt: `first_s` at first, doubled after each failure, at most `most_s`.
 
-    A random part of it, up to the share `jitter` (0 to 1), is subtracted, so that many cameras do not return at once.
+    A random share, at most `jitter` (0 to 1), is subtracted, so that many cameras do not reconnect at the same time.
     """
 
     first_s: float = 0.1
@@ -178,8 +179,8 @@ class BackOff:
         if not (0 < self.first_s <= self.most_s and 0 <= self.jitter <= 1):
             raise ValueError(f"back-off needs 0 < first_s <= most_s and 0 <= jitter <= 1, got {self}")
 
-    def delay_s(self, failures: int, chance: float) -> float:
-        """Return the wait after `failures` consecutive failures, at least 1. `chance` is a random number, 0 to 1."""
+    def delay_s(self, failures: int, random_share: float) -> float:
+        """Return the wait after `failures` consecutive failures, at least 1. `random_share` is from 0 to 1."""
         # The limit is reached long before 2**30; the power must not overflow.
-        grown = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
-        return grown * (1 - self.jitter * chance)
+        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return longest * (1 - self.jitter * random_share)

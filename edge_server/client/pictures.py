@@ -52,10 +52,10 @@ def make_frame(
 ) -> Frame:
     """Return a frame of `image`.
 
-    Height, width, step and byte order of an array are known; its default `encoding` is bgr8, bgra8, mono8, mono16 or
+    An array gives its own height, width, step and byte order; its default `encoding` is bgr8, bgra8, mono8, mono16 or
     32FC1. Bytes can be a JPEG or PNG file; other bytes, and regions, need `encoding`, `height` and `width`, or
-    `format`. With `copies`, data that the caller can change are copied; immutable bytes never are. Raises
-    InvalidRequest for an invalid image, or one without the required description.
+    `format`. With `copies`, data that the caller can change are copied; immutable bytes are not. Raises InvalidRequest
+    for an invalid image, or if a required argument is missing.
     """
     if isinstance(image, np.ndarray):
         return _from_array(image, header, encoding, age_us, copies)

@@ -32,11 +32,11 @@ _SENDER_END_S = 2.0
 class FrameStream:
     """Stream of frames to a model: any thread sends frames, one thread reads the results.
 
-    `stream_id` names the camera; "" means a random one. `delivery.depth` also limits the frames that wait here. With
-    `keeps_all` a frame is sent only when it replaces no other one in the server's mailbox: use it for files. A broken
-    connection is opened again, after an increasing wait (`back_off`), if `reconnects`. `on_broken` gets the reason each
-    time, `on_opened` the server's first message, `on_dropped` each drop if the delivery asks for notices. They are
-    called on the thread that reads the results. `results` opens and reads the connections.
+    `stream_id` names the camera; "" means a random id. `delivery.depth` also limits the frames that wait in the client.
+    With `keeps_all` a frame is sent only when it replaces no other one in the server's mailbox: use it for files.
+    `results` opens and reads the connections. With `reconnects`, it replaces a broken connection after an increasing
+    wait (`back_off`). It calls `on_broken` with the reason, `on_opened` with the server's first message, and
+    `on_dropped` with each drop if `delivery` requests notices.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FrameStream:
         age_us: int = 0,
         copies: bool = True,
     ) -> None:
-        """Offer a frame; it replaces the oldest waiting one if necessary. Never blocks; for any thread.
+        """Offer a frame; it replaces the oldest waiting one if necessary. Never blocks. May be called on any thread.
 
         An array has the shape (height, width[, channels]); its default `encoding` is bgr8, bgra8, mono8, mono16 or
         32FC1. Bytes can be a JPEG or PNG file; other bytes, and a RegionSlice, need `height`, `width` and `encoding`,
@@ -151,8 +151,10 @@ class FrameStream:
             return not self._is_over and self._protocol.flow.has_room
 
     def finish(self) -> None:
-        """Declare that no more frames follow: `results` ends after the results of the offered frames. For any
-        thread."""
+        """Declare that no more frames follow: `results` ends after the results of the offered frames.
+
+        May be called on any thread.
+        """
         with self._changed:
             self._protocol.is_finished = True
             self._changed.notify_all()
@@ -163,11 +165,11 @@ class FrameStream:
         A failed frame has `error_code` and `error`. A thread sends `frames`, with `layout` as for `send`, and waits for
         room if the stream `keeps_all`. After the last one the stream is finished; errors of the iterable are raised
         here. Raises StreamError when the stream cannot continue, and ValueError when another caller reads the results
-        already. Reading slowly slows the server down.
+        already. If the caller reads slowly, the server slows down.
         """
         with self._changed:
             if self._is_reading:
-                raise ValueError(f"the results of frame stream '{self.stream_id}' are being taken already")
+                raise ValueError(f"the results of frame stream '{self.stream_id}' are being read already")
             self._is_reading = True
         try:
             if frames is not None:
@@ -235,16 +237,16 @@ class FrameStream:
             if self._is_closed:
                 return
             self._connection = None
-            delay_s, why = self._protocol.end_connection(error, random.random())
-        if why is not None and self._callbacks.on_broken is not None:
-            self._callbacks.on_broken(why)
+            delay_s, reason = self._protocol.end_connection(error, random.random())
+        if reason is not None and self._callbacks.on_broken is not None:
+            self._callbacks.on_broken(reason)
         with self._changed:
             if delay_s is not None:
                 self._changed.wait_for(lambda: self._is_closed, delay_s)
 
 
 class _Connection:
-    """One connection: its channel, its call, and the iterator from which grpcio's sending thread takes frames."""
+    """One connection: its channel and its call. grpcio's sending thread iterates over it to get the messages."""
 
     def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, protocol: StreamProtocol) -> None:
         self._changed = changed
@@ -259,7 +261,7 @@ class _Connection:
         return self
 
     def __next__(self) -> bytes:
-        """Return the next message, after waiting for a frame and for credit. Ends with the connection or the stream."""
+        """Wait for a frame and for credit, and return the message. Stops when the connection or the stream ends."""
         with self._changed:
             if self._opening is not None:
                 opening, self._opening = self._opening, None
@@ -289,7 +291,7 @@ class _Connection:
 
 
 class _FrameSender:
-    """Thread that sends the frames of an iterable. If it waits inside the iterable, it ends with the next frame."""
+    """Thread that sends the frames of an iterable. It cannot interrupt the iterable: it ends after the next frame."""
 
     def __init__(self, stream: FrameStream, frames: Iterable[Image | Frame], waits: bool, layout: Any) -> None:
         self._stream = stream
@@ -306,7 +308,7 @@ class _FrameSender:
             raise self._error
 
     def join(self) -> None:
-        """Wait a moment for the end of the thread."""
+        """Wait up to _SENDER_END_S for the end of the thread."""
         if self._thread is not threading.current_thread():
             self._thread.join(_SENDER_END_S)
 

@@ -16,7 +16,7 @@ _TEMPORARY = {
     grpc.StatusCode.INTERNAL: ErrorCode.INTERNAL,
     grpc.StatusCode.UNAVAILABLE: ErrorCode.UNAVAILABLE,
 }
-"""Status of a server that restarts, is overloaded or unreachable, or of a proxy."""
+"""Statuses after which a new attempt may succeed: of a proxy, or of a server that restarts or is overloaded."""
 
 _FINAL = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorCode.INVALID_ARG,
@@ -25,14 +25,14 @@ _FINAL = {
     grpc.StatusCode.ALREADY_EXISTS: ErrorCode.ALREADY_EXISTS,
     grpc.StatusCode.ABORTED: ErrorCode.ABORTED,
 }
-"""Status that a new attempt would get again. ABORTED: another client uses the stream id now."""
+"""Statuses that a new attempt would get again. ABORTED: another client uses the stream id now."""
 
 
 class StreamError(EdgeServerError):
     """The stream ended, and is not opened again.
 
-    `status` is the name of the gRPC status ("NOT_FOUND"), "" if the connection was not the cause. `heals`: a new
-    attempt may succeed.
+    `status` is the name of the gRPC status, for example "NOT_FOUND"; "" if no status is the cause. `heals`: whether a
+    new attempt may succeed.
     """
 
     def __init__(self, message: str, code: ErrorCode, *, status: str = "", heals: bool = False) -> None:
@@ -57,4 +57,4 @@ def early_end_error(address: str) -> StreamError:
 
 def unreadable_message_error(error: InvalidRequest, address: str) -> StreamError:
     """Return the error for a message that cannot be decoded. A new attempt would fail too."""
-    return StreamError(f"{address} does not speak this frame stream's language: {error}", ErrorCode.INTERNAL)
+    return StreamError(f"{address} sent a message that is not valid in a frame stream: {error}", ErrorCode.INTERNAL)

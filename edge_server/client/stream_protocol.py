@@ -64,7 +64,7 @@ class StreamProtocol:
         back_off: BackOff | None,
     ) -> None:
         delivery = delivery or Delivery()
-        # With `keeps_all` a frame waits for a free place, so the client must learn of a drop at once.
+        # With `keeps_all` a frame waits for a free place in the mailbox, so the client must know of a drop at once.
         self._request = StreamRequest(
             model=model,
             version=version,
@@ -105,7 +105,7 @@ class StreamProtocol:
             )
         if not isinstance(frame.data, bytes | bytearray | memoryview):
             raise InvalidRequest(f"'data' of Frame must be bytes, got {type(frame.data).__name__}")
-        # A number that does not fit is an error of the caller, not of the thread that writes the frame.
+        # Encode without data: a number out of range must raise here, not on the thread that sends the frame.
         encode_client_message(replace(frame, data=b""))
         return frame
 
@@ -115,9 +115,9 @@ class StreamProtocol:
         return self._opening
 
     def receive(self, data: bytes) -> ServerMessage:
-        """Decode a message of the server and count it. Drops on this side are added to a result's `dropped`.
+        """Decode a message of the server and count it. Add the client's own drops to a result's `dropped`.
 
-        Raises StreamError when it cannot be decoded.
+        Raises StreamError for a message that cannot be decoded.
         """
         try:
             message, frames_allowed = decode_server_message(data)
@@ -134,11 +134,11 @@ class StreamProtocol:
             self.opened = message
         return message
 
-    def end_connection(self, error: StreamError | None, chance: float) -> tuple[float | None, StreamError | None]:
-        """Note the end of a connection, with an error or None.
+    def end_connection(self, error: StreamError | None, random_share: float) -> tuple[float | None, StreamError | None]:
+        """Count the end of a connection, with an error or None. `random_share` is that of `BackOff.delay_s`.
 
-        Return the wait before the next connection, None for none, and the error to report. Raises the error if it ends
-        the stream. `chance` is a random number, 0 to 1.
+        Return the wait before the next connection in seconds, None if no connection follows, and the error to report.
+        Raises the error if it ends the stream.
         """
         self.flow.disconnect()
         if self.is_finished and self.flow.is_empty and (error is None or error.heals):
@@ -147,4 +147,4 @@ class StreamProtocol:
         if not error.heals or not self._reconnects:
             raise error
         self._failures += 1
-        return self._back_off.delay_s(self._failures, chance), error
+        return self._back_off.delay_s(self._failures, random_share), error

@@ -98,7 +98,7 @@ def test_a_token_opens_both_wires_and_frame_streams_until_it_is_taken_out(
     assert curl(f"{url}/v2/logging", "-d", "{}", *bearer) == "403"
     assert curl(f"{url}/v2/models/one/infer", "-d", BODY, *bearer) == "200"
     assert curl(f"{url}/v2/health/ready") == "200"
-    assert eventually(lambda: "'alice' orders: POST /v2/repository/models/one/load" in guarded.log())
+    assert eventually(lambda: "'alice' requested: POST /v2/repository/models/one/load" in guarded.log())
     page = guarded.read_metrics()
     assert 'edge_auth_requests_total{name="alice",category="inference"} 1' in page
 

@@ -135,7 +135,7 @@ def test_the_name_is_in_log_and_metrics(open_site: Any, write: Any, caplog: pyte
     site = open_site(tokens=tokens)
     caplog.set_level("INFO")
     assert site.post(LOAD, {}, bearer("secret")).status == 200
-    assert f"'alice' orders: POST {LOAD}" in caplog.text
+    assert f"'alice' requested: POST {LOAD}" in caplog.text
     for _ in range(3):
         assert site.post(INFER, BODY, bearer("secret")).status == 200
     assert site.post(INFER, BODY).status == 401

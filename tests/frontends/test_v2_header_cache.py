@@ -268,12 +268,12 @@ def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
         text = text_of({"inputs": [tensor(f"IN{i}")]})
         for _ in range(2):
             decode(decoder, text + bytes(8), len(text), spec)
-    assert len(decoder._known) == MAX_KEPT
+    assert len(decoder._headers) == MAX_KEPT
     assert len(decoder._seen) <= 4 * MAX_KEPT
     long = text_of({"inputs": [tensor("x" * 3000)]})
     for _ in range(3):
         decode(decoder, long + bytes(8), len(long), spec)
-    assert all(long != text for _, _, text in decoder._known)
+    assert all(long != text for _, _, text in decoder._headers)
 
 
 def test_many_arrays_cost_no_more_than_their_bytes(spec):
@@ -282,4 +282,4 @@ def test_many_arrays_cost_no_more_than_their_bytes(spec):
     body = ('{"inputs":[' + ",".join(item % i for i in range(1000)) + "]}").encode()
     for _ in range(4):
         assert len(decode(cache, body, None, spec).request.inputs) == 1000
-    assert cache._known == {}
+    assert cache._headers == {}

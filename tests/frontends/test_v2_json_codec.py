@@ -278,7 +278,7 @@ def test_names_given_twice_are_refused():
     twice = {"name": "IN0", "shape": [1], "datatype": "FP32", "data": [1]}
     with pytest.raises(InvalidRequest, match="input 'IN0' for model 'm' is given more than once"):
         decode({"inputs": [twice, twice]})
-    with pytest.raises(InvalidRequest, match="output 'OUT0' for model 'm' is asked for more than once"):
+    with pytest.raises(InvalidRequest, match="output 'OUT0' for model 'm' is requested more than once"):
         decode({"inputs": [twice], "outputs": [{"name": "OUT0"}, {"name": "OUT0"}]})
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.request_response import SequenceStep
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import binary_data_size, region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.requested_outputs import RegionRef, RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
@@ -176,16 +176,16 @@ def test_other_version_texts_are_refused(text):
 def test_headers_pass_on_by_whole_name_only():
     pattern = re.compile("x-frame-.*", re.IGNORECASE)
     headers = [("X-Frame-Id", "7"), ("Not-X-Frame-Id", "8"), ("Host", "h")]
-    assert forwarded(headers, pattern) == {"X-Frame-Id": "7"}
-    assert forwarded(headers, None) == {}
+    assert header_parameters(headers, pattern) == {"X-Frame-Id": "7"}
+    assert header_parameters(headers, None) == {}
 
 
 @pytest.mark.parametrize("name", ["priority", "Sequence_Id", "headers", "triton_x", "TRITON_X"])
 def test_headers_with_reserved_names_are_refused(name):
     with pytest.raises(InvalidRequest, match="reserved"):
-        forwarded([(name, "1")], re.compile(".*"))
+        header_parameters([(name, "1")], re.compile(".*"))
 
 
 def test_headers_that_are_not_text_are_refused():
     with pytest.raises(InvalidRequest, match="printable"):
-        forwarded([("x-a", "\udcff")], re.compile("x-.*"))
+        header_parameters([("x-a", "\udcff")], re.compile("x-.*"))

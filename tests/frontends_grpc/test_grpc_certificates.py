@@ -147,7 +147,7 @@ def encrypted(files: Pair, make_pair: Callable[..., Pair]) -> str:
 
 def foreign_curve(files: Pair, make_pair: Callable[..., Pair]) -> str:
     lay_out(make_pair("odd", "ec", "-pkeyopt", "ec_paramgen_curve:secp256k1"), files)
-    return "server.key' for gRPC cannot be used: they fit each other, but gRPC's TLS library does not take them"
+    return "server.key' for gRPC cannot be used: they match, but gRPC's TLS library does not accept them"
 
 
 @pytest.mark.sample
@@ -247,7 +247,7 @@ def test_a_start_with_files_that_do_not_fit_says_so(
     if transport == "http2":
         return  # OpenSSL takes the keys of every curve
     foreign_curve(files, make_pair)
-    with pytest.raises(ServingFault, match="gRPC's TLS library does not take the certificate and its key"):
+    with pytest.raises(ServingFault, match="gRPC's TLS library does not accept the certificate and its key"):
         GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
 
 

@@ -251,7 +251,7 @@ def test_a_token_lets_calls_and_streams_in_beside_the_shared_word(
         assert door.call("ModelInfer", make_request(), metadata=metadata).model_name == "echo"
         assert len(list(door.stream([make_request()], metadata=metadata))) == 1
     door.call("RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name="m"), metadata=right)
-    assert "'alice' orders: RepositoryModelLoad" in caplog.text
+    assert "'alice' requested: RepositoryModelLoad" in caplog.text
     assert door.call("ServerReady").ready
     page = "".join(text for family in tokens.families() for text in family.render())
     assert 'edge_auth_requests_total{name="alice",category="inference"} 2\n' in page

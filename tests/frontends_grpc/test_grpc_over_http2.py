@@ -15,8 +15,8 @@ from edge_server.config import GrpcConfig
 from edge_server.errors import InvalidRequest, Throttled
 from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc import http2_transport
-from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, ending
-from edge_server.frontends.grpc.http2_transport import CallHead, Http2Transport
+from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, call_status
+from edge_server.frontends.grpc.http2_transport import CallHeaders, Http2Transport
 from edge_server.frontends.http2.header_blocks import HeaderBlock
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -62,8 +62,8 @@ class Stream:
         self.consumed += count
 
 
-def head(*more: tuple[bytes, bytes], fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> CallHead:
-    return CallHead(HeaderBlock((*fields, *more)), METHODS)
+def head(*more: tuple[bytes, bytes], fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> CallHeaders:
+    return CallHeaders(HeaderBlock((*fields, *more)), METHODS)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[
     stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
     call = transport._on_stream(stream)  # type: ignore[arg-type]
     transport.server.thread_id = http2_transport.threading.get_ident()
-    side = call._side
+    side = call._handler
     assert isinstance(side, Side)
     wire = framed(*messages)
     while wire:
@@ -154,7 +154,7 @@ def test_the_end_of_a_large_message_is_aligned(transport: Http2Transport) -> Non
     for size in range(5000, 5020):
         call = transport._on_stream(Stream())  # type: ignore[arg-type]
         call.on_data(memoryview(framed(bytes(size))), True)
-        side = call._side
+        side = call._handler
         assert isinstance(side, Side)
         array = np.frombuffer(side.messages[0], np.uint8)
         assert (array.__array_interface__["data"][0] + size) % 16 == 0
@@ -174,9 +174,9 @@ def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Ht
     call.on_data(memoryview(wire), True)
     assert len(stream.ends) == 1
     assert b"grpc-status" in stream.ends[0]
-    assert isinstance(call._side, Side)
-    assert call._side.messages == []
-    assert call._side.has_left
+    assert isinstance(call._handler, Side)
+    assert call._handler.messages == []
+    assert call._handler.has_left
     assert not transport.calls
 
 
@@ -190,7 +190,7 @@ def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Tran
     calls[0].on_data(memoryview(bytes(2000)), False)
     assert [len(stream.ends) for stream in streams] == [0, 1, 0], "the one that holds most is refused"
     calls[0].on_data(memoryview(bytes(6000 + 5)), True)
-    side = calls[0]._side
+    side = calls[0]._handler
     assert isinstance(side, Side)
     assert len(side.messages[0]) == 9000
 
@@ -224,7 +224,7 @@ def test_what_is_inflated_is_bounded_and_whole(encoding: str, compress: Any) -> 
 
 
 def test_a_status_is_percent_encoded() -> None:
-    block = http2_transport._encoded_ending(CallStatus(GrpcStatus.INTERNAL, "100% \né~"), is_alone=False)
+    block = http2_transport._encoded_status(CallStatus(GrpcStatus.INTERNAL, "100% \né~"), is_alone=False)
     assert b"grpc-message\x11100%25 %0A%C3%A9~" in block
-    long = ending(InvalidRequest("☺" * 50_000))
-    assert len(http2_transport._encoded_ending(long, is_alone=True)) < 8000
+    long = call_status(InvalidRequest("☺" * 50_000))
+    assert len(http2_transport._encoded_status(long, is_alone=True)) < 8000

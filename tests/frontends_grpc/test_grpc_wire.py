@@ -83,7 +83,7 @@ def whole(found: InferMessage) -> object:
 @pytest.fixture(autouse=True)
 def split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the shortest message take the way of the largest."""
-    monkeypatch.setattr(message_module, "LEAST_SPLIT_BYTES", 0)
+    monkeypatch.setattr(message_module, "MIN_SPLIT_BYTES", 0)
 
 
 def generated(data: bytes) -> object | None:

@@ -1,6 +1,6 @@
-"""gRPC wire of the camera frame streams (`edge.frames.v1.FrameService`). The streams themselves are in
-`edge_server/streams`.
+"""gRPC wire of the camera frame streams: the RPC `edge.frames.v1.FrameService/Stream`.
 
-A call of the RPC is a `stream_call`. It passes frames to a camera stream of `frame_service`, and sends its results.
-Imports core, config, telemetry, vision, the service and `protocol`; of frontends/grpc only the interface of a call.
+`frame_service` opens the calls. `stream_call` decodes the frames of one call, passes them to a stream of
+`edge_server/streams`, and sends the stream's results. Imports config, core, telemetry, streams, the service and
+protocol.frame_codec; of frontends/grpc only `call`.
 """

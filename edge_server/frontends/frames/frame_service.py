@@ -1,4 +1,4 @@
-"""FrameService: creates the frame streams with the first camera, so that a server without cameras uses less memory."""
+"""FrameService: opens the calls of cameras, and reports on their streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICE = "edge.frames.v1.FrameService"
 
 
 class FrameService:
-    """Thread-safe."""
+    """Creates the stream registry for the first camera: a server without cameras saves its memory. Thread-safe."""
 
     def __init__(self, service: InferenceService, admission: FrameAdmission, config: FramesConfig) -> None:
         self._service = service
@@ -32,17 +32,17 @@ class FrameService:
         self._is_stopped = False
 
     def open(self, call: RpcCall) -> FrameCall:
-        """Create the handler of one call of FrameService/Stream."""
+        """Return the handler of a FrameService/Stream call."""
         from edge_server.frontends.frames.stream_call import FrameCall
 
-        return FrameCall(self._opened, call)
+        return FrameCall(self._stream_registry, call)
 
     def reports(self) -> Sequence[FrameStreamReport]:
-        """Return the open streams."""
+        """Return a report of each open stream."""
         return [] if self._streams is None else self._streams.reports()
 
     def families(self) -> list[Family]:
-        """Return the metrics of the streams; none before the first camera came."""
+        """Return the metrics of the streams; none before the first camera connects."""
         return [] if self._streams is None else list(self._streams.families())
 
     def refused_counts(self) -> Mapping[str, int]:
@@ -50,14 +50,14 @@ class FrameService:
         return {} if self._streams is None else self._streams.refused_counts()
 
     def stop(self) -> None:
-        """End every stream with its last results, and accept no more."""
+        """End each stream after its last results, and refuse new streams."""
         with self._lock:
             self._is_stopped = True
             streams = self._streams
         if streams is not None:
             streams.stop()
 
-    def _opened(self) -> StreamRegistry:
+    def _stream_registry(self) -> StreamRegistry:
         from edge_server.streams.stream_registry import StreamRegistry
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""FrameService/Stream call: connects one gRPC stream to one camera stream, without a thread of its own."""
+"""Handler of a FrameService/Stream call: connects one gRPC stream to one camera stream. Uses no thread of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 from edge_server.core.frame_stream_types import Frame, StreamRequest
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, ending, known, run_blocking
+from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, call_status, client_error, run_blocking
 from edge_server.protocol.frame_codec import decode_client_message, encode_server_message
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.stream_registry import StreamRegistry
@@ -18,24 +18,24 @@ _LOG = logging.getLogger(__name__)
 
 
 class FrameCall:
-    """One call of the service's only RPC. `streams` creates the frame streams at the first call."""
+    """One FrameService/Stream call. `stream_registry` returns the registry, and creates it for the first camera."""
 
-    def __init__(self, streams: Callable[[], StreamRegistry], call: RpcCall) -> None:
-        self._make_streams = streams
+    def __init__(self, stream_registry: Callable[[], StreamRegistry], call: RpcCall) -> None:
+        self._stream_registry = stream_registry
         self._call = call
         self._streams: StreamRegistry | None = None
         self._stream: CameraStream | None = None
         self._has_left = self._is_stopping = False
         self._may_send = True
-        self._first_end = threading.Lock()
-        """Held once the end was logged."""
+        self._end_logged = threading.Lock()
+        """Locked by the first thread that closes the stream; this thread logs the end."""
 
     # -- events of the call
 
     def on_message(self, message: Message) -> None:
         stream = self._stream
         if stream is None:
-            # The first camera takes time: vision is imported, and the model's description is read.
+            # Opening may block: it imports vision for the first camera, and reads the model's labels.
             run_blocking(self._call, partial(self._open, message))
             return
         try:
@@ -44,8 +44,8 @@ class FrameCall:
                 raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
             assert self._streams is not None
             stream.receive(frame, self._streams.fault_of(frame))
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            stream.end(known(error))
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            stream.end(client_error(error))
             return
         self._call.receive()
 
@@ -63,7 +63,7 @@ class FrameCall:
         self._flush()
 
     def on_client_left(self) -> None:
-        # Set before checking: the thread that opens the stream checks it when the stream is open.
+        # Set before the stream is checked: the opening thread sets the stream first and checks this flag after.
         self._has_left = True
         if self._stream is not None:
             self._close(self._stream)
@@ -81,10 +81,10 @@ class FrameCall:
             del message
             if not isinstance(opening, StreamRequest):
                 raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
-            self._streams = self._make_streams()
+            self._streams = self._stream_registry()
             stream = self._streams.open(opening)
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            self._call.end(ending(known(error)))
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            self._call.end(call_status(client_error(error)))
             return
         self._stream = stream
         if self._has_left:
@@ -92,12 +92,15 @@ class FrameCall:
             return
         if self._is_stopping:
             stream.stop()
-        # Called with the streams' lock held, during which the transport must not do its own work.
+        # The stream calls this under the registry's lock, so it must return at once.
         stream.watch(self._call.wake)
         self._call.receive()
 
     def _flush(self) -> None:
-        """Send results as long as the transport accepts them. Only for `on_woken` and `on_sent`, one at a time."""
+        """Send the waiting messages until the transport takes no more.
+
+        Only `on_woken` and `on_sent` call this: the transport runs them on one thread.
+        """
         stream = self._stream
         if stream is None:
             return
@@ -105,26 +108,26 @@ class FrameCall:
             try:
                 message = stream.next_message()
                 if message is not None:
-                    # False before `on_sent` can be called, which may be before `send` returns.
+                    # Cleared before `send`: `on_sent` may come before `send` returns.
                     self._may_send = False
                     if self._call.send((encode_server_message(*message),)):
                         self._may_send = True
                     continue
-            except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-                self._end(stream, ending(known(error)))
+            except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+                self._end(stream, call_status(client_error(error)))
                 return
             if stream.is_finished:
                 self._end(stream, OK)
             return
 
-    def _end(self, stream: CameraStream, done: CallStatus) -> None:
+    def _end(self, stream: CameraStream, status: CallStatus) -> None:
         self._may_send = False
-        self._call.end(done)
+        self._call.end(status)
         self._close(stream)
 
     def _close(self, stream: CameraStream) -> None:
         stream.end()
-        if not self._first_end.acquire(blocking=False):
+        if not self._end_logged.acquire(blocking=False):
             return
         counts = stream.report().counts
         drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"

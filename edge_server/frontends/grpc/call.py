@@ -1,8 +1,8 @@
 """Interface between a gRPC transport and its RPCs, and the mapping of errors to gRPC statuses.
 
-A transport (http2_transport.py, grpcio_transport.py) makes an `RpcCall` for each RPC and opens the method's
-`CallHandler` with it. The handler takes the call's events and acts through the call's methods. Messages are complete
-and uncompressed in both directions.
+A transport (http2_transport.py, grpcio_transport.py) creates an `RpcCall` for each RPC, and opens the method's
+`CallHandler` with it. The handler receives the events of the call, and responds by the call's methods. Messages are
+complete and uncompressed in both directions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edge_server.frontends.error_status import GrpcStatus, grpc_status
 _log = logging.getLogger(__name__)
 
 _MAX_DETAILS_CHARS, _MAX_ASCII_DETAILS_CHARS = 600, 2000
-"""Maximum length of status details. They are sent in HTTP/2 trailers, where an escaped octet takes three; peers refuse
-more than 8 KiB of trailers."""
+"""Maximum length of status details. They are sent in HTTP/2 trailers, where an escaped octet takes three octets. Peers
+refuse more than 8 KiB of trailers."""
 
 GOVERNOR_TRAILER = "edge-governor"
 """Trailer with the governor's state, WARM to CRITICAL, on calls that the governor refuses."""
@@ -50,10 +50,11 @@ OK = CallStatus()
 
 
 class RpcCall(Protocol):
-    """One RPC, made by a transport. Methods may be called from any thread; after the end they do nothing.
+    """One RPC. Methods may be called from any thread; after the end of the call they do nothing.
 
-    `deadline_ns` is of time.monotonic_ns, 0 for none; the transport ends the call at the deadline. `hold_us` is the
-    maximum time, in microseconds, for which the thread that delivers events may be held, see `InferenceService.submit`.
+    `deadline_ns` is a time.monotonic_ns value, 0 for none; the transport ends the call at the deadline. `hold_us` is
+    the maximum time in microseconds that a handler may hold the thread that delivers events, see
+    `InferenceService.submit`.
     """
 
     deadline_ns: int
@@ -66,11 +67,11 @@ class RpcCall(Protocol):
     def peer(self) -> str:
         """The client's address in gRPC's peer format, as "ipv4:10.0.0.7:40112"."""
 
-    def answer(self, message: Pieces) -> None:
+    def respond(self, message: Pieces) -> None:
         """Send the only message of a unary call, and the status OK."""
 
-    def end(self, ending: CallStatus) -> None:
-        """Send the status, after all messages passed to `send` before."""
+    def end(self, status: CallStatus) -> None:
+        """Send the status, after all messages that were passed to `send`."""
 
     def wake(self) -> None:
         """Make the transport call `CallHandler.on_woken` soon. Returns at once; the caller may hold locks."""
@@ -79,40 +80,43 @@ class RpcCall(Protocol):
         """Request the next message of a stream. The first one needs no request."""
 
     def send(self, message: Pieces) -> bool:
-        """Send a message of a stream. Return whether the next may be sent at once.
+        """Send a message of a stream. Return whether the next one may be sent at once.
 
         If not, wait for `CallHandler.on_sent`.
         """
 
 
 class CallHandler(Protocol):
-    """Takes the events of a call.
+    """Receives the events of a call.
 
-    Messages come one at a time; other events may come at the same time from other threads. A unary call has one message
+    Messages come one at a time. Other events may come at the same time, on other threads. A unary call has one message,
     and neither `on_last_message` nor `on_sent`.
     """
 
     def on_message(self, message: Message) -> None:
-        """Take a message. On a stream, the next one comes after `RpcCall.receive`."""
+        """Process a message. On a stream, the next one comes after `RpcCall.receive`."""
 
     def on_last_message(self) -> None:
         """The client sends no more messages on this stream."""
 
     def on_sent(self) -> None:
-        """The transport takes messages again, after an `RpcCall.send` that returned False."""
+        """The transport accepts messages again, after an `RpcCall.send` that returned False."""
 
     def on_woken(self) -> None:
         """`RpcCall.wake` was called. Comes on the same thread as `on_sent`."""
 
     def on_client_left(self) -> None:
-        """The response is no longer needed: the client left, or the deadline passed. Comes at most once."""
+        """The response is no longer needed: the client cancelled or disconnected, or the deadline passed.
+
+        Comes at most once.
+        """
 
     def on_server_stopping(self) -> None:
         """The server stops: a stream must end as soon as no request is outstanding on it."""
 
 
 Opener: TypeAlias = Callable[[RpcCall], CallHandler]
-"""Opens the handler of a new call. Raises EdgeServerError to end the call with that error."""
+"""Returns the handler of a new call. Raises EdgeServerError to end the call with that error."""
 
 
 class RpcMethod(NamedTuple):
@@ -138,7 +142,7 @@ class UnaryHandler:
         """Do nothing: a unary call has no such event."""
 
     def on_woken(self) -> None:
-        """Do nothing: a unary call never asks for it."""
+        """Do nothing: a unary call never calls `wake`."""
 
     def on_client_left(self) -> None:
         """Do nothing: the transport discards the response."""
@@ -148,17 +152,17 @@ class UnaryHandler:
 
 
 def run_blocking(call: RpcCall, work: Callable[[], None]) -> None:
-    """Run work that may block, on a new thread unless the call's thread may be held for any time."""
+    """Run work that may block: on a new thread, or on this one if it may be held without limit."""
     if call.hold_us == math.inf:
         work()
         return
     try:
         threading.Thread(target=work, name="grpc-call", daemon=True).start()
     except RuntimeError:
-        call.end(ending(Throttled("the system grants no thread for the call")))
+        call.end(call_status(Throttled("the system grants no thread for the call")))
 
 
-def ending(error: EdgeServerError) -> CallStatus:
+def call_status(error: EdgeServerError) -> CallStatus:
     """Return the status of a call that failed with `error`."""
     details = error.message
     most = _MAX_ASCII_DETAILS_CHARS if details.isascii() else _MAX_DETAILS_CHARS
@@ -175,8 +179,8 @@ def ending(error: EdgeServerError) -> CallStatus:
     return CallStatus(code, details, trailers)
 
 
-def known(error: Exception) -> EdgeServerError:
-    """Return `error` in a form that a client may see. An unexpected error is logged in full and reported in short.
+def client_error(error: Exception) -> EdgeServerError:
+    """Return the error to send to the client. An unexpected error is logged in full, but the client gets only its type.
 
     The traceback is removed: it would keep the call's stack frames, and so its tensors, alive.
     """

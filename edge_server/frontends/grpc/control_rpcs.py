@@ -55,7 +55,7 @@ class ControlRpcs:
         return messages.ServerReadyResponse(ready=self._service.is_ready())
 
     def model_ready(self, request: Message) -> Message:
-        """Answer false for an unknown model, as older Triton releases do: clients poll for models not yet loaded."""
+        """Return false for an unknown model, as older Triton releases do: clients poll for models not yet loaded."""
         try:
             is_ready = self._service.is_model_ready(request.name, parse_version(request.version))
         except NotFound:
@@ -76,7 +76,7 @@ class ControlRpcs:
         from google.protobuf import json_format
 
         response = messages.ModelConfigResponse()
-        # Clients of this schema cannot use fields of config_json outside it.
+        # Fields of config_json that are not in the message's schema cannot be sent.
         json_format.Parse(spec.config_json, response.config, ignore_unknown_fields=True)
         return response
 

@@ -1,7 +1,7 @@
 """gRPC transport over grpcio's server: `--grpc-transport=grpcio`.
 
-A unary call holds one thread, a stream two. This is the reference for the contract tests, and the fallback for clients
-that http2_transport.py does not understand.
+A unary call uses one thread, a stream two. This transport is the reference for the contract tests, and the fallback
+for clients that do not work with http2_transport.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from edge_server.frontends.grpc.call import (
     Methods,
     Pieces,
     RpcMethod,
-    ending,
-    known,
+    call_status,
+    client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
 from edge_server.service import READING_THREAD_HOLD_US
@@ -40,14 +40,14 @@ from edge_server.service import READING_THREAD_HOLD_US
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """grpc_compression_level of grpc/impl/compression_types.h."""
 
-_MOST_PENDING = 1 << 20
+_MAX_PENDING = 1 << 20
 
 _NO_DEADLINE_S = 1e8
-"""Limit above which a remaining time means no deadline: grpcio then reports many years."""
+"""A longer remaining time means no deadline: grpcio then reports many years."""
 
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
-_trials = itertools.count()
+_probe_ids = itertools.count()
 
 
 class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
@@ -62,7 +62,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         self._streams: set[CallHandler] = set()
         self._stream_count = 0
         self._is_stopping = False
-        # gRPC's core empties a configuration that it gets, so each is passed on once. Only the newest is kept for that.
+        # gRPC's core empties a configuration that it receives, so each is passed only once. The newest one is kept.
         self._next_tls: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
         self._server: grpc.Server | None = None
 
@@ -79,21 +79,23 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         first = _certificates(config, config.is_mutual_tls) if is_tls else None
         host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
         target = f"{host}:{config.port}"
-        # Checked first, because gRPC's library would print its own error besides ours.
-        refused = "" if config.port == 0 or config.reuses_port else _why_not(config)
-        if refused:
-            raise ServingFault(f"gRPC cannot listen on {target}: {refused}")
+        # Checked first, because gRPC's library would print an error of its own.
+        bind_error = "" if config.port == 0 or config.reuses_port else _bind_error(config)
+        if bind_error:
+            raise ServingFault(f"gRPC cannot listen on {target}: {bind_error}")
         try:
             if first is not None:
-                tls = grpc.dynamic_ssl_server_credentials(first, self._take_tls, config.is_mutual_tls)
+                tls = grpc.dynamic_ssl_server_credentials(first, self._take_new_certificates, config.is_mutual_tls)
                 port = server.add_secure_port(target, tls)
             else:
                 port = server.add_insecure_port(target)
         except RuntimeError:
             port = 0
         if not port:
-            reason = "gRPC's TLS library does not take the certificate and its key" if is_tls else "it is not available"
-            raise ServingFault(f"gRPC cannot listen on {target}: {_why_not(config) or reason}")
+            reason = (
+                "gRPC's TLS library does not accept the certificate and its key" if is_tls else "it is not available"
+            )
+            raise ServingFault(f"gRPC cannot listen on {target}: {_bind_error(config) or reason}")
         server.start()
         self._server = server
         return int(port)
@@ -107,14 +109,14 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
             return
         is_mutual = self._config.is_mutual_tls
         # Checked first, because gRPC would silently keep the old files.
-        if not _is_taken(_certificates(config, is_mutual)):
+        if not _accepts_certificates(_certificates(config, is_mutual)):
             raise ServingFault(
                 f"TLS certificate '{config.server_cert}' and key '{config.server_key}' for gRPC cannot be used: "
-                "they fit each other, but gRPC's TLS library does not take them"
+                "they match, but gRPC's TLS library does not accept them"
             )
         self._next_tls.append(_certificates(config, is_mutual))
 
-    def _take_tls(self) -> grpc.ServerCertificateConfiguration | None:
+    def _take_new_certificates(self) -> grpc.ServerCertificateConfiguration | None:
         """Return a new configuration, or None for no change. gRPC calls this before each handshake, under its lock."""
         try:
             return self._next_tls.pop()
@@ -122,7 +124,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
             return None
 
     def begin_drain(self) -> None:
-        """Do nothing: grpcio sends clients elsewhere only when it stops."""
+        """Do nothing: grpcio asks clients to use another server only when it stops."""
 
     def end_drain(self) -> None:
         """Do nothing, for the same reason."""
@@ -136,8 +138,8 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         with self._lock:
             self._is_stopping = True
             streams = list(self._streams)
-        for side in streams:
-            side.on_server_stopping()
+        for handler in streams:
+            handler.on_server_stopping()
         stopped.wait()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -156,31 +158,31 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
             is_full = self._stream_count >= self._max_streams
             self._stream_count += not is_full
         if is_full:
-            error = Throttled(f"{self._max_streams} streams are open, which is as many as are served at once")
-            _abort(context, ending(error))
+            error = Throttled(f"{self._max_streams} streams are open, which is the maximum")
+            _abort(context, call_status(error))
         try:
-            side = _opened(method, call, context)
+            handler = _open_handler(method, call, context)
             with self._lock:
-                self._streams.add(side)
+                self._streams.add(handler)
                 is_stopping = self._is_stopping
             try:
-                if not context.add_callback(side.on_client_left):
-                    side.on_client_left()
+                if not context.add_callback(handler.on_client_left):
+                    handler.on_client_left()
                 if is_stopping:
-                    side.on_server_stopping()
-                threading.Thread(target=call.read, args=(side, requests), name="grpc-stream", daemon=True).start()
+                    handler.on_server_stopping()
+                threading.Thread(target=call.read, args=(handler, requests), name="grpc-stream", daemon=True).start()
                 while not isinstance(item := call.outbox.get(), CallStatus):
                     if item is None:
-                        side.on_woken()
+                        handler.on_woken()
                         continue
                     yield item
-                    side.on_sent()
+                    handler.on_sent()
                 if item.code:
                     _abort(context, item)
             finally:
                 call.stop_reading()
                 with self._lock:
-                    self._streams.discard(side)
+                    self._streams.discard(handler)
         finally:
             with self._lock:
                 self._stream_count -= 1
@@ -199,11 +201,11 @@ class _Call:
         self.peer: str = context.peer()
         self.outbox: SimpleQueue[bytes | CallStatus | None] = SimpleQueue()
 
-    def answer(self, message: Pieces) -> None:
+    def respond(self, message: Pieces) -> None:
         self.outbox.put(b"".join(message))
 
-    def end(self, done: CallStatus) -> None:
-        self.outbox.put(done)
+    def end(self, status: CallStatus) -> None:
+        self.outbox.put(status)
 
     def wake(self) -> None:
         self.outbox.put(None)
@@ -217,21 +219,21 @@ class _Call:
 
 
 class _StreamCall(_Call):
-    """A streaming call. A separate thread reads its messages; the thread that runs the call sends."""
+    """A streaming call. A separate thread receives its messages; the thread that runs the call sends."""
 
     hold_us = READING_THREAD_HOLD_US
 
     def __init__(self, context: grpc.ServicerContext) -> None:
         super().__init__(context)
-        self._wanted = threading.Semaphore(1)
+        self._requested = threading.Semaphore(1)
         self._is_over = False
 
     def receive(self) -> None:
-        self._wanted.release()
+        self._requested.release()
 
-    def read(self, side: CallHandler, requests: Iterator[bytes]) -> None:
+    def read(self, handler: CallHandler, requests: Iterator[bytes]) -> None:
         while True:
-            self._wanted.acquire()
+            self._requested.acquire()
             if self._is_over:
                 return
             try:
@@ -239,22 +241,22 @@ class _StreamCall(_Call):
             except Exception:  # noqa: BLE001 - grpcio raises its own errors when a call is cancelled or breaks
                 return  # `on_client_left` reports this
             if message is None:
-                side.on_last_message()
+                handler.on_last_message()
                 return
-            side.on_message(message)
+            handler.on_message(message)
             del message
 
     def stop_reading(self) -> None:
         self._is_over = True
-        self._wanted.release()
+        self._requested.release()
 
 
 def _run_unary(method: RpcMethod, message: bytes, context: grpc.ServicerContext) -> bytes:
     call = _Call(context)
-    side = _opened(method, call, context)
-    if not context.add_callback(side.on_client_left):
-        side.on_client_left()
-    side.on_message(message)
+    handler = _open_handler(method, call, context)
+    if not context.add_callback(handler.on_client_left):
+        handler.on_client_left()
+    handler.on_message(message)
     item = call.outbox.get()
     if isinstance(item, CallStatus):
         _abort(context, item)
@@ -262,19 +264,19 @@ def _run_unary(method: RpcMethod, message: bytes, context: grpc.ServicerContext)
     return item
 
 
-def _opened(method: RpcMethod, call: _Call, context: grpc.ServicerContext) -> CallHandler:
+def _open_handler(method: RpcMethod, call: _Call, context: grpc.ServicerContext) -> CallHandler:
     try:
         return method.open(call)
-    except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-        failure = ending(known(error))
+    except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+        failure = call_status(client_error(error))
     _abort(context, failure)
     raise AssertionError("abort returned")
 
 
-def _abort(context: grpc.ServicerContext, done: CallStatus) -> None:
-    if done.trailers:
-        context.set_trailing_metadata(tuple(done.trailers))
-    context.abort(_STATUS_CODES[int(done.code)], done.details)
+def _abort(context: grpc.ServicerContext, status: CallStatus) -> None:
+    if status.trailers:
+        context.set_trailing_metadata(tuple(status.trailers))
+    context.abort(_STATUS_CODES[int(status.code)], status.details)
 
 
 def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
@@ -283,9 +285,10 @@ def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(config.reuses_port)),
-        # Above these limits the core answers CANCELLED itself, but `maximum_concurrent_rpcs` must refuse the calls.
-        ("grpc.server.max_pending_requests", _MOST_PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
+        # Above these limits gRPC's core ends calls with CANCELLED. They are high, so that `maximum_concurrent_rpcs`
+        # refuses the calls instead, with RESOURCE_EXHAUSTED.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[config.compression_level]),
         ("grpc.keepalive_time_ms", config.keepalive_time_ms),
         ("grpc.keepalive_timeout_ms", config.keepalive_timeout_ms),
@@ -312,16 +315,15 @@ def _certificates(config: GrpcConfig, is_mutual: bool) -> grpc.ServerCertificate
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=root)
 
 
-def _is_taken(certificates: grpc.ServerCertificateConfiguration) -> bool:
-    """Return whether gRPC accepts the certificates for a port; tests this with a private server on an abstract
-    socket."""
+def _accepts_certificates(certificates: grpc.ServerCertificateConfiguration) -> bool:
+    """Return whether gRPC accepts the certificates. Tests this with a temporary server on an abstract socket."""
     server = grpc.server(ThreadPoolExecutor(1))
     try:
         port = server.add_secure_port(
-            f"unix-abstract:edge-server-tls-{os.getpid()}-{next(_trials)}",
+            f"unix-abstract:edge-server-tls-{os.getpid()}-{next(_probe_ids)}",
             grpc.dynamic_ssl_server_credentials(certificates, lambda: None),
         )
-        # A server that is never started keeps the socket.
+        # A server that never starts would keep the socket.
         server.start()
     except RuntimeError:
         return False
@@ -330,7 +332,7 @@ def _is_taken(certificates: grpc.ServerCertificateConfiguration) -> bool:
     return bool(port)
 
 
-def _why_not(config: GrpcConfig) -> str:
+def _bind_error(config: GrpcConfig) -> str:
     """Return the system's error message if the address cannot be bound, else ""."""
     host = config.address.strip("[]")
     try:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from edge_server.errors import Draining, InvalidRequest
 from edge_server.frontends.error_status import GrpcStatus
-from edge_server.frontends.grpc.call import OK, Message, RpcCall, ending
+from edge_server.frontends.grpc.call import OK, Message, RpcCall, call_status
 from edge_server.protocol import messages
 
 
@@ -41,7 +41,7 @@ class Reflection:
             request = self._request.FromString(bytes(message))
         except DecodeError:
             error = InvalidRequest("the request is not a valid ServerReflectionRequest message")
-            self._call.end(ending(error))
+            self._call.end(call_status(error))
             return
         response = self._response(valid_host=request.host, original_request=request)
         self._fill(request, response)
@@ -52,7 +52,7 @@ class Reflection:
         self._call.receive()
 
     def on_woken(self) -> None:
-        """Do nothing: this call never asks for it."""
+        """Do nothing: this call never calls `wake`."""
 
     def on_last_message(self) -> None:
         self._call.end(OK)
@@ -61,7 +61,7 @@ class Reflection:
         """Do nothing: the call holds no resources."""
 
     def on_server_stopping(self) -> None:
-        self._call.end(ending(Draining("Server is stopping")))
+        self._call.end(call_status(Draining("Server is stopping")))
 
     def _fill(self, request: Any, response: Any) -> None:
         question = request.WhichOneof("message_request")

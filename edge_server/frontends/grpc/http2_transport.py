@@ -1,7 +1,7 @@
 """gRPC transport over this server's own HTTP/2 implementation; the default.
 
-Rules: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One thread reads
-for all connections and delivers the events of all calls. Calls may be answered on any thread.
+Specification: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One
+thread, the reading thread, reads all connections and delivers the events of all calls. Any thread may respond.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from edge_server.frontends.grpc.call import (
     Metadata,
     Methods,
     Pieces,
-    ending,
-    known,
+    call_status,
+    client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
 from edge_server.frontends.http2.connection import Stream
@@ -51,10 +51,10 @@ _SMALL_BYTES = 4096
 
 _ALIGNMENT = 16
 _GRANT_BYTES = 1 << 20
-"""Number of consumed bytes of a stream's window after which the client is granted as many again."""
+"""After this number of consumed bytes of a stream, a window update allows the client to send as many again."""
 
 _MESSAGES_IN_A_ROW = 32
-"""Maximum number of messages of one stream delivered before other calls have their turn."""
+"""Maximum number of messages of one stream that are delivered in one turn of the reading thread."""
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 1_000_000_000, "m": 1_000_000, "u": 1_000, "n": 1}
@@ -64,7 +64,7 @@ _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """zlib's wbits for the formats of doc/compression.md."""
 
 _ZLIB_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
-_LEAST_COMPRESSED_BYTES = 256
+_MIN_COMPRESSED_BYTES = 256
 """Shorter unary responses are not compressed: that would save less than it costs."""
 
 _INFLATED_PIECE_BYTES = 1 << 20
@@ -73,25 +73,26 @@ _LARGE_BYTES = 64 << 10
 sixteenth of it are inflated on a separate thread."""
 
 _STALL_S = 60.0
-_LEAST_BYTES_PER_S = 500
-"""Minimum rate of an incomplete message, checked from _STALL_S after the start of the message or of its unary call, as
-over HTTP."""
+_MIN_BYTES_PER_S = 500
+"""Minimum average rate of an incomplete message. It is checked once the message or its unary call is _STALL_S old."""
 
-_LAST_ANSWERS_S = 0.5
-"""Time for sending the last responses after the grace period of a stop."""
+_LAST_RESPONSES_S = 0.5
+"""Additional time for sending the last responses, after the grace period of a stop."""
 
-_MOST_OPEN = 8
-"""Ratio of open calls to calls answered at once; the other open calls wait for their messages."""
+_MAX_OPEN_RATIO = 8
+"""Maximum number of open calls, as a multiple of that of active calls: open calls may wait for their messages."""
 
 
-_OK_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
-_GZIP_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-encoding", b"gzip")])
+_OK_HEADERS = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_GZIP_HEADERS = encode_headers(
+    [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-encoding", b"gzip")]
+)
 _OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
-_STOPPING = ending(Draining("Server is stopping and takes no further calls"))
+_STOPPING = call_status(Draining("Server is stopping and takes no further calls"))
 
 
-class CallHead:
-    """Parsed request headers of a call. Shared by all calls with the same header block and never changed.
+class CallHeaders:
+    """Parsed request headers of a call. All calls with the same header block share them. Immutable.
 
     `refusal` is the status of calls that cannot be served. `http_status` is not 200 for a request that is not gRPC.
     """
@@ -145,7 +146,7 @@ class CallHead:
         if found is None:
             self.refusal = CallStatus(GrpcStatus.INTERNAL, f"malformed grpc-timeout '{value[:32]}'")
         else:
-            # On the wire, 0 is a deadline that has passed; here it means no deadline.
+            # A sent 0 is a deadline that has passed, but `timeout_ns` 0 means no deadline.
             self.timeout_ns = max(1, int(found[1]) * _UNIT_NS[found[2]])
 
     def _binary(self, name: str, value: bytes) -> bytes:
@@ -161,26 +162,26 @@ class Http2Call:
     """One call: the receiver of its HTTP/2 stream, and the `RpcCall` of its handler."""
 
     __slots__ = (
-        "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_answering", "_is_compressed", "_is_delivering",
-        "_is_half_closed", "_is_over", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
-        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "filled", "hold_us",
-        "is_stream",
+        "_buffer", "_filled", "_handler", "_has_sent_headers", "_headers", "_inbox", "_is_compressed",
+        "_is_delivering", "_is_half_closed", "_is_over", "_is_requested", "_is_responding", "_length", "_lock",
+        "_message", "_prefix", "_server", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns",
+        "filled", "hold_us", "is_stream",
     )  # fmt: skip
 
-    def __init__(self, transport: Http2Transport, stream: Stream, head: CallHead) -> None:
+    def __init__(self, transport: Http2Transport, stream: Stream, headers: CallHeaders) -> None:
         self._transport = transport
         self._server = transport.server
         self._stream = stream
-        self._head = head
-        self._side: CallHandler | None = None
-        self._is_over = self._is_answering = self.is_stream = False
+        self._headers = headers
+        self._handler: CallHandler | None = None
+        self._is_over = self._is_responding = self.is_stream = False
         self._timer: Http2Timer | None = None
-        self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns else 0
+        self.deadline_ns = time.monotonic_ns() + headers.timeout_ns if headers.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
 
         # Receiving, on the reading thread.
         self.begun_s = self._server.now_s
-        """Start of the current message, or of the call."""
+        """Start time of the current message, or of the call."""
         self._prefix = b""
         self._buffer: memoryview | None = None
         """Receive buffer of the current message: `_filled` of `_length` bytes so far."""
@@ -198,36 +199,36 @@ class Http2Call:
 
     def open(self) -> None:
         """Open the handler, or end the call."""
-        head = self._head
-        method = head.method
+        headers = self._headers
+        method = headers.method
         self._lock: threading.Lock | None = None
-        if head.http_status != 200:
-            self._finish(encode_headers([(b":status", str(head.http_status).encode())]))
+        if headers.http_status != 200:
+            self._finish(encode_headers([(b":status", str(headers.http_status).encode())]))
             return
-        if head.refusal is not None or method is None:
-            self.end(head.refusal or CallStatus(GrpcStatus.UNIMPLEMENTED))
+        if headers.refusal is not None or method is None:
+            self.end(headers.refusal or CallStatus(GrpcStatus.UNIMPLEMENTED))
             return
         if method.is_stream:
             self.is_stream = True
-            # Keeps the end of a stream behind the message that is being sent. Unary calls send once.
+            # Makes the end of a stream wait for a message that is being sent. Unary calls send once.
             self._lock = threading.Lock()
             self._inbox: deque[Message | bytearray] = deque()
-            self._has_head = self._is_delivering = False
-            self._is_wanted = True
+            self._has_sent_headers = self._is_delivering = False
+            self._is_requested = True
         refusal = self._transport.admit(self)
         if refusal is not None:
             self.end(refusal)
             return
         try:
-            self._side = method.open(self)
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            self.end(ending(known(error)))
+            self._handler = method.open(self)
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            self.end(call_status(client_error(error)))
 
     # -- the RpcCall of the handler, from any thread
 
     @property
     def metadata(self) -> Metadata:
-        return self._head.metadata
+        return self._headers.metadata
 
     @property
     def peer(self) -> str:
@@ -237,51 +238,51 @@ class Http2Call:
             return f"unix:{peer}"
         return f"ipv6:[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"ipv4:{peer[0]}:{peer[1]}"
 
-    def answer(self, message: Pieces) -> None:
+    def respond(self, message: Pieces) -> None:
         size = 0
         for piece in message:
             size += len(piece)
-        if not self._transport.zlib_level or not self._head.accepts_gzip or size < _LEAST_COMPRESSED_BYTES:
-            self._respond(_OK_HEAD, (_PREFIX.pack(0, size), *message), size)
+        if not self._transport.zlib_level or not self._headers.accepts_gzip or size < _MIN_COMPRESSED_BYTES:
+            self._send_response(_OK_HEADERS, (_PREFIX.pack(0, size), *message), size)
         elif size < _LARGE_BYTES or threading.get_ident() != self._server.thread_id:
-            self._answer_compressed(message)
+            self._respond_compressed(message)
         else:
-            threading.Thread(target=self._answer_compressed, args=(message,), name="grpc-gzip", daemon=True).start()
+            threading.Thread(target=self._respond_compressed, args=(message,), name="grpc-gzip", daemon=True).start()
 
-    def _answer_compressed(self, message: Pieces) -> None:
+    def _respond_compressed(self, message: Pieces) -> None:
         body = _compressed(message, self._transport.zlib_level)
-        self._respond(_GZIP_HEAD, body, len(body[1]))
+        self._send_response(_GZIP_HEADERS, body, len(body[1]))
 
-    def _respond(self, head: bytes, body: Pieces, size: int) -> None:
+    def _send_response(self, headers: bytes, body: Pieces, size: int) -> None:
         if size < _LARGE_BYTES:
-            self._stream.respond(head, body, _OK_TRAILERS)
+            self._stream.respond(headers, body, _OK_TRAILERS)
             self._close()
             return
-        self._is_answering = True
-        if self._stream.send(head, body):
+        self._is_responding = True
+        if self._stream.send(headers, body):
             self._stream.finish(_OK_TRAILERS)
             self._close()
         else:
-            # `on_sent` continues. Until then the memory budget counts the response.
-            self._server.run_soon(partial(self._hold_answer, size))
+            # `on_sent` ends the call. Until then the response counts in the memory budget.
+            self._server.run_soon(partial(self._count_response, size))
 
-    def _hold_answer(self, size: int) -> None:
+    def _count_response(self, size: int) -> None:
         if not self._is_over:
             self._transport.budget.enter(self)
             self._transport.budget.grow(self, size)
 
-    def end(self, done: CallStatus) -> None:
+    def end(self, status: CallStatus) -> None:
         lock = self._lock
         if lock is None:
-            self._finish(_encoded_ending(done, is_alone=True))
+            self._finish(_encoded_status(status, is_alone=True))
             return
         with lock:
             if not self._is_over:
-                self._finish(_encoded_ending(done, is_alone=not self._has_head))
+                self._finish(_encoded_status(status, is_alone=not self._has_sent_headers))
 
     def send(self, message: Pieces) -> bool:
         body: Pieces
-        level = self._transport.zlib_level if self._head.accepts_gzip else 0
+        level = self._transport.zlib_level if self._headers.accepts_gzip else 0
         if level:
             body = _compressed(message, level)
         else:
@@ -293,16 +294,16 @@ class Http2Call:
         with self._lock:
             if self._is_over:
                 return False
-            head = None if self._has_head else _GZIP_HEAD if level else _OK_HEAD
-            self._has_head = True
-            return self._stream.send(head, body)
+            headers = None if self._has_sent_headers else _GZIP_HEADERS if level else _OK_HEADERS
+            self._has_sent_headers = True
+            return self._stream.send(headers, body)
 
     def wake(self) -> None:
         self._server.run_soon(self._wake)
 
     def receive(self) -> None:
-        # Set before the inbox is checked: the reading thread adds a message first and checks this flag after.
-        self._is_wanted = True
+        # Set before the inbox is checked: the reading thread adds a message first, and checks this flag after.
+        self._is_requested = True
         if threading.get_ident() == self._server.thread_id:
             self._deliver()
         elif self._inbox or self._is_half_closed:
@@ -311,26 +312,26 @@ class Http2Call:
     # -- the Receiver of the stream, on the reading thread
 
     def on_data(self, data: memoryview, is_end: bool) -> None:
-        side = self._side
-        if self._is_over or side is None:
+        handler = self._handler
+        if self._is_over or handler is None:
             return
         size = len(data)
         if is_end and _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self.is_stream:
             flag, length = _PREFIX.unpack_from(data)
             if not flag and length == size - _PREFIX_BYTES and not self._prefix and self._message is None:
-                # The usual unary call: a small message in one piece.
+                # Shortcut for the usual unary call: a small message in one frame.
                 self._is_half_closed = True
-                self._answer(bytes(data[_PREFIX_BYTES:]))
+                self._start_unary(bytes(data[_PREFIX_BYTES:]))
                 return
         position = 0
         while position < size and not self._is_over:
-            position = self._take(data, position)
+            position = self._read(data, position)
         self._received(size, is_end)
 
     def target(self, size: int) -> memoryview | None:
         if self._buffer is None or self._is_over:
             return None
-        # Only the rest of this message: the prefix of the next one may be in the same frame.
+        # Not beyond this message: the prefix of the next one may be in the same frame.
         return self._buffer[self._filled : self._filled + size]
 
     def on_filled(self, count: int, is_end: bool) -> None:
@@ -340,16 +341,16 @@ class Http2Call:
         self._received(count, is_end)
 
     def on_sent(self) -> None:
-        if self._is_answering:
+        if self._is_responding:
             self._stream.finish(_OK_TRAILERS)
             self._close()
-        elif not self._is_over and self._side is not None:
-            self._side.on_sent()
+        elif not self._is_over and self._handler is not None:
+            self._handler.on_sent()
 
     def on_reset(self, code: int) -> None:
         self._close()
-        if self._side is not None:
-            self._side.on_client_left()
+        if self._handler is not None:
+            self._handler.on_client_left()
 
     def on_tick(self, now_s: float) -> None:
         """End the call if its deadline passed or its message arrives too slowly."""
@@ -358,14 +359,12 @@ class Http2Call:
             return
         waited_s = now_s - self.begun_s
         is_awaited = self._buffer is not None or self._prefix or self.waits_for_message
-        if is_awaited and waited_s >= _STALL_S and self._filled < _LEAST_BYTES_PER_S * waited_s:
-            self._fail(
-                Refusal(f"{self._filled} bytes of the call's message came in {waited_s:.0f} s, which is too slow")
-            )
+        if is_awaited and waited_s >= _STALL_S and self._filled < _MIN_BYTES_PER_S * waited_s:
+            self._fail(Refusal(f"only {self._filled} bytes of the call's message came in {waited_s:.0f} s: too slow"))
 
     # -- receiving
 
-    def _take(self, data: memoryview, position: int) -> int:
+    def _read(self, data: memoryview, position: int) -> int:
         """Consume the available part of a prefix or a message; return the position after it."""
         buffer = self._buffer
         if buffer is not None:
@@ -384,23 +383,23 @@ class Http2Call:
         flag, length = _PREFIX.unpack(prefix)
         end: int = stop + length
         if length <= _SMALL_BYTES and end <= len(data) and not flag and self._message is None:
-            self._put_aside(bytes(data[stop:end]))
+            self._store_message(bytes(data[stop:end]))
             return end
-        self._begin(flag, length)
+        self._begin_message(flag, length)
         return stop
 
-    def _begin(self, flag: int, length: int) -> None:
+    def _begin_message(self, flag: int, length: int) -> None:
         """Allocate the buffer for a message of `length` bytes, or fail the call.
 
-        The message ends at a multiple of 16 bytes in the buffer, and so does its last tensor: its data is aligned.
+        The end of the message is aligned to 16 bytes, so that the data of its last tensor is aligned.
         """
-        if flag > 1 or (flag and not self._head.encoding):
+        if flag > 1 or (flag and not self._headers.encoding):
             self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
         elif length > self._transport.budget.total:
             self._fail(
                 Throttled(
-                    f"a message of {length} bytes is longer than all bodies and messages on their way may be together: "
-                    f"{self._transport.budget.total} bytes (--http-max-body-bytes-in-flight)"
+                    f"a message of {length} bytes is larger than the memory budget of all incomplete messages and "
+                    f"bodies: {self._transport.budget.total} bytes (--http-max-body-bytes-in-flight)"
                 )
             )
         elif length > MAX_MESSAGE_BYTES:
@@ -409,7 +408,7 @@ class Http2Call:
             self._fail(InvalidRequest("a unary call has one message, got more"))
         else:
             try:
-                # Not zero-filled: only received bytes use memory, not announced ones.
+                # Not initialised: pages that receive no bytes use no memory.
                 whole = np.empty(length + -length % _ALIGNMENT, np.uint8).data
             except MemoryError:
                 self._fail(Throttled(f"there is no memory for a message of {length} bytes"))
@@ -430,9 +429,9 @@ class Http2Call:
         assert buffer is not None
         self._buffer = None
         self._transport.budget.leave(self)
-        self._put_aside(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
+        self._store_message(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
 
-    def _put_aside(self, message: Message | bytearray) -> None:
+    def _store_message(self, message: Message | bytearray) -> None:
         """Keep a complete message until it is delivered."""
         if self.is_stream:
             self._inbox.append(message)
@@ -440,21 +439,21 @@ class Http2Call:
             self._message = message
 
     def _received(self, size: int, is_end: bool) -> None:
-        """Deliver complete messages, and grant the client as many bytes as were received."""
+        """Deliver complete messages, and allow the client to send more."""
         if self._is_over:
             return
         self._ungranted += size
         if is_end:
             self._is_half_closed = True
             if self._buffer is not None or self._prefix:
-                self._fail(InvalidRequest("the client closed its side within a message"))
+                self._fail(InvalidRequest("the client ended the stream within a message"))
             elif self.is_stream:
                 self._deliver()
             elif self._message is None:
                 self._fail(InvalidRequest("the call ended before its message came"))
             else:
                 message, self._message = self._message, None
-                self._answer(message)
+                self._start_unary(message)
                 return
         elif self.is_stream:
             self._deliver()
@@ -464,36 +463,36 @@ class Http2Call:
             self._grant()
 
     def _grant(self) -> None:
-        # Flow control: while messages wait for delivery, the client may not send more.
+        # No window update while messages wait for delivery, so that the client stops sending.
         if not self._is_half_closed and not (self.is_stream and self._inbox):
             count, self._ungranted = self._ungranted, 0
             self._stream.consume(count)
 
     def _deliver(self) -> None:
         """Deliver requested messages of a stream, at most _MESSAGES_IN_A_ROW at once."""
-        if self._is_delivering or self._side is None:
+        if self._is_delivering or self._handler is None:
             return
         inbox = self._inbox
         for _ in range(_MESSAGES_IN_A_ROW):
-            if self._is_over or not self._is_wanted or not (inbox or self._is_half_closed):
+            if self._is_over or not self._is_requested or not (inbox or self._is_half_closed):
                 break
-            self._is_wanted = False
+            self._is_requested = False
             self._is_delivering = True
             if not inbox:
-                self._side.on_last_message()
-            elif not self._hand_over(inbox.popleft()):
-                return  # continues when it is inflated
+                self._handler.on_last_message()
+            elif not self._pass_message(inbox.popleft()):
+                return  # `_pass_inflated` continues
             self._is_delivering = False
         else:
             self._server.run_soon(self._deliver)
         if self._ungranted >= _GRANT_BYTES:
             self._grant()
 
-    def _hand_over(self, message: Message | bytearray) -> bool:
+    def _pass_message(self, message: Message | bytearray) -> bool:
         """Pass a message to the handler. Return False if another thread inflates it first."""
-        assert self._side is not None
+        assert self._handler is not None
         if not isinstance(message, bytearray):
-            self._side.on_message(message)
+            self._handler.on_message(message)
             return True
         if len(message) < _LARGE_BYTES // 16:
             self._inflate(message)
@@ -501,18 +500,18 @@ class Http2Call:
         threading.Thread(target=self._inflate, args=(message,), name="grpc-inflate", daemon=True).start()
         return False
 
-    def _answer(self, message: Message | bytearray) -> None:
-        """Pass the message of a unary call to the handler, unless too many calls are being answered."""
+    def _start_unary(self, message: Message | bytearray) -> None:
+        """Pass the message of a unary call to the handler, unless too many calls are active."""
         transport = self._transport
         active = transport.active
         if len(active) + len(transport.streams) >= transport.max_calls:
             self.end(_too_many(transport.max_calls, "calls"))
             return
         if isinstance(message, bytearray):
-            self._hand_over(message)
+            self._pass_message(message)
         else:
-            assert self._side is not None
-            self._side.on_message(message)
+            assert self._handler is not None
+            self._handler.on_message(message)
         if self._is_over:
             return
         active.add(self)
@@ -525,18 +524,18 @@ class Http2Call:
     def _inflate(self, message: bytearray) -> None:
         transport = self._transport
         try:
-            # One at a time: a few bytes may inflate to a large message.
+            # One message at a time: a few bytes may inflate to a large message.
             with transport.inflating:
-                inflated = _inflated(message, self._head.encoding, transport.budget.total)
+                inflated = _inflated(message, self._headers.encoding, transport.budget.total)
         except EdgeServerError as error:
             self._server.run_soon(partial(self._fail, error))
             return
-        self._server.run_soon(partial(self._hand_over_inflated, inflated))
+        self._server.run_soon(partial(self._pass_inflated, inflated))
 
-    def _hand_over_inflated(self, message: Message) -> None:
-        if self._is_over or self._side is None:
+    def _pass_inflated(self, message: Message) -> None:
+        if self._is_over or self._handler is None:
             return
-        self._side.on_message(message)
+        self._handler.on_message(message)
         if self.is_stream:
             self._is_delivering = False
             self._deliver()
@@ -544,22 +543,22 @@ class Http2Call:
     # -- time and the end
 
     def _wake(self) -> None:
-        if not self._is_over and self._side is not None:
-            self._side.on_woken()
+        if not self._is_over and self._handler is not None:
+            self._handler.on_woken()
 
     def _watch_deadline(self) -> None:
         self._timer = self._server.call_at(self.deadline_ns / 1e9, self._on_deadline)
 
     def _on_deadline(self) -> None:
         if not self._is_over:
-            self.give_up(CallStatus(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+            self.abort(CallStatus(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def on_server_stopping(self) -> None:
-        if not self._is_over and self._side is not None:
-            self._side.on_server_stopping()
+        if not self._is_over and self._handler is not None:
+            self._handler.on_server_stopping()
 
     def refuse(self, refusal: Refusal) -> None:
-        """End the call to free its memory for others. See memory_budget.Body; from any thread."""
+        """End the call to free memory for others; see memory_budget.Body. May be called on any thread."""
         error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
         if threading.get_ident() == self._server.thread_id:
             self._fail(error)
@@ -568,16 +567,16 @@ class Http2Call:
 
     def _fail(self, error: EdgeServerError) -> None:
         if not self._is_over:
-            self.give_up(ending(error))
+            self.abort(call_status(error))
 
-    def give_up(self, done: CallStatus) -> None:
-        """End the call, and notify the handler that its response is no longer needed. On the reading thread."""
-        self.end(done)
-        if self._side is not None:
-            self._side.on_client_left()
+    def abort(self, status: CallStatus) -> None:
+        """End the call, and notify the handler. Must be called on the reading thread."""
+        self.end(status)
+        if self._handler is not None:
+            self._handler.on_client_left()
 
     def _finish(self, block: bytes) -> None:
-        if self._is_answering:
+        if self._is_responding:
             self._stream.reset(Http2ErrorCode.ENHANCE_YOUR_CALM)
         else:
             self._stream.finish(block)
@@ -594,10 +593,10 @@ class Http2Call:
             transport.active.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._buffer is not None or self._is_answering:
-            self._server.run_soon(self._drop)
+        if self._buffer is not None or self._is_responding:
+            self._server.run_soon(self._release_memory)
 
-    def _drop(self) -> None:
+    def _release_memory(self) -> None:
         self._buffer = None
         self._transport.budget.leave(self)
 
@@ -619,7 +618,7 @@ class Http2Transport:
         self.calls: set[Http2Call] = set()
         """Open calls."""
         self.active: set[Http2Call] = set()
-        """Open unary calls that have passed on their message and were not answered at once."""
+        """Open unary calls whose handler has the message and has not responded yet."""
         self.streams: set[Http2Call] = set()
         """Open streaming calls."""
         self.inflating = threading.Lock()
@@ -628,7 +627,7 @@ class Http2Transport:
         self.server = Http2Server(
             self._on_stream,
             Http2Limits(
-                # More than are served: a client that opens too many gets an error and retries later or elsewhere.
+                # More than are served: further calls get an error, so that the client retries, or uses another server.
                 max_streams=2 * max_calls,
                 keepalive_time_s=config.keepalive_time_ms / 1000,
                 keepalive_timeout_s=config.keepalive_timeout_ms / 1000,
@@ -659,7 +658,7 @@ class Http2Transport:
             self.server.use_tls(tls_context(config, self._config.is_mutual_tls))
 
     def begin_drain(self) -> None:
-        """Ask clients to open new calls elsewhere, but still answer those that arrive."""
+        """Ask clients to open new calls on another server, but still serve those that arrive."""
         self.server.begin_drain()
 
     def end_drain(self) -> None:
@@ -670,26 +669,26 @@ class Http2Transport:
         """See GrpcFrontend.stop."""
         self._is_stopping = True
         self.server.run_soon(partial(self._end_calls, grace_s))
-        self.server.stop(grace_s + _LAST_ANSWERS_S)
+        self.server.stop(grace_s + _LAST_RESPONSES_S)
 
     def _end_calls(self, grace_s: float) -> None:
         """End streams once nothing is outstanding on them, and end all remaining calls after the grace period."""
         for call in list(self.streams):
             call.on_server_stopping()
-        self.server.call_at(self.server.now_s + grace_s, self._give_up_calls)
+        self.server.call_at(self.server.now_s + grace_s, self._abort_calls)
 
-    def _give_up_calls(self) -> None:
+    def _abort_calls(self) -> None:
         for call in list(self.calls):
-            call.give_up(_STOPPING)
+            call.abort(_STOPPING)
 
     # -- for calls, on the reading thread
 
     def _on_stream(self, stream: Stream) -> Http2Call:
-        headers = stream.headers
-        head = headers.memo
-        if not isinstance(head, CallHead):
-            head = headers.memo = CallHead(headers, self._methods)
-        call = Http2Call(self, stream, head)
+        block = stream.headers
+        headers = block.memo
+        if not isinstance(headers, CallHeaders):
+            headers = block.memo = CallHeaders(block, self._methods)
+        call = Http2Call(self, stream, headers)
         call.open()
         return call
 
@@ -701,32 +700,32 @@ class Http2Transport:
             if len(self.streams) >= self._max_streams or len(self.streams) + len(self.active) >= self.max_calls:
                 return _too_many(self._max_streams, "streams")
             self.streams.add(call)
-        elif len(self.calls) >= _MOST_OPEN * self.max_calls:
-            # Most of them come from clients that send no messages: end the oldest to make room.
+        elif len(self.calls) >= _MAX_OPEN_RATIO * self.max_calls:
+            # Too many calls wait for a message that their clients do not send: end the oldest quarter of them.
             waiting = sorted(
                 (each for each in list(self.calls) if each.waits_for_message), key=lambda each: each.begun_s
             )
             for each in waiting[: 1 + len(waiting) // 4]:
-                each.give_up(_too_many(len(self.calls), "calls"))
+                each.abort(_too_many(len(self.calls), "calls"))
         self.calls.add(call)
         return None
 
 
-def _too_many(most: int, what: str) -> CallStatus:
-    return ending(Throttled(f"{most} {what} are open, which is as many as are served at once"))
+def _too_many(limit: int, what: str) -> CallStatus:
+    return call_status(Throttled(f"{limit} {what} are open, which is the maximum"))
 
 
-def _encoded_ending(done: CallStatus, *, is_alone: bool) -> bytes:
+def _encoded_status(status: CallStatus, *, is_alone: bool) -> bytes:
     """Return the trailers of a status. `is_alone`: no headers were sent before (protocol, "Trailers-Only")."""
-    if not (is_alone or done.code or done.trailers):
+    if not (is_alone or status.code or status.trailers):
         return _OK_TRAILERS
     pairs = [(b":status", b"200"), (b"content-type", b"application/grpc")] if is_alone else []
-    pairs.append((b"grpc-status", str(int(done.code)).encode()))
-    if done.details:
+    pairs.append((b"grpc-status", str(int(status.code)).encode()))
+    if status.details:
         # Protocol, "Status-Message": percent-encoded UTF-8.
-        details = done.details.encode("utf-8", "replace")
+        details = status.details.encode("utf-8", "replace")
         pairs.append((b"grpc-message", _NOT_PLAIN.sub(lambda found: b"%%%02X" % found[0][0], details)))
-    pairs += [(name.encode(), value.encode("ascii", "replace")) for name, value in done.trailers]
+    pairs += [(name.encode(), value.encode("ascii", "replace")) for name, value in status.trailers]
     return encode_headers(pairs)
 
 

@@ -13,7 +13,7 @@ from edge_server.frontends.grpc.call import Message
 from edge_server.protocol.messages import message_class
 from edge_server.protocol.raw_fields import split
 
-LEAST_SPLIT_BYTES = 32 << 10
+MIN_SPLIT_BYTES = 32 << 10
 """Messages below this size are parsed by the message class alone: copying them costs less than scanning them."""
 
 Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
@@ -28,9 +28,9 @@ _TENSOR_CONTENTS = 5
 class InferMessage:
     """A parsed ModelInferRequest.
 
-    `message` holds every small field, `inputs` the InferInputTensor messages in order, and `raw` the
-    raw_input_contents. `contents` maps an input's position to its serialized InferTensorContents, if these were split
-    from the input message. `outline` is set if the header can be cached.
+    `message` holds the small fields, `inputs` the InferInputTensor messages in order, and `raw` the raw_input_contents.
+    `contents` maps an input's position to its serialized InferTensorContents, if they are large and were split from the
+    input message. `outline` is not None if the header may be cached.
     """
 
     message: Any
@@ -50,7 +50,7 @@ class MessageReader:
     def read(self, data: Message) -> InferMessage:
         """Return the message; large tensors are views of `data`, which must not change. Raises InvalidRequest."""
         try:
-            return self._read_whole(data) if len(data) < LEAST_SPLIT_BYTES else self._read_split(data)
+            return self._read_whole(data) if len(data) < MIN_SPLIT_BYTES else self._read_split(data)
         except DecodeError as error:
             raise InvalidRequest("the request is not a valid ModelInferRequest message") from error
 
@@ -62,7 +62,7 @@ class MessageReader:
         outer = split(data, _RAW_CONTENTS)
         if outer is None:
             return self._read_whole(data)
-        if len(outer.rest) < LEAST_SPLIT_BYTES:
+        if len(outer.rest) < MIN_SPLIT_BYTES:
             message = self._request.FromString(bytes(outer.rest))
             return InferMessage(message, message.inputs, outer.payloads)
         inner = split(outer.rest, _INPUTS)
@@ -73,8 +73,8 @@ class MessageReader:
         return found
 
     def _read_input(self, found: InferMessage, position: int, data: memoryview) -> Any:
-        parts = split(data, _TENSOR_CONTENTS) if len(data) >= LEAST_SPLIT_BYTES else None
-        # The message class merges a repeated sub-message by protobuf's rules.
+        parts = split(data, _TENSOR_CONTENTS) if len(data) >= MIN_SPLIT_BYTES else None
+        # The protobuf class merges repeated contents by protobuf's rules.
         if parts is None or len(parts.payloads) != 1:
             return self._input.FromString(bytes(data))
         found.contents[position] = parts.payloads[0]

@@ -50,7 +50,7 @@ def request_of(
     """Return the request of a parsed message, and fill in the plan.
 
     Large tensors are views of the message or of pinned shared memory. Raises InvalidRequest, and the registry's errors
-    for a region; nothing stays pinned then.
+    for a region. After an error nothing stays pinned.
     """
     message = found.message
     request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
@@ -113,7 +113,7 @@ def pin_targets(plan: ResponsePlan, regions: Regions, pins: LazyRegionPins) -> M
 
 
 def parameter_values(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
-    """Return an InferParameter map as plain values, with the forwarded headers. The request's own values win."""
+    """Return an InferParameter map as Python values, with the forwarded headers. The map takes precedence."""
     values: dict[str, object] = dict(forwarded)
     for key in given or ():
         parameter = given[key]
@@ -135,13 +135,13 @@ def _outputs(message: Any, plan: ResponsePlan) -> tuple[str, ...]:
             if wanted.classification or wanted.region is not None:
                 special[name] = wanted
     if len(names) > 1 and len(set(names)) != len(names):
-        raise InvalidRequest(f"output '{_first_twice(names)}' for model '{plan.model}' is requested more than once")
+        raise InvalidRequest(f"output '{_first_duplicate(names)}' for model '{plan.model}' is requested more than once")
     if special:
         plan.special = special
     return tuple(names)
 
 
-def _first_twice(names: list[str]) -> str:
+def _first_duplicate(names: list[str]) -> str:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -166,7 +166,7 @@ def _inputs(found: InferMessage, model: str, pins: LazyRegionPins) -> dict[str, 
         if has_contents and (len(raw) or region is not None):
             raise _contents_refused(name, model, region)
         if region is not None:
-            tensors[name] = _tensor_from_region(name, dtype, given, region, model, pins)
+            tensors[name] = pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
         elif has_contents:
             contents = found.contents.get(position)
             serialized = contents if contents is not None else given.contents.SerializeToString()
@@ -193,12 +193,6 @@ def _dtype(given: Any, name: str, model: str) -> DType:
 def _contents_refused(name: str, model: str, region: RegionRef | None) -> InvalidRequest:
     other = "raw_input_contents" if region is None else "shared memory"
     return InvalidRequest(f"contents field must not be specified when using {other} for '{name}' for model '{model}'")
-
-
-def _tensor_from_region(
-    name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: LazyRegionPins
-) -> Tensor:
-    return pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
 
 
 def _tensor_without_data(name: str, dtype: DType, given: Any, model: str) -> Tensor:

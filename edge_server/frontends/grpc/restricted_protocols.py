@@ -38,7 +38,7 @@ CATEGORY_OF: Mapping[str, str] = {
 
 _METADATA_PREFIX = "triton-grpc-protocol-"
 
-_ORDERS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
+_CHANGING_RPCS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
 """Name endings of RPCs that can change the server's state."""
 
 _log = logging.getLogger(__name__)
@@ -54,19 +54,19 @@ class Restriction:
         # Header names are in lower case in HTTP/2.
         self._key = "" if group is None else f"{_METADATA_PREFIX}{group.key}".lower()
         self._tokens = tokens
-        self._is_order = rpc.endswith(_ORDERS)
+        self._changes_server = rpc.endswith(_CHANGING_RPCS)
 
     def check(self, metadata: Metadata) -> None:
-        """Return if a call with this metadata may pass.
+        """Raise an error unless a call with this metadata is allowed.
 
-        Raises Unauthenticated or Forbidden if a token is accepted; else Refusal, which is UNAVAILABLE as in Triton.
+        Raises Unauthenticated or Forbidden if the RPC accepts tokens, else Refusal: UNAVAILABLE, as in Triton.
         """
         if self._group is not None and is_shared_key(_values(metadata, self._key), self._group.value):
             return
         if self._tokens.requires_token(self._category):
             name = self._tokens.admit(_values(metadata, "authorization"), self._category)
-            if self._is_order:
-                _log.info("'%s' orders: %s", name, self._rpc)
+            if self._changes_server:
+                _log.info("'%s' requested: %s", name, self._rpc)
         elif self._group is not None:
             raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
 

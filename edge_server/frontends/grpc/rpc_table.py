@@ -22,8 +22,8 @@ from edge_server.frontends.grpc.call import (
     RpcCall,
     RpcMethod,
     UnaryHandler,
-    ending,
-    known,
+    call_status,
+    client_error,
     run_blocking,
 )
 from edge_server.frontends.grpc.control_rpcs import ControlRpcs
@@ -32,18 +32,18 @@ from edge_server.frontends.grpc.restricted_protocols import Restriction, restric
 from edge_server.frontends.grpc.stream_inference import InferStream
 from edge_server.frontends.grpc.unary_inference import InferContext
 from edge_server.protocol import messages
-from edge_server.protocol.messages import ServiceMethod as Described
+from edge_server.protocol.messages import ServiceMethod
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 _AT_ONCE = frozenset(("ServerLive", "ServerReady", "ServerMetadata", "Check"))
-"""Control RPCs answered on the transport's thread: they neither wait nor compute much."""
+"""Control RPCs that run on the transport's thread: they neither wait nor compute much."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamService:
-    """A service of bidirectional streams that another front end answers: its full name, and the opener of each RPC.
+    """A service of bidirectional streams that another front end serves: its full name, and the opener of each RPC.
 
     protocol/descriptors.binpb describes its messages. `category` is its restriction category.
     """
@@ -56,12 +56,12 @@ class StreamService:
 def served_methods(
     service: InferenceService,
     config: GrpcConfig,
-    guests: Sequence[StreamService] = (),
+    stream_services: Sequence[StreamService] = (),
     *,
     allows_code_upload: bool = False,
     tokens: Tokens | None = None,
 ) -> Methods:
-    """Return all served RPCs: Triton's GRPCInferenceService, health, reflection and the `guests`."""
+    """Return all served RPCs: Triton's GRPCInferenceService, health, reflection and the `stream_services`."""
     tokens = tokens or Tokens()
     guards = restrictions(config.restricted, tokens)
     inference = InferContext(service, config.header_pattern, guards.get("ModelInfer"))
@@ -80,17 +80,17 @@ def served_methods(
             found[method.path] = RpcMethod(_load_opener(rpcs, method, guard, allows_code_upload), is_stream=False)
         elif method.name in control:
             found[method.path] = RpcMethod(partial(ControlCall, method, control[method.name], guard), is_stream=False)
-    for guest in guests:
-        for method in messages.service_methods(guest.name):
-            guard = restriction(method.name, guest.category, config.restricted, tokens)
-            opener = guest.openers[method.name]
+    for stream_service in stream_services:
+        for method in messages.service_methods(stream_service.name):
+            guard = restriction(method.name, stream_service.category, config.restricted, tokens)
+            opener = stream_service.openers[method.name]
             found[method.path] = RpcMethod(
-                opener if guard is None else partial(_guarded, guard, opener), is_stream=True
+                opener if guard is None else partial(_open_checked, guard, opener), is_stream=True
             )
-    offered = (messages.GRPC_SERVICE, *(guest.name for guest in guests), messages.HEALTH_SERVICE)
+    services = (messages.GRPC_SERVICE, *(item.name for item in stream_services), messages.HEALTH_SERVICE)
     for name in messages.REFLECTION_SERVICES:
         for method in messages.service_methods(name):
-            opener = partial(Reflection, name, (*offered, *messages.REFLECTION_SERVICES))
+            opener = partial(Reflection, name, (*services, *messages.REFLECTION_SERVICES))
             found[method.path] = RpcMethod(opener, is_stream=True)
     return found
 
@@ -98,15 +98,15 @@ def served_methods(
 class ControlCall(UnaryHandler):
     """One call of a control RPC or a health check."""
 
-    __slots__ = ("_answer", "_call", "_method")
+    __slots__ = ("_call", "_method", "_rpc")
 
     def __init__(
-        self, method: Described, answer: Callable[[Any], Any], guard: Restriction | None, call: RpcCall
+        self, method: ServiceMethod, rpc: Callable[[Any], Any], guard: Restriction | None, call: RpcCall
     ) -> None:
         if guard is not None:
             guard.check(call.metadata)
         self._method = method
-        self._answer = answer
+        self._rpc = rpc
         self._call = call
 
     def on_message(self, message: Message) -> None:
@@ -122,15 +122,17 @@ class ControlCall(UnaryHandler):
             except DecodeError as error:
                 raise InvalidRequest(f"the request is not a valid message of {self._method.name}") from error
             del message
-            answer: bytes = self._answer(request).SerializeToString()
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            self._call.end(ending(known(error)))
+            response: bytes = self._rpc(request).SerializeToString()
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            self._call.end(call_status(client_error(error)))
         else:
-            self._call.answer((answer,))
+            self._call.respond((response,))
 
 
-def _load_opener(rpcs: ControlRpcs, method: Described, guard: Restriction | None, allows_code_upload: bool) -> Opener:
-    """Return the opener of load calls. They may carry code from this machine, and from others if configured."""
+def _load_opener(
+    rpcs: ControlRpcs, method: ServiceMethod, guard: Restriction | None, allows_code_upload: bool
+) -> Opener:
+    """Return the opener of load calls. Clients on this machine may upload code, others only if configured."""
 
     def open_load(call: RpcCall) -> CallHandler:
         may_carry_code = allows_code_upload or is_this_machine(_address(call.peer))
@@ -139,7 +141,7 @@ def _load_opener(rpcs: ControlRpcs, method: Described, guard: Restriction | None
     return open_load
 
 
-def _guarded(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:
+def _open_checked(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:
     guard.check(call.metadata)
     return opener(call)
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 MAX_CALLS = 1024
-"""Maximum number of calls answered at once. Further calls fail with RESOURCE_EXHAUSTED at once; they are not queued
-behind calls that may never end."""
+"""Maximum number of simultaneous calls. Further calls fail at once with RESOURCE_EXHAUSTED: in a queue they would wait
+for calls that may never end."""
 
 MAX_STREAMS = 768
-"""Maximum number of streaming calls among them; the rest is for unary calls."""
+"""Maximum number of streaming calls among them. The others are for unary calls."""
 
 
 class GrpcFrontend:
-    """Serves Triton's GRPCInferenceService, health checking, reflection and the `guests`.
+    """Serves Triton's GRPCInferenceService, health checking, reflection and the `stream_services`.
 
     Call `start` once, then `stop` once.
     """
@@ -34,16 +34,18 @@ class GrpcFrontend:
         self,
         service: InferenceService,
         config: GrpcConfig,
-        guests: Sequence[StreamService] = (),
+        stream_services: Sequence[StreamService] = (),
         *,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        """`budget` limits the memory of incomplete messages; None makes one sized by the machine's memory."""
+        """`budget` limits the memory of incomplete messages. None creates a budget sized by the machine's memory."""
         self._config = config
         self._budget = budget or MemoryBudget(budget_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
-        self._methods = served_methods(service, config, guests, allows_code_upload=allows_code_upload, tokens=tokens)
+        self._methods = served_methods(
+            service, config, stream_services, allows_code_upload=allows_code_upload, tokens=tokens
+        )
         self._transport: GrpcioTransport | Http2Transport | None = None
 
     def start(self) -> int:
@@ -71,12 +73,12 @@ class GrpcFrontend:
             self._transport.renew_tls(config)
 
     def begin_drain(self) -> None:
-        """Tell clients to connect elsewhere, but still answer their calls. With grpcio's transport, do nothing."""
+        """Ask clients to use another server, but still serve their calls. grpcio's transport does nothing."""
         if self._transport is not None:
             self._transport.begin_drain()
 
     def end_drain(self) -> None:
-        """Accept no further connections and calls, so that clients try elsewhere. *Blocking* briefly.
+        """Accept no further connections and calls, so that clients use another server. *Blocking* briefly.
 
         grpcio's transport accepts them until `stop`.
         """

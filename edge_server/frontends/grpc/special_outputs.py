@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 
-def shaped(response: Response, plan: ResponsePlan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
+def apply_plan(
+    response: Response, plan: ResponsePlan, service: InferenceService
+) -> tuple[Response, dict[str, RegionRef]]:
     """Apply the plan to the response. Return the response, and the regions of outputs written to shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []

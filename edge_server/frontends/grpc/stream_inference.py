@@ -1,9 +1,9 @@
 """ModelStreamInfer: the requests of one stream and their responses, without a thread per stream.
 
-The thread that receives a request submits it; a large one that is slow to parse goes to another thread. The thread that
-computes a response encodes and sends it, or the transport's thread does once the previous one is sent. Responses
-of models with one response per request are sent in request order, those of decoupled models as they come. Unanswered
-requests and unsent responses are limited. A call that ends cancels its outstanding requests.
+The thread that receives a request submits it. A large request that is slow to parse runs on another thread. The thread
+that computes a response encodes and sends it. If the previous response is not sent yet, the transport's thread does
+this later. Models with one response per request respond in request order, decoupled models in any order. The number and
+memory of unanswered requests and unsent responses are limited. A call that ends cancels its outstanding requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.request_response import RequestMemo, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
-from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, ending, known, run_blocking
+from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, call_status, client_error, run_blocking
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
 from edge_server.frontends.grpc.restricted_protocols import Restriction
-from edge_server.frontends.grpc.special_outputs import shaped
+from edge_server.frontends.grpc.special_outputs import apply_plan
 from edge_server.frontends.grpc.unary_inference import (
     COMPLETE,
     LARGE_BYTES,
@@ -44,15 +44,15 @@ MAX_OUTSTANDING = 1024
 wait."""
 
 MAX_OUTSTANDING_BYTES = 256 << 20
-"""Memory of those requests and of unsent responses at which reading stops; one request always gets through."""
+"""Memory of those requests and of unsent responses at which reading stops. One request is always accepted."""
 
 MAX_BACKLOG = 65_536
 MAX_BACKLOG_BYTES = 1 << 30
-"""Maximum number and memory of unsent responses to a client that does not read; more of either ends the stream."""
+"""Maximum number and memory of unsent responses to a client that does not read. More of either ends the stream."""
 
 
 class StreamedRequest:
-    """One request of a stream and its responses. `take` is its sink."""
+    """One request of a stream. `on_response` receives its responses."""
 
     __slots__ = (
         "_stream", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
@@ -70,8 +70,8 @@ class StreamedRequest:
         self.ticket: SubmittedRequest | None = None
         self.trace: TracedRequest | None = None
 
-    def take(self, response: Response) -> None:
-        self._stream.take(self, response)
+    def on_response(self, response: Response) -> None:
+        self._stream.on_response(self, response)
 
     def close(self) -> None:
         """Finish the trace and release the memory for outputs; nothing more is sent for this request."""
@@ -87,7 +87,7 @@ class EndOfStream:
         self.error = error
 
 
-Answer: TypeAlias = "tuple[StreamedRequest, Response, int]"
+OutgoingResponse: TypeAlias = "tuple[StreamedRequest, Response, int]"
 """A response to send: its request, the response, and its memory in bytes."""
 
 
@@ -112,15 +112,15 @@ class InferStream:
         self._lock = threading.Lock()
         self._order: deque[StreamedRequest] = deque()
         self._waiting: set[StreamedRequest] = set()
-        self._outbox: deque[Answer | EndOfStream] = deque()
+        self._outbox: deque[OutgoingResponse | EndOfStream] = deque()
         self._open_count = 0
         self._posted = self._posted_bytes = 0
         self._is_input_closed = self._is_ended = self._is_stopping = False
         self._is_sending = False
-        """Whether a thread sends, or the transport has not taken the last message. Stays True after the end."""
+        """Whether a thread sends, or the transport has not accepted the last message yet. Stays True after the end."""
         self._reader_waits = False
 
-        # No lock is needed: these only grow, the first two on the reading thread, the others on the sending thread.
+        # No lock is needed: these only grow. The reading thread writes the first two, the sending thread the others.
         self._accepted = self._accepted_bytes = 0
         self._finished = self._finished_bytes = 0
         self._sent = self._sent_bytes = 0
@@ -131,19 +131,19 @@ class InferStream:
         self._accepted += 1
         self._accepted_bytes += len(message)
         if len(message) >= LARGE_BYTES and not self._reader.is_quick(message):
-            run_blocking(self._call, partial(self._take_up, message))
+            run_blocking(self._call, partial(self._start_request, message))
         else:
-            self._take_up(message)
+            self._start_request(message)
 
-    def _take_up(self, message: Message) -> None:
+    def _start_request(self, message: Message) -> None:
         try:
             self._submit(message)
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
-            self._end(known(error))
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            self._end(client_error(error))
             return
-        # Set before the limits are checked: a thread that makes room counts first and checks this flag after.
+        # Set before the limits are checked: a thread that frees memory counts it first, and checks this flag after.
         self._reader_waits = True
-        self._read_on()
+        self._request_next()
 
     def on_last_message(self) -> None:
         with self._lock:
@@ -157,7 +157,7 @@ class InferStream:
         self._flush()
 
     def on_woken(self) -> None:
-        """Do nothing: this call never asks for it."""
+        """Do nothing: this call never calls `wake`."""
 
     def on_client_left(self) -> None:
         self._end()
@@ -172,10 +172,10 @@ class InferStream:
     # -- requests
 
     def _submit(self, message: Message) -> None:
-        """Submit one request, or answer it with an error."""
+        """Submit one request, or send an error as its response."""
         service = self._service
-        exchange = StreamedRequest(self, len(message))
-        plan = exchange.plan
+        streamed = StreamedRequest(self, len(message))
+        plan = streamed.plan
         request = failure = None
         traces = service.traces
         received_ns = time.monotonic_ns() if traces.is_on else 0
@@ -185,42 +185,42 @@ class InferStream:
                 spec = service.model_spec(plan.model, plan.version)
             else:
                 spec = service.spec_of(found[0].memo, plan.model, plan.version)
-            exchange.is_ordered = not spec.is_decoupled
+            streamed.is_ordered = not spec.is_decoupled
             request = self._reader.request(message, found, plan, self._forwarded)
-            exchange.memo = request.memo
+            streamed.memo = request.memo
             if traces.is_on:
-                exchange.trace = begin_trace(traces, request, self._call.metadata, received_ns)
-        except Exception as error:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
-            failure = known(error)
+                streamed.trace = begin_trace(traces, request, self._call.metadata, received_ns)
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+            failure = client_error(error)
         with self._lock:
             self._open_count += 1
-            if exchange.is_ordered:
-                self._order.append(exchange)
+            if streamed.is_ordered:
+                self._order.append(streamed)
         if request is not None and failure is None:
             try:
-                # A decoupled model may take any time between its responses.
-                hold_us = self._call.hold_us if exchange.is_ordered else 0.0
-                ticket = service.submit(request, exchange.take, hold_us=hold_us)
-                if not exchange.is_done:
-                    self._watch(exchange, ticket)
-            except Exception as error:  # noqa: BLE001 - a front-end boundary, as above
-                failure = known(error)
+                # A decoupled model may wait without limit between its responses: it must not run on this thread.
+                hold_us = self._call.hold_us if streamed.is_ordered else 0.0
+                ticket = service.submit(request, streamed.on_response, hold_us=hold_us)
+                if not streamed.is_done:
+                    self._watch(streamed, ticket)
+            except Exception as error:  # noqa: BLE001 - as above
+                failure = client_error(error)
         if failure is not None:
-            self.take(exchange, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
+            self.on_response(streamed, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
 
-    def _watch(self, exchange: StreamedRequest, ticket: SubmittedRequest) -> None:
-        """Remember an unanswered request, so that it is cancelled when the call ends."""
-        exchange.ticket = ticket
+    def _watch(self, streamed: StreamedRequest, ticket: SubmittedRequest) -> None:
+        """Store the ticket of an unanswered request: the request is cancelled if the call ends."""
+        streamed.ticket = ticket
         with self._lock:
-            if exchange.is_done:
+            if streamed.is_done:
                 return
             if not self._is_ended:
-                self._waiting.add(exchange)
+                self._waiting.add(streamed)
                 return
         ticket.cancel()
 
-    def _read_on(self) -> None:
-        """Request the next message if reading waits and there is room for it."""
+    def _request_next(self) -> None:
+        """Request the next message if reading has stopped and the limits allow it."""
         if not self._reader_waits:
             return
         with self._lock:
@@ -234,18 +234,18 @@ class InferStream:
 
     # -- responses
 
-    def take(self, exchange: StreamedRequest, response: Response) -> None:
-        """Take one response, on any thread."""
+    def on_response(self, streamed: StreamedRequest, response: Response) -> None:
+        """Send one response, now or later. Called on any thread."""
         with self._lock:
             if response.is_final:
-                exchange.is_done = True
-                self._waiting.discard(exchange)
+                streamed.is_done = True
+                self._waiting.discard(streamed)
                 self._open_count -= 1
-                if exchange.trace is not None:
-                    exchange.trace.stamp(COMPLETE)
+                if streamed.trace is not None:
+                    streamed.trace.stamp(COMPLETE)
             is_dropped = self._is_ended
             if not is_dropped:
-                self._post_in_order(exchange, response)
+                self._post_in_order(streamed, response)
                 if not self._open_count:
                     self._post_end()
             is_overfull = not is_dropped and (
@@ -253,23 +253,23 @@ class InferStream:
             )
         if is_dropped:
             if response.is_final:
-                exchange.close()
+                streamed.close()
         elif is_overfull:
             self._end(Throttled("the client does not read the responses of its stream, of which too many wait"))
         else:
             self._flush()
 
-    def _post_in_order(self, exchange: StreamedRequest, response: Response) -> None:
-        """Post the response, or hold it until the previous ones have come. *Locked.*"""
-        if not exchange.is_ordered:
-            self._post(exchange, response)
+    def _post_in_order(self, streamed: StreamedRequest, response: Response) -> None:
+        """Post the response, or hold it until all previous requests have their responses. *Locked.*"""
+        if not streamed.is_ordered:
+            self._post(streamed, response)
             return
-        if self._order[0] is not exchange:
-            if exchange.held is None:
-                exchange.held = []
-            exchange.held.append(response)
+        if self._order[0] is not streamed:
+            if streamed.held is None:
+                streamed.held = []
+            streamed.held.append(response)
             return
-        self._post(exchange, response)
+        self._post(streamed, response)
         if not response.is_final:
             return
         self._order.popleft()
@@ -282,13 +282,13 @@ class InferStream:
                 return
             self._order.popleft()
 
-    def _post(self, exchange: StreamedRequest, response: Response) -> None:
+    def _post(self, streamed: StreamedRequest, response: Response) -> None:
         size = 0
         for tensor in response.outputs:
             size += tensor.nbytes
         self._posted += 1
         self._posted_bytes += size
-        self._outbox.append((exchange, response, size))
+        self._outbox.append((streamed, response, size))
 
     def _post_end(self) -> None:
         if self._is_input_closed:
@@ -297,7 +297,7 @@ class InferStream:
             self._outbox.append(EndOfStream(_stopping()))
 
     def _flush(self) -> None:
-        """Send the waiting responses, unless another thread does or the transport takes no more."""
+        """Send the waiting responses, unless another thread does this or the transport accepts no more."""
         while True:
             with self._lock:
                 if self._is_sending or not self._outbox:
@@ -306,58 +306,58 @@ class InferStream:
                 self._is_sending = True
                 item = self._outbox.popleft()
             if isinstance(item, EndOfStream):
-                self._call.end(OK if item.error is None else ending(known(item.error)))
+                self._call.end(OK if item.error is None else call_status(client_error(item.error)))
                 return
             try:
                 message = self._message(*item)
             except EdgeServerError as error:
-                self._call.end(ending(known(error)))
+                self._call.end(call_status(client_error(error)))
                 return
             if message is not None and not self._call.send(message):
                 return
             self._is_sending = False
 
-    def _message(self, exchange: StreamedRequest, response: Response, size: int) -> Pieces | None:
+    def _message(self, streamed: StreamedRequest, response: Response, size: int) -> Pieces | None:
         """Return the encoded response, or None if the client must not get it.
 
-        Raises the response's error in real-error mode.
+        Raises the response's error if the metadata has REAL_ERRORS_KEY.
         """
         self._sent += 1
         self._sent_bytes += size
         if not response.is_final:
-            self._read_on()
-            return self._encoded(exchange, response)
+            self._request_next()
+            return self._encoded(streamed, response)
         self._finished += 1
-        self._finished_bytes += exchange.size
-        self._read_on()
-        trace = exchange.trace
+        self._finished_bytes += streamed.size
+        self._request_next()
+        trace = streamed.trace
         if trace is not None:
             trace.stamp(SEND_START)
         try:
-            return self._encoded(exchange, response)
+            return self._encoded(streamed, response)
         finally:
             if trace is not None:
                 trace.stamp(SEND_END)
-            exchange.close()
+            streamed.close()
 
-    def _encoded(self, exchange: StreamedRequest, response: Response) -> Pieces | None:
-        error, plan = response.error, exchange.plan
+    def _encoded(self, streamed: StreamedRequest, response: Response) -> Pieces | None:
+        error, plan = response.error, streamed.plan
         if error is None:
-            # An empty final response is sent if the client asked for it, or if a model with one response per request
+            # An empty final response is sent if the client requested it, or if a model with one response per request
             # has sent none.
-            if response.is_empty and not plan.wants_empty_final and (exchange.has_sent or not exchange.is_ordered):
+            if response.is_empty and not plan.wants_empty_final and (streamed.has_sent or not streamed.is_ordered):
                 return None
-            exchange.has_sent = True
+            streamed.has_sent = True
             try:
                 if response.is_empty:
                     return empty_final_message(plan.model, plan.version_text, plan.request_id)
                 if plan.special:
-                    return stream_message(*shaped(response, plan, self._service), exchange.memo)
-                return stream_message(response, memo=exchange.memo)
-            except Exception as failure:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
-                error = known(failure)
-                if not response.is_final and exchange.ticket is not None:
-                    exchange.ticket.cancel()
+                    return stream_message(*apply_plan(response, plan, self._service), streamed.memo)
+                return stream_message(response, memo=streamed.memo)
+            except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+                error = client_error(failure)
+                if not response.is_final and streamed.ticket is not None:
+                    streamed.ticket.cancel()
         if self._has_real_errors:
             self._end()
             raise error
@@ -366,12 +366,12 @@ class InferStream:
     # -- the end
 
     def _end(self, error: EdgeServerError | None = None) -> None:
-        """Cancel outstanding requests and drop unsent responses: the client left, or `error` ends the call."""
+        """Cancel outstanding requests and drop unsent responses. `error` None: the client has left."""
         with self._lock:
             if self._is_ended:
                 return
             self._is_ended = True
-            tickets = [exchange.ticket for exchange in self._waiting]
+            tickets = [streamed.ticket for streamed in self._waiting]
             closing = list(self._order)
             closing += [item[0] for item in self._outbox if not isinstance(item, EndOfStream)]
             self._waiting.clear()
@@ -381,8 +381,8 @@ class InferStream:
         for ticket in tickets:
             if ticket is not None:
                 ticket.cancel()
-        for exchange in closing:
-            exchange.close()
+        for streamed in closing:
+            streamed.close()
         self._flush()
 
 

@@ -71,8 +71,8 @@ def _payloads(contents: bytes | memoryview, field: int) -> list[memoryview]:
     """Return the payloads of one field: one packed payload for numbers, or one per element of bytes_contents."""
     found = split(contents, field)
     if found is None or len(found.rest) or (len(found.payloads) > 1 and field != FIELDS[DType.BYTES]):
-        # Unpacked numbers, several packed runs, other fields or damage: the message class handles them all, and its
-        # serialization is plain.
+        # Unpacked numbers, several packed payloads, other fields or damage: the message class parses them all, and
+        # serializes the numbers as one packed payload.
         found = split(_normalised(contents), field)
     return found.payloads if found is not None else []
 
@@ -143,7 +143,7 @@ def decode_varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | No
 
 
 def _fit(name: str, dtype: DType, values: npt.NDArray[np.uint64], model: str) -> npt.NDArray[np.generic]:
-    """Convert 64-bit patterns to the type: first to int32 or uint32 as protobuf does, then without loss.
+    """Convert 64-bit patterns to the type: first to int32 or uint32, as protobuf does, then to the type itself.
 
     Raises InvalidRequest if a number does not fit into the type.
     """

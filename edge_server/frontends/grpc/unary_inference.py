@@ -1,9 +1,9 @@
-"""ModelInfer: parses requests, encodes responses, and handles the unary call between them.
+"""ModelInfer: parses requests, encodes responses, and handles unary calls.
 
 A client's requests to a model usually differ only in id and tensor bytes. The rest of a message is its header. The
-message class parses a header once; a header cache recognises it by its bytes. The header's memo holds the common parts
-of the responses. A header is not cached if it carries data or means something else each time (a deadline, a sequence
-step). Streams use the same functions.
+protobuf class parses a header once; after that a cache recognises the header by its bytes. The header's memo holds the
+common parts of the responses. A header is not cached if it carries data, or if its meaning changes with each request (a
+deadline, a sequence step). Streams use the same functions.
 
 Formats: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of grpc_service.proto. Response fields are
 in ascending order. Data of large tensors is not copied.
@@ -30,8 +30,8 @@ from edge_server.frontends.grpc.call import (
     Metadata,
     RpcCall,
     UnaryHandler,
-    ending,
-    known,
+    call_status,
+    client_error,
     run_blocking,
 )
 from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader, Outline
@@ -44,8 +44,8 @@ from edge_server.frontends.grpc.infer_request import (
     set_parameters,
 )
 from edge_server.frontends.grpc.restricted_protocols import Restriction
-from edge_server.frontends.grpc.special_outputs import shaped
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.grpc.special_outputs import apply_plan
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 # -- requests
 
-MOST_HEADS = 256
-MOST_HEAD_BYTES = 2048
-"""Limits of the header cache: more entries clear it, and longer headers are parsed each time."""
+MAX_HEADERS = 256
+MAX_HEADER_BYTES = 2048
+"""Limits of the header cache: further entries clear it first, and longer headers are parsed each time."""
 
 _SMALL_BYTES = 4096
 """Data up to this size is copied: that costs less than a view or an alignment check."""
@@ -82,7 +82,7 @@ _SMALL_BYTES = 4096
 _REQUEST_ID = 3 << 3 | DELIMITED
 _REQUEST_RAW = 7 << 3 | DELIMITED
 _REQUEST_PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
-"""Tags of model_name, model_version, id, parameters, inputs and outputs: the fields of a cacheable header."""
+"""Tags of model_name, model_version, id, parameters, inputs and outputs: a cacheable header has only these fields."""
 
 KnownMessage: TypeAlias = "tuple[RequestHeader, list[int]]"
 """A message with a cached header: the header, then start and end offset of each of its raw_input_contents."""
@@ -116,7 +116,7 @@ class HeaderInput:
 
 @dataclass(slots=True)
 class RequestHeader:
-    """Parsed request header, shared by requests and never changed.
+    """Parsed request header. Requests share it, so it never changes.
 
     `given` holds all parameters, `custom` those that the model sees. `memo` is the server's cache for this header.
     """
@@ -126,7 +126,7 @@ class RequestHeader:
     version: int | None
     outputs: tuple[str, ...]
     special: Mapping[str, RequestedOutput] | None
-    slots: tuple[HeaderInput, ...]
+    inputs: tuple[HeaderInput, ...]
     raw_count: int
     given: Mapping[str, object]
     custom: Mapping[str, Parameter]
@@ -137,7 +137,10 @@ class RequestHeader:
 
 
 def outline(data: Message) -> Outline | None:
-    """Return the parts of a serialized message; None if it is not plain, not complete, or its header is too long."""
+    """Return the parts of a serialized message.
+
+    None if the message has other fields than a cacheable header, is incomplete, or its header is too long.
+    """
     position = 0
     end = len(data)
     id_start = id_end = 0
@@ -155,7 +158,7 @@ def outline(data: Message) -> Outline | None:
             stop = body + size
             if tag == _REQUEST_RAW:
                 if not raws:
-                    head_end = position
+                    header_end = position
                 raws.append(body)
                 raws.append(stop)
             elif tag == _REQUEST_ID:
@@ -168,11 +171,11 @@ def outline(data: Message) -> Outline | None:
     if position != end:
         return None
     if not raws:
-        head_end = end
-    if head_end - (id_end - id_start) > MOST_HEAD_BYTES:
+        header_end = end
+    if header_end - (id_end - id_start) > MAX_HEADER_BYTES:
         return None
-    head = bytes(data[:id_start]) + bytes(data[id_end:head_end]) if id_end else bytes(data[:head_end])
-    return head, request_id, raws
+    header = bytes(data[:id_start]) + bytes(data[id_end:header_end]) if id_end else bytes(data[:header_end])
+    return header, request_id, raws
 
 
 class RequestReader:
@@ -181,27 +184,27 @@ class RequestReader:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._messages = MessageReader()
-        self._heads: dict[bytes, RequestHeader] = {}
+        self._headers: dict[bytes, RequestHeader] = {}
 
     def is_quick(self, data: Message) -> bool:
-        """Return whether parsing takes microseconds: the header is cached, and no input needs a check of its values."""
+        """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
         parts = outline(data)
-        head = self._heads.get(parts[0]) if parts is not None else None
-        return head is not None and all(slot.size >= 0 for slot in head.slots)
+        header = self._headers.get(parts[0]) if parts is not None else None
+        return header is not None and all(declared.size >= 0 for declared in header.inputs)
 
     def find(self, data: Message, plan: ResponsePlan) -> KnownMessage | InferMessage:
         """Parse a received message, and set model, version and id in `plan`. Raises InvalidRequest."""
         parts = outline(data)
-        head = self._heads.get(parts[0]) if parts is not None else None
-        if parts is not None and head is not None and 2 * head.raw_count == len(parts[2]):
+        header = self._headers.get(parts[0]) if parts is not None else None
+        if parts is not None and header is not None and 2 * header.raw_count == len(parts[2]):
             try:
                 plan.request_id = parts[1].decode()
             except UnicodeDecodeError:
                 # The message class reports this error.
                 parts = None
             else:
-                plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
-                return head, parts[2]
+                plan.model, plan.version_text, plan.version = header.model, header.version_text, header.version
+                return header, parts[2]
         found = self._messages.read(data)
         found.outline = parts
         message = found.message
@@ -220,31 +223,35 @@ class RequestReader:
         """
         if isinstance(found, InferMessage):
             request = request_of(found, plan, self._regions, forwarded)
-            if found.outline is not None and not forwarded and (head := _head_of(found, plan, request)) is not None:
-                self._keep(found.outline, head)
-                request.memo = head.memo
+            if found.outline is not None and not forwarded:
+                header = _request_header(found, plan, request)
+                if header is not None:
+                    self._cache(found.outline, header)
+                    request.memo = header.memo
             return request
-        head, raws = found
+        header, raws = found
         tensors: dict[str, Tensor] = {}
-        request = Request(head.model, tensors, head.version, plan.request_id, head.outputs, head.custom, head.priority)
-        request.timeout_us = head.timeout_us
-        plan.wants_empty_final = head.wants_empty_final
+        request = Request(
+            header.model, tensors, header.version, plan.request_id, header.outputs, header.custom, header.priority
+        )
+        request.timeout_us = header.timeout_us
+        plan.wants_empty_final = header.wants_empty_final
         if forwarded:
-            set_parameters(request, plan, {**forwarded, **head.given})
+            set_parameters(request, plan, {**forwarded, **header.given})
         else:
-            request.memo = head.memo
-        if head.special or head.raw_count != len(head.slots):
-            plan.special = head.special
-            self._pin_known(request, plan, head, data, raws)
+            request.memo = header.memo
+        if header.special or header.raw_count != len(header.inputs):
+            plan.special = header.special
+            self._pin_known(request, plan, header, data, raws)
             return request
         position = 0
-        for slot in head.slots:
-            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+        for declared in header.inputs:
+            tensors[declared.name] = declared.tensor(data, raws[position], raws[position + 1], header.model)
             position += 2
         return request
 
     def _pin_known(
-        self, request: Request, plan: ResponsePlan, head: RequestHeader, data: Message, raws: list[int]
+        self, request: Request, plan: ResponsePlan, header: RequestHeader, data: Message, raws: list[int]
     ) -> None:
         """Set the inputs and output regions of a request with a cached header that uses shared memory."""
         pins = LazyRegionPins(self._regions)
@@ -253,13 +260,13 @@ class RequestReader:
         try:
             if plan.special:
                 request.targets = pin_targets(plan, self._regions, pins)
-            for slot in head.slots:
-                if slot.region is None:
-                    tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+            for declared in header.inputs:
+                if declared.region is None:
+                    tensors[declared.name] = declared.tensor(data, raws[position], raws[position + 1], header.model)
                     position += 2
                 else:
-                    tensors[slot.name] = pins.pins().tensor(
-                        slot.name, slot.dtype, slot.shape, slot.region, model=head.model
+                    tensors[declared.name] = pins.pins().tensor(
+                        declared.name, declared.dtype, declared.shape, declared.region, model=header.model
                     )
         except BaseException:
             pins.release()
@@ -268,24 +275,24 @@ class RequestReader:
         request.inputs = tensors
         request.release = pins.made.release if pins.made is not None else None
 
-    def _keep(self, found: Outline, head: RequestHeader) -> None:
-        if len(self._heads) >= MOST_HEADS:
-            # So many headers are not in use at once: a client varies its requests, so their order has no meaning.
-            self._heads.clear()
-        self._heads[found[0]] = head
+    def _cache(self, found: Outline, header: RequestHeader) -> None:
+        if len(self._headers) >= MAX_HEADERS:
+            # A client that varies its headers fills the cache. Headers in use are cached again at once: clear all.
+            self._headers.clear()
+        self._headers[found[0]] = header
 
 
-def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
-    """Return the header of a valid request, or None if it carries data or may mean something else next time."""
+def _request_header(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
+    """Return the header of a valid request, or None if it must not be cached (see the module's docstring)."""
     if request.sequence is not None or request.deadline_ns:
         return None
-    slots = []
+    inputs = []
     for position, given in enumerate(found.inputs):
         if position in found.contents or given.HasField("contents"):
             return None
         region = region_reference(parameter_values(given.parameters, {}), given.name) if given.parameters else None
-        slots.append(slot_of(request.inputs[given.name], region))
-    raw_count = sum(slot.region is None for slot in slots)
+        inputs.append(_header_input(request.inputs[given.name], region))
+    raw_count = sum(declared.region is None for declared in inputs)
     if raw_count != len(found.raw):
         return None
     return RequestHeader(
@@ -294,7 +301,7 @@ def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> Reque
         plan.version,
         request.outputs,
         plan.special,
-        tuple(slots),
+        tuple(inputs),
         raw_count,
         parameter_values(found.message.parameters, {}),
         request.parameters,
@@ -304,8 +311,8 @@ def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> Reque
     )
 
 
-def slot_of(tensor: Tensor, region: RegionRef | None) -> HeaderInput:
-    """Return the header's declaration of an input that was parsed to this tensor."""
+def _header_input(tensor: Tensor, region: RegionRef | None) -> HeaderInput:
+    """Return the header's entry for an input that was parsed to this tensor."""
     shape = tuple(map(int, tensor.shape))
     size = -1 if tensor.dtype in (DType.BYTES, DType.BOOL) or 0 in shape else tensor.nbytes
     return HeaderInput(tensor.name, tensor.dtype, tensor.dtype.numpy, shape, size, region)
@@ -324,18 +331,18 @@ _ID_TAG = bytes((_ID << 3 | 2,))
 _ID_HEADS = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
 _NOTHING_PLACED: Mapping[str, RegionRef] = {}
 
-_MAX_HEAD_BYTES = 1 << 24
-"""Upper bound for the bytes of a message that are not tensor data. If tensor data leaves less room than this, the
+_MAX_NON_TENSOR_BYTES = 1 << 24
+"""Assumed maximum of the bytes of a message that are not tensor data. If tensor data leaves less room than this, the
 message size is computed exactly."""
 
 
 def response_message(
     response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
 ) -> list[bytes | memoryview]:
-    """Return a ModelInferResponse, in pieces. `memo` is the request's.
+    """Return a ModelInferResponse, in pieces. `memo` is that of the request.
 
-    `placed` gives the regions of outputs in shared memory; the message carries no data for them. Raises ServingFault
-    if the message is longer than gRPC allows.
+    `placed` gives the regions of outputs in shared memory: the message carries no data for them. Raises ServingFault if
+    the message is longer than gRPC allows.
     """
     return _pieces(response, placed, memo, b"")
 
@@ -359,7 +366,7 @@ def stream_error_message(message: str, request_id: str) -> list[bytes]:
 
 
 def empty_final_message(model: str, version_text: str, request_id: str) -> list[bytes]:
-    """Return a ModelStreamInferResponse that only marks the end of the responses; names are the request's."""
+    """Return a ModelStreamInferResponse that only marks the end of the responses. The names are the request's."""
     inner = delimited(_MODEL_NAME, text(model))
     if version_text:
         inner += delimited(_MODEL_VERSION, text(version_text))
@@ -380,7 +387,7 @@ class _OutputHead(NamedTuple):
     region: RegionRef | None
 
 
-class _AnswerHead(NamedTuple):
+class _ResponseHead(NamedTuple):
     """Common parts of the responses to requests with one header."""
 
     model: str
@@ -394,11 +401,11 @@ def _pieces(
 ) -> list[bytes | memoryview]:
     """Return a ModelInferResponse, in pieces."""
     kept = memo.front_end if memo is not None else None
-    if not isinstance(kept, _AnswerHead) or kept.version != response.version or kept.model != response.model:
+    if not isinstance(kept, _ResponseHead) or kept.version != response.version or kept.model != response.model:
         fields = delimited(_MODEL_NAME, text(response.model)) + delimited(
             _MODEL_VERSION, str(response.version).encode()
         )
-        kept = _AnswerHead(response.model, response.version, fields, ())
+        kept = _ResponseHead(response.model, response.version, fields, ())
     pieces: list[bytes | memoryview] = [kept.fields]
     request_id = response.request_id
     if request_id:
@@ -449,7 +456,7 @@ def _pieces(
     pieces += raws
     if is_new and memo is not None:
         memo.front_end = kept._replace(outputs=tuple(made))
-    if data_bytes > MAX_MESSAGE_BYTES - _MAX_HEAD_BYTES:
+    if data_bytes > MAX_MESSAGE_BYTES - _MAX_NON_TENSOR_BYTES:
         size = sum(map(len, pieces))
         # The tag and length of an enclosing stream message take less than 16 bytes.
         if size + 16 > MAX_MESSAGE_BYTES:
@@ -501,17 +508,17 @@ _NOT_FINAL = parameter_entry(_PARAMETERS, FINAL_KEY, False)
 # -- calls
 
 REAL_ERRORS_KEY = "triton_grpc_error"
-"""Metadata key: if "true", the first error ends a stream with its status instead of being sent in a message."""
+"""Metadata key. If its value is "true", the first error ends a stream with a gRPC status, else it is a message."""
 
 LARGE_BYTES = 256 << 10
 """Messages of at least this size are parsed on the transport's thread only if `RequestReader.is_quick`."""
 
 COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
-"""Triton's trace names for the front end's steps after a model has answered."""
+"""Triton's trace names for the steps of the front end after the model's response."""
 
 
 class InferContext:
-    """Shared context of inference calls: the service, the request parser, the pattern of forwarded metadata names."""
+    """Shared objects of inference calls: the service, the request parser, the pattern of forwarded metadata names."""
 
     __slots__ = ("header_pattern", "reader", "restriction", "service")
 
@@ -573,16 +580,16 @@ class UnaryInferCall(UnaryHandler):
                 request.deadline_ns = deadline_ns
             if traces.is_on:
                 self._trace = begin_trace(traces, request, call.metadata, received_ns)
-            ticket = service.submit(request, self._take, hold_us=call.hold_us)
-        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            ticket = service.submit(request, self._on_response, hold_us=call.hold_us)
+        except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             plan.release()
             if self._trace is not None:
                 self._trace.finish()
-            call.end(ending(known(error)))
+            call.end(call_status(client_error(error)))
             return
         if self._is_answered:
             return
-        # No lock is needed: each of the two threads writes its own flag first and reads the other's after.
+        # No lock is needed: each of the two threads writes its own flag first, and reads the other's after.
         self._ticket = ticket
         if self._has_left:
             ticket.cancel()
@@ -595,8 +602,8 @@ class UnaryInferCall(UnaryHandler):
         if ticket is not None:
             ticket.cancel()
 
-    def _take(self, response: Response) -> None:
-        """Take the model's responses, on any thread. The last one that is not empty is sent."""
+    def _on_response(self, response: Response) -> None:
+        """Receive a response of the model, on any thread. After the final one, send the last one that is not empty."""
         if not response.is_final:
             if not response.is_empty:
                 self._response = response
@@ -612,33 +619,35 @@ class UnaryInferCall(UnaryHandler):
         if error is None:
             try:
                 if plan.special:
-                    message = response_message(*shaped(response, plan, self._inference.service), self._memo)
+                    message = response_message(*apply_plan(response, plan, self._inference.service), self._memo)
                 else:
                     message = response_message(response, memo=self._memo)
-            except Exception as failure:  # noqa: BLE001 - the boundary: `known` logs and maps
-                error = known(failure)
+            except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it
+                error = client_error(failure)
         if plan.places is not None:
             plan.release()
-        # Errors are not raised: requests of a batch share them, and a traceback would keep all these requests alive.
-        # `self` and the call refer to each other: break the cycle, so that they and the message are freed at once.
+        # Do not raise the error: requests of a batch share it, and a traceback would keep all these requests alive.
+        # `self` and the call refer to each other: break the cycle, so that both and the message are freed at once.
         call = self._call
         del self._call
         if error is None:
-            call.answer(message)
+            call.respond(message)
         else:
-            call.end(ending(error))
+            call.end(call_status(error))
         if trace is not None:
             trace.stamp(SEND_END)
             trace.finish()
 
 
 def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:
-    """Return the metadata that becomes request parameters. Raises InvalidRequest for a reserved name or a value that is
-    not printable."""
+    """Return the metadata that becomes request parameters.
+
+    Raises InvalidRequest for a reserved name or a value that is not printable.
+    """
     if pattern is None:
         return NO_PARAMETERS
-    # Binary metadata is not text, and REAL_ERRORS_KEY is for this front end alone.
-    return forwarded(
+    # Binary metadata is not text, and REAL_ERRORS_KEY is only for this front end.
+    return header_parameters(
         (
             (key, value)
             for key, value in metadata
@@ -649,7 +658,7 @@ def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> M
 
 
 def begin_trace(traces: Traces, request: Request, metadata: Metadata, received_ns: int) -> TracedRequest | None:
-    """Return the trace of a request that was just parsed; None for an unsampled one. `received_ns` is its arrival."""
+    """Return the trace of a parsed request, or None if it is not sampled. `received_ns` is the time of its arrival."""
     trace = traces.sample(request.model, ((key, value) for key, value in metadata if isinstance(value, str)))
     if trace is not None:
         trace.stamps.append(("GRPC_WAITREAD_START", received_ns))

@@ -1,6 +1,6 @@
 """Accept loop of a listening socket, with a limit of connections. It also works without free file descriptors.
 
-asyncio's accept loop has no limit. Without a free file descriptor it tries a thousand times a second, and logs a
+asyncio's accept loop has no limit. Without a free file descriptor it retries a thousand times a second, and logs a
 traceback each time.
 """
 
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 MAX_DEFAULT_CONNECTIONS = 4096
 
 _BACKLOG = 1024
-_IN_A_ROW = 64
-"""Connections accepted in one turn of the event loop."""
+_MAX_ACCEPTS_PER_TURN = 64
+"""Maximum number of connections accepted in one turn of the event loop."""
 
 _PAUSE_S = 0.5
-"""Pause of the accept loop without a free file descriptor."""
+"""Pause of the accept loop when there is no free file descriptor."""
 
 _HANDSHAKE_S = 5.0
-"""A TLS handshake that takes longer is cancelled when the limit is reached and a new connection comes."""
+"""At the limit of connections, a TLS handshake that takes longer is cancelled for a new connection."""
 
 _LOG_EVERY_S = 60.0
 _RETRY_AFTER_S = 5.0
@@ -39,8 +39,11 @@ _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def max_connections(setting: int) -> int:
-    """Return the bound that a setting means: itself, or for 0 half of the files that the process may have open, so that
-    models, gRPC and metrics find theirs; at most MOST_BY_DEFAULT."""
+    """Return the limit of connections for a setting.
+
+    0 means half of the files that the process may open, at most MAX_DEFAULT_CONNECTIONS: models, gRPC and metrics need
+    files too.
+    """
     if setting:
         return setting
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,7 +69,7 @@ class Acceptor:
     async def open(self, address: str, port: int, *, reuses_port: bool, tls: ssl.SSLContext | None, limit: int) -> int:
         """Listen; return the port of the first socket. Raises OSError when the address cannot be used."""
         self._tls, self._limit = tls, limit
-        # asyncio finds the addresses and binds; this class accepts.
+        # asyncio resolves the address and binds the sockets; this class accepts the connections.
         bound = await self._loop.create_server(
             asyncio.Protocol, address, port, reuse_port=reuses_port or None, start_serving=False
         )
@@ -96,7 +99,7 @@ class Acceptor:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_IN_A_ROW):
+        for _ in range(_MAX_ACCEPTS_PER_TURN):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -105,26 +108,29 @@ class Acceptor:
                 if error.errno in _NO_RESOURCE:
                     self._pause(listening, error)
                     return
-                # accept(2): an error of one pending connection is returned here; the others are not affected.
+                # accept(2) also returns the errors of one pending connection. The others are not affected.
                 continue
             accepted.setblocking(False)
-            if self._connections.count() >= self._limit and not self._free_place(accepted):
+            if self._connections.count() >= self._limit and not self._make_room(accepted):
                 continue
             task = self._loop.create_task(self._set_up(accepted, self._connections.expect()))
             self._arriving[task] = time.monotonic()
             task.add_done_callback(lambda task: self._arriving.pop(task, None))
 
     async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
-        """Set up the connection. A TLS handshake may take a minute, and fail."""
+        """Set up the connection. With TLS this waits for the handshake, up to a minute."""
         try:
-            # A failed handshake is an error of the client.
+            # The client causes a failed handshake: no log line.
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
         finally:
             self._connections.expect_no_more(protocol)
 
-    def _free_place(self, accepted: socket.socket) -> bool:
-        """Close an idle connection, or cancel a slow handshake, for a new connection; else refuse the new one."""
+    def _make_room(self, accepted: socket.socket) -> bool:
+        """Close an idle connection or cancel a slow handshake for a new connection, or refuse the new one.
+
+        Return whether the new connection is accepted.
+        """
         text = f"{self._limit} HTTP connections are open already"
         is_free = self._connections.drop_idle()
         oldest = next(iter(self._arriving), None)
@@ -133,7 +139,7 @@ class Acceptor:
             oldest.cancel()
             is_free = True
         if is_free:
-            self._log(f"{text}: those that idle the longest are closed for new ones")
+            self._log(f"{text}: the longest idle ones are closed for new ones")
             return True
         self._log(f"{text}, and none is idle: new ones are refused")
         with contextlib.suppress(OSError), accepted:
@@ -146,13 +152,12 @@ class Acceptor:
         return False
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Leave new connections in the kernel's queue for a moment: an immediate retry would only use processor
-        time."""
+        """Leave new connections in the kernel's queue for _PAUSE_S: an immediate retry would waste processor time."""
         self._loop.remove_reader(listening)
         self._paused[listening] = self._loop.call_later(_PAUSE_S, self._resume, listening)
         is_free = self._connections.drop_idle()
-        then = "the connection that idled the longest is closed" if is_free else "new connections wait"
-        self._log(f"no HTTP connection can be accepted: {error.strerror}; {then}")
+        reaction = "the longest idle connection is closed" if is_free else "new connections wait"
+        self._log(f"no HTTP connection can be accepted: {error.strerror}; {reaction}")
 
     def _resume(self, listening: socket.socket) -> None:
         del self._paused[listening]

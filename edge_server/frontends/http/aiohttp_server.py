@@ -1,7 +1,7 @@
 """Adapter to aiohttp, which serves the requests that are not inference, one at a time.
 
 The connection finds the end of a request. aiohttp's protocol then gets the head and the body as bytes, parses them,
-calls the handler, and writes the response to an AiohttpTransport, which passes it to the connection. The handler sends
+and calls the handler. It writes the response to an AiohttpTransport, which passes it to the connection. `_handle` sends
 the complete response itself, and therefore knows when it is sent. aiohttp is imported on another thread, for the first
 such request or when the server is ready, so that neither the start nor an inference waits for the import.
 """
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _LOG = logging.getLogger(__name__)
-# aiohttp logs a traceback, with code 400, for each invalid head: any port scan would fill the log.
+# aiohttp logs a traceback, with code 400, for each invalid head: a port scan would fill the log.
 _LOG.addFilter(lambda record: not record.exc_info or getattr(record.exc_info[1], "code", None) != 400)
 
 _PIECE_BYTES = 256 * 1024
-"""Most bytes of a body passed to aiohttp at a time."""
+"""Maximum bytes of a body passed to aiohttp at a time."""
 
 _NEVER_S = 10.0 * 365 * 86400
-"""Keep-alive limit for aiohttp: the listener closes idle connections, because aiohttp does not see inferences."""
+"""Keep-alive limit for aiohttp, practically none: aiohttp does not see inferences, so the listener closes idle
+connections."""
 
-_OF_THE_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     ("connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
 """Header fields about the connection or the transfer: the connection has handled them."""
@@ -59,13 +60,13 @@ class AiohttpServer:
         self._server: web.Server | None = None
 
     def prepare(self) -> asyncio.Future[ModuleType]:
-        """Import aiohttp on another thread, before a request needs it. The result may raise ImportError."""
+        """Import aiohttp on another thread, before a request needs it. The future may raise ImportError."""
         return asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
 
     def begin(
         self, target: AiohttpTarget, connection: HttpConnection, body: Body, reader: BodyReader | None
     ) -> AiohttpTransport:
-        """Start a request; aiohttp is imported first if necessary."""
+        """Start a request. Import aiohttp first if necessary."""
         transport = connection.side_protocol
         if not isinstance(transport, AiohttpTransport):
             transport = connection.side_protocol = AiohttpTransport(connection)
@@ -117,10 +118,10 @@ class AiohttpServer:
             await response.write_eof()
             await request.release()
         except ConnectionError:
-            # The client has disconnected, does not read, or has a partial response. The result is not sent.
+            # The client has disconnected, does not read, or already has a part of the response: abort.
             transport.abort()
             return web.Response()
-        transport.end_request(stays=bool(response.keep_alive))
+        transport.end_request(may_stay_open=bool(response.keep_alive))
         return response
 
 
@@ -133,14 +134,14 @@ class AiohttpTarget:
     names: Mapping[str, str]
     head: RequestHead
     aligned_at: int = 0
-    is_kept: bool = False
+    is_cacheable: bool = False
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> AiohttpTransport:
         return self.server.begin(self, connection, body, reader)
 
 
 class AiohttpTransport(asyncio.Transport):
-    """aiohttp's view of a connection: passes it one request after the other, and sends its responses."""
+    """Transport of a connection for aiohttp: passes it one request after the other, and sends its responses."""
 
     def __init__(self, connection: HttpConnection) -> None:
         super().__init__()
@@ -175,7 +176,7 @@ class AiohttpTransport(asyncio.Transport):
             self._protocol.connection_made(self)
         head, size = target.head, len(self._unread)
         lines = [f"{head.method} {head.target} HTTP/1.{0 if head.is_http_1_0 else 1}"]
-        lines += [f"{name}: {value}" for name, value in head.headers.items() if name.lower() not in _OF_THE_CONNECTION]
+        lines += [f"{name}: {value}" for name, value in head.headers.items() if name.lower() not in _CONNECTION_HEADERS]
         lines.append("Connection: " + ("keep-alive" if self.connection.keeps_alive else "close"))
         if size:
             lines.append(f"Content-Length: {size}")
@@ -199,7 +200,7 @@ class AiohttpTransport(asyncio.Transport):
             return await target.handler(request, target.names)
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             response = failure_response(error, f"request {request.method} {request.raw_path}")
             if self._has_written:
                 raise ConnectionAbortedError("the response is incomplete") from None
@@ -222,11 +223,11 @@ class AiohttpTransport(asyncio.Transport):
         if self._reader is not None:
             self._reader.release()
 
-    def end_request(self, *, stays: bool) -> None:
-        """End a request whose response is sent and whose body is read. `stays`: the connection may stay open."""
+    def end_request(self, *, may_stay_open: bool) -> None:
+        """End a request whose response is sent and whose body is read. `may_stay_open` is about the connection."""
         if self._target is not None:
             self._target = self._reader = None
-            self.connection.end_response(stays=stays)
+            self.connection.end_response(may_stay_open=may_stay_open)
 
     # -- for the connection
 
@@ -262,7 +263,7 @@ class AiohttpTransport(asyncio.Transport):
         return self._is_closed or transport is None or transport.is_closing()
 
     def close(self) -> None:
-        """End the request: aiohttp closes after the last response, or when it cannot read the request."""
+        """End the request. aiohttp calls this after the last response, or if it cannot parse the request."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -270,7 +271,7 @@ class AiohttpTransport(asyncio.Transport):
             self._target = self._reader = None
             self.connection.send_response(error_response(ClosingRefusal("the request's head cannot be read")))
         else:
-            self.end_request(stays=False)
+            self.end_request(may_stay_open=False)
 
     def abort(self) -> None:
         self._is_closed = True
@@ -296,7 +297,7 @@ class AiohttpTransport(asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        # In another turn of the loop: aiohttp asks for more while it processes its buffer.
+        # In another turn of the loop: aiohttp calls this while it processes its buffer.
         self._is_paused = False
         self._loop.call_soon(self._feed_body)
 

@@ -1,4 +1,4 @@
-"""Readers of HTTP request bodies: of known length, received in place without a copy, or chunked (RFC 9112, 7.1)."""
+"""Readers of HTTP request bodies: of known length, without a copy, or chunked (RFC 9112, 7.1)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Body: TypeAlias = bytes | memoryview
 ALIGNMENT = 16
 
 MAX_CHUNKS = 65536
-"""Most chunks of a body, as in Triton: the cost of a chunk does not depend on its size."""
+"""Maximum number of chunks of a body, as in Triton: a small chunk costs as much as a large one."""
 
 _CHUNKS_AT_ONCE = 2048
-"""Chunks read in one turn of the event loop: one or two milliseconds."""
+"""Maximum number of chunks read in one turn of the event loop, in one or two milliseconds."""
 
 _MAX_SIZE_LINE_BYTES = 1024
 _MAX_TRAILER_BYTES = 8190
@@ -50,8 +50,8 @@ class ChunkDecoder:
     def decode(self, data: bytes, start: int, reader: BodyReader | DiscardedBody) -> tuple[int, bool]:
         """Append the chunks in `data`, from `start` on, to `reader`.
 
-        Return the start of the unused rest, and whether to continue with it in the next turn of the event loop. After
-        `is_complete`, the rest follows the body. Raises ClosingRefusal.
+        Return the start of the unused rest, and whether to continue with it in the next turn of the event loop. If
+        `is_complete`, the rest does not belong to the body. Raises ClosingRefusal.
         """
         view = memoryview(data)
         for _ in range(_CHUNKS_AT_ONCE):
@@ -105,12 +105,12 @@ class DiscardedBody:
 
 
 class BodyReader:
-    """Reader of one body, counted in the budget from its first byte until `release`.
+    """Reader of one body, which counts in the budget from its first byte until `release`.
 
-    Lives on one event loop and is made on its thread; the budget may refuse it on any thread. `size` is in bytes, None
-    for chunks. Byte `aligned_at` of a body of known size gets an address that suits every number type, so that tensors
-    behind a JSON text of that length need no copy. `refuse` is called when the body is too long or is refused by the
-    budget: its bytes are then released, and further bytes are dropped.
+    Lives on one event loop and is created on its thread; the budget may refuse it on any thread. `size` is in bytes,
+    None for a chunked body. In a body of known size, byte `aligned_at` has an address that is aligned for every number
+    type, so that tensors behind a JSON text of that length need no copy. If the body is too long, or the budget refuses
+    it, the reader calls `refuse`, releases the received bytes, and drops further bytes.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class BodyReader:
         self.filled = 0
         """Bytes that the budget counts."""
         self.buffer: memoryview | bytearray | None = None
-        """The only reference while the body is received, so that a refused body is freed at once."""
+        """The only reference to the memory while the body is received, so that a refused body is freed at once."""
         self._budget = budget
         self._loop = loop
         self._thread_id = get_ident()
@@ -156,7 +156,7 @@ class BodyReader:
         else:
             pad = -aligned_at % ALIGNMENT
             try:
-                # Not initialised: the memory of a body that never arrives is not used.
+                # Not initialised: pages that receive no bytes use no memory.
                 self.buffer = np.empty(size + pad, np.uint8).data[pad:]
             except (MemoryError, ValueError):
                 raise Refusal(f"there is no memory for a request body of {size} bytes") from None
@@ -186,12 +186,12 @@ class BodyReader:
         self.count(len(piece))
 
     def count(self, nbytes: int) -> None:
-        """Count bytes received into `buffer`. This body, or others, may be refused for them."""
+        """Count bytes received into `buffer`. The budget may refuse this body or another one for them."""
         self.received += nbytes
         self._budget.grow(self, nbytes)
 
     def finish(self) -> Body:
-        """Return the complete body. It still counts in the budget, but is no longer refused."""
+        """Return the complete body. It still counts in the budget, but the budget no longer refuses it."""
         buffer = self.buffer
         assert buffer is not None
         self._is_settled = True
@@ -199,7 +199,10 @@ class BodyReader:
         return memoryview(buffer).toreadonly() if buffer else b""
 
     async def decompress(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
-        """Return the decompressed body, which counts too. Raises InvalidRequest, and Refusal by the budget."""
+        """Return the decompressed body, which also counts in the budget.
+
+        Raises InvalidRequest, and Refusal if the budget refuses the body.
+        """
         loop = asyncio.get_running_loop()
         decompressed = await loop.run_in_executor(workers, decompress, body, encoding, self._budget.each)
         self._budget.grow(self, len(decompressed))

@@ -11,11 +11,11 @@ import socket
 from edge_server.errors import InvalidRequest
 
 STALL_S = 60.0
-"""Longest pause of a client within a request, or in reading a response; longest time for a head; and the period over
-which the rate of a body is measured. These are the time-outs of nginx."""
+"""Maximum pause of a client within a request or while it reads a response, maximum time for a head, and period over
+which the rate of a body is measured. nginx has these time-outs too."""
 
 MIN_BYTES_PER_S = 500
-"""Lowest rate of a body that is being received, over each `STALL_S`; the limit of Apache's mod_reqtimeout."""
+"""Minimum rate of a body that is being received, over each `STALL_S`; the limit of Apache's mod_reqtimeout."""
 
 _TCP_INFO_BYTES = 192
 _ACKED = slice(120, 128)

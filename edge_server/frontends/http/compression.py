@@ -8,14 +8,14 @@ from edge_server.errors import InvalidRequest, Unsupported
 
 ENCODINGS = ("gzip", "deflate")
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
-# On a small machine that also runs the model, speed is worth more than a few percent of size.
+# The machine also runs the model: processor time matters more than a few percent of size.
 _LEVEL = 1
 
 MAX_MEMBERS = 65536
-"""Most gzip members of one body: the cost of a member is high compared to its size, twenty bytes at least."""
+"""Maximum number of gzip members of one body: a member can have only twenty bytes, but costs much time."""
 
 _PIECE_BYTES = 16 * 1024
-"""Bytes given to zlib at a time: it copies the bytes behind the end of a member, so the whole rest is too much."""
+"""Maximum bytes given to zlib at a time: at the end of each member it copies all bytes that follow."""
 
 
 class UnknownEncoding(Unsupported):

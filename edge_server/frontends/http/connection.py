@@ -1,8 +1,7 @@
 """HTTP/1.1 connections of one listener: each reads requests, one at a time and in order, and writes their responses.
 
-A request is a head (`request_head`), which decides the target, and a body (`body_reader`). Clients send the same head
-again and again: heads of inference requests are cached by their bytes, and a known head is neither parsed nor routed
-again.
+A request is a head (`request_head`), which decides the target, and a body (`body_reader`). Clients often repeat a head.
+Heads of inference requests are cached by their bytes: a cached head is neither parsed nor routed again.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_re
 from edge_server.frontends.memory_budget import MemoryBudget
 
 TICKS = 4
-"""A connection without activity for this number of ticks is stalled. A period that begins within a tick has one
-more."""
+"""A connection without activity for this number of ticks is stalled. A period that begins between two ticks gets one
+tick more."""
 
 READ_BYTES = 64 * 1024
-"""Most bytes of one read. Bodies of a known length are read directly into their buffer, without this limit."""
+"""Maximum bytes of one read. A body of known length is read directly into its buffer, without this limit."""
 
 _KEEP_ALIVE_S = 3630.0
-"""Limit for idle connections: longer than the limit of usual proxies, so that the proxy closes first."""
+"""Time after which an idle connection is closed. It is longer than that of usual proxies, so that the proxy closes
+first."""
 
 _MIN_WAIT_S = 0.01
 
-_MAX_KNOWN_HEADS = 256
-_MAX_KNOWN_HEAD_BYTES = 2048
-"""Limits of the head cache: a client with always different heads needs no more memory."""
-
+_MAX_CACHED_HEADS = 256
+_MAX_CACHED_HEAD_BYTES = 2048
+"""Limits of the head cache, in heads and in bytes of a head: they bound the memory if clients never repeat a head."""
 
 _HELD_BYTES = 64 * 1024
-"""Most bytes kept beyond the current request; more stay in the socket."""
+"""Maximum bytes held behind the current request; further bytes stay in the socket."""
 
 _UNREAD_BYTES = 256 << 20
 _UNREAD_CHUNKED_BYTES = 16 << 20
-"""Most bytes of a body that are read and discarded after an early response. A client that sends everything before it
-reads would otherwise miss the response; a client that sends without end is disconnected."""
+"""Maximum bytes of a body that are read and discarded after an early response. A client that sends the whole body
+before it reads would otherwise miss the response. A client that sends more is disconnected."""
 
 _HEAD_END = b"\r\n\r\n"
 _EMPTY_LINE = b"\r\n"
@@ -94,14 +93,14 @@ class RequestTarget(Protocol):
         """Byte of the body that gets an aligned address, see BodyReader."""
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it serves all requests with the same head, until `Connections.forget_heads`."""
+    def is_cacheable(self) -> bool:
+        """Whether it may serve all requests with the same head, until `Connections.forget_heads`."""
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpCall:
-        """Start a request. It sends one response by `send_pieces`, `send_response` or a stream, maybe before this
-        returns.
+        """Start a request. It sends one response by `send_pieces`, `send_response` or a stream.
 
-        `reader` has received the body if it came in pieces: `release` it when the body is decoded.
+        The response may be sent before this returns. `reader` has received the body if it came in several reads:
+        `release` it when the body is decoded.
         """
 
 
@@ -138,6 +137,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     """One client's connection. Lives on one event loop."""
 
     __slots__ = (
+        "_cached_heads",
         "_call",
         "_connections",
         "_decoder",
@@ -154,7 +154,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_is_reading_paused",
         "_is_scheduled",
         "_keeps_alive",
-        "_known_heads",
         "_left",
         "_loop",
         "_outgoing",
@@ -174,7 +173,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._known_heads = connections.known_heads
+        self._cached_heads = connections.cached_heads
         self._read_buffer = connections.read_buffer
         self._server_state = connections.server_state
         self._loop = asyncio.get_running_loop()
@@ -192,7 +191,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_scheduled = False
         """Whether `_continue` is scheduled for another turn of the loop."""
         self._left = 0
-        """Bytes of a body of a known length that are still to be discarded."""
+        """Bytes of a body of known length that are still to be discarded."""
         self._discarded = 0
         self._outgoing: deque[bytes | memoryview] = deque()
         self._drained: asyncio.Future[None] | None = None
@@ -289,7 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _continue_soon(self) -> None:
-        """Continue in another turn of the loop: a client that sends much at once must not delay others."""
+        """Continue in another turn of the loop, so that a client that sends much does not delay others."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._continue)
@@ -333,14 +332,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._head_ticks = 0
         raw = data[start:end]
-        known = self._known_heads.get(raw)
-        if known is None:
+        head_and_target = self._cached_heads.get(raw)
+        if head_and_target is None:
             try:
-                known = self._connections.read_head(raw)
+                head_and_target = self._connections.read_head(raw)
             except ClosingRefusal as refusal:
                 self._refuse_connection(refusal)
                 return
-        self._head, target = head, _ = known
+        self._head, target = head, _ = head_and_target
         self._keeps_alive = head.keeps_alive and not self._server_state.is_in_drain_delay
         self.is_plain = self._keeps_alive and not head.is_http_1_0
         size = head.body_size
@@ -359,7 +358,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _start_body(self, head: RequestHead, target: RequestTarget | HttpResponse, data: bytes, start: int) -> None:
         """Receive an incomplete body; if the request is refused, respond at once and discard the body."""
         size = head.body_size
-        must_ask = head.expects_continue and start == len(data)
+        client_waits = head.expects_continue and start == len(data)
         self._decoder = ChunkDecoder() if size is None else None
         self.began_ns = time.monotonic_ns()
         self._left = size or 0
@@ -375,8 +374,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 target = error_response(refusal)
                 target.closes = True
         if isinstance(target, HttpResponse):
-            if must_ask:
-                # Without "100 Continue" the client may send no body: the meaning of the next bytes is unknown.
+            if client_waits:
+                # Without "100 Continue" the client may omit the body: the next bytes may be a body or a request.
                 target.closes = True
                 self._phase = _Phase.BUSY
                 self.send_response(target)
@@ -384,7 +383,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._respond_early(target)
             return
         self._target = target
-        if must_ask and self._transport is not None:
+        if client_waits and self._transport is not None:
             self._transport.write(CONTINUE)
         if self._decoder is None:
             assert self._reader is not None
@@ -398,7 +397,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert reader is not None
         assert decoder is not None
         try:
-            start, goes_on = decoder.decode(data, start, reader)
+            start, has_more = decoder.decode(data, start, reader)
         except ClosingRefusal as refusal:
             if self._phase is _Phase.BODY:
                 self._refuse_connection(refusal)
@@ -407,7 +406,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._keep_rest(data, start)
         if not decoder.is_complete:
-            if goes_on:
+            if has_more:
                 self._continue_soon()
         elif self._phase is _Phase.BODY:
             self._run_target(reader.finish())
@@ -424,7 +423,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._call = call
 
     def register_body(self) -> BodyReader:
-        """Return a reader for a body that came in one read, so that the decompressed body counts in the budget."""
+        """Return a reader for a body that came in one read: the budget needs it to count the decompressed body."""
         self._reader = BodyReader(0, self._connections.budget, self._loop, lambda refusal: None)
         self._reader.finish()
         return self._reader
@@ -434,18 +433,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
-    def _refuse_connection(self, refusal: ClosingRefusal, *, is_silent: bool = False) -> None:
-        """Send an error and close; with `is_silent`, at once.
+    def _refuse_connection(self, refusal: ClosingRefusal, *, client_is_silent: bool = False) -> None:
+        """Send an error and close.
 
-        Otherwise further bytes are read and discarded until the client closes: the kernel resets a connection that is
-        closed with unread bytes, and the client could lose the response.
+        If the client still sends, first read and discard its bytes until it closes: the kernel resets a connection that
+        is closed with unread bytes, and the client could lose the response.
         """
         transport = self._transport
         if transport is None:
             self._close()
             return
         transport.write(response_bytes(error_response(refusal), closes=True))
-        if is_silent or self._is_closing or not transport.can_write_eof():
+        if client_is_silent or self._is_closing or not transport.can_write_eof():
             self._close()
             return
         transport.write_eof()
@@ -485,14 +484,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Discard bytes of a body whose request has its response already."""
         decoder = self._decoder
         begun = start
-        goes_on = False
+        has_more = False
         if decoder is None:
             start = min(len(data), start + self._left)
             self._left -= start - begun
             is_complete = not self._left
         else:
             try:
-                start, goes_on = decoder.decode(data, start, _DISCARDED)
+                start, has_more = decoder.decode(data, start, _DISCARDED)
             except ClosingRefusal:
                 self._close()
                 return
@@ -503,7 +502,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._end_request()
         elif self._discarded > (_UNREAD_BYTES if decoder is None else _UNREAD_CHUNKED_BYTES):
             self._close()
-        elif goes_on:
+        elif has_more:
             self._continue_soon()
 
     # -- responses
@@ -541,7 +540,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None
         while outgoing:
-            # asyncio logs each write to a broken connection; `connection_lost` follows soon.
+            # Do not write to a broken connection: asyncio logs each such write. `connection_lost` follows soon.
             if self._is_full or transport.is_closing():
                 return
             transport.write(outgoing.popleft())
@@ -560,7 +559,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(self.head_bytes(status, headers))
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a stream, not empty, and wait while the client does not read. Raises ConnectionResetError."""
+        """Send a piece of a stream, and wait while the client does not read. Raises ConnectionResetError.
+
+        `data` must not be empty: that would end the stream.
+        """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         assert self._head is not None
@@ -579,10 +581,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(b"0\r\n\r\n")
         self._end_request()
 
-    def end_response(self, *, stays: bool) -> None:
-        """End a request whose response was written to `transport`. `stays`: the connection may stay open."""
+    def end_response(self, *, may_stay_open: bool) -> None:
+        """End a request whose response was written to `transport`. `may_stay_open` is about the connection."""
         self._call = None
-        self._keeps_alive = self._keeps_alive and stays
+        self._keeps_alive = self._keeps_alive and may_stay_open
         if self._phase is _Phase.BUSY:
             self._end_request()
 
@@ -635,7 +637,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._phase is _Phase.HEAD and not self._held and not self._is_full
 
     def close_idle(self) -> None:
-        """Close an idle connection at once, also if the client has not read all that was sent."""
+        """Close an idle connection at once, even if the client has not read everything."""
         has_unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
         self._close()
         if has_unsent:
@@ -660,7 +662,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             elif self._idle_ticks >= idle_limit:
                 self._close()
         elif phase is _Phase.CLOSED:
-            # Before Python 3.11, closing with TLS waits for the client without limit.
+            # Before Python 3.11, closing with TLS waits for the client without a time limit.
             self._head_ticks += 1
             if self._head_ticks > TICKS and self._transport is not None and not self._transport.get_write_buffer_size():
                 self._transport.abort()
@@ -688,7 +690,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._phase is _Phase.DISCARD:
             self._close()
         else:
-            self._refuse_connection(StalledBody(message), is_silent=True)
+            self._refuse_connection(StalledBody(message), client_is_silent=True)
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
@@ -720,7 +722,7 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self.budget = budget
         self.server_state = server_state
-        self.known_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
+        self.cached_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -737,7 +739,7 @@ class Connections:
         self._ticker: asyncio.TimerHandle | None = None
 
     def read_head(self, raw: bytes) -> tuple[RequestHead, RequestTarget | HttpResponse]:
-        """Parse a head that is not in the cache, and find its target. Raises ClosingRefusal."""
+        """Parse a head that is not in the cache, find its target, and cache it. Raises ClosingRefusal."""
         head = parse_head(raw)
         target = self._find(head)
         size, limit = head.body_size or 0, self.budget.each
@@ -746,18 +748,18 @@ class Connections:
         if size > limit:
             text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
             return head, error_response(ClosingRefusal(text))
-        if target.is_kept and len(raw) <= _MAX_KNOWN_HEAD_BYTES:
-            if len(self.known_heads) >= _MAX_KNOWN_HEADS:
-                del self.known_heads[next(iter(self.known_heads))]
-            self.known_heads[raw] = head, target
+        if target.is_cacheable and len(raw) <= _MAX_CACHED_HEAD_BYTES:
+            if len(self.cached_heads) >= _MAX_CACHED_HEADS:
+                del self.cached_heads[next(iter(self.cached_heads))]
+            self.cached_heads[raw] = head, target
         return head, target
 
     def forget_heads(self) -> None:
         """Clear the head cache, because `find` decides differently now."""
-        self.known_heads.clear()
+        self.cached_heads.clear()
 
     def expect(self) -> HttpConnection:
-        """Return the protocol of an accepted connection, which counts from now on."""
+        """Return the protocol for an accepted connection. The connection counts from now on."""
         connection = HttpConnection(self)
         self._expected.add(connection)
         return connection
@@ -786,7 +788,7 @@ class Connections:
     def drop_idle(self) -> bool:
         """Close the connection that has been idle longest, for at least a tick. Return False when there is none."""
         if self._idle is None:
-            # Sorted once a tick: with very many new connections, each must not cause a scan of all others.
+            # Sorted once a tick: otherwise each of very many new connections would scan all others.
             self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
         while self._idle:
             longest = self._idle.pop()
@@ -799,7 +801,7 @@ class Connections:
         return oldest is not None
 
     def _close_idle(self, connection: HttpConnection) -> None:
-        """Close an idle connection. From now on it does not count, so that a new connection can be accepted."""
+        """Close an idle connection. It stops counting at once, so that a new connection can be accepted."""
         del self._open[connection]
         self._leaving.add(connection)
         connection.close_idle()

@@ -1,7 +1,7 @@
 """Check against cross-site requests: a web page of another site must not change the server through a user's browser.
 
-A browser sends requests of any page to any address. It adds Origin and Sec-Fetch-Site, which a page cannot change, and
-asks the server first (CORS preflight) unless the content type is one of a form. Other clients send neither header.
+A browser sends requests of any page to any address. It adds Origin and Sec-Fetch-Site, which a page cannot change. It
+first sends a CORS preflight, except for the content types of forms. Other clients send neither header.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from edge_server.errors import Forbidden
 from edge_server.frontends.http.request_head import RequestHead
 
-_FROM_PAGES = ("application/json", "application/octet-stream")
-_NEVER = ("text/plain", "multipart/form-data")
+_PAGE_TYPES = ("application/json", "application/octet-stream")
+_FORM_TYPES = ("text/plain", "multipart/form-data")
 """Content types of forms that no client of this API uses. `curl -d` uses the third, x-www-form-urlencoded."""
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
@@ -35,24 +35,24 @@ class CrossSiteCheck:
         headers = head.headers
         content_type = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if "Origin" not in headers and "Sec-Fetch-Site" not in headers:
-            if content_type in _NEVER:
-                raise Forbidden(f"orders are not taken with Content-Type '{content_type}', expected application/json")
+            if content_type in _FORM_TYPES:
+                raise Forbidden(f"Content-Type '{content_type}' is not accepted, expected application/json")
             return
         hosts, origins = headers.getall("Host"), headers.getall("Origin")
-        ours = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
-        if ours is None or not self._is_ours(ours[1]):
+        own_origin = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
+        if own_origin is None or not self._is_this_server(own_origin[1]):
             raise Forbidden(
-                "orders of web pages are taken under an address of this machine or one of its names, "
+                "requests of web pages must use an IP address or a name of this machine, "
                 f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
             )
-        if len(origins) != 1 or self._parse(origins[0]) != ours:
+        if len(origins) != 1 or self._parse(origins[0]) != own_origin:
             raise Forbidden(
-                f"orders are taken from this server's own web pages only ({self._scheme}://{hosts[0]}), "
+                f"requests are accepted only from this server's own web pages ({self._scheme}://{hosts[0]}), "
                 f"got Origin '{_shown(origins)}'"
             )
-        if content_type not in _FROM_PAGES and (content_type or head.body_size != 0):
+        if content_type not in _PAGE_TYPES and (content_type or head.body_size != 0):
             raise Forbidden(
-                f"orders of web pages need Content-Type {' or '.join(_FROM_PAGES)}, got '{content_type[:80]}'"
+                f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
             )
 
     def _parse(self, origin: str) -> tuple[str, str, int] | None:
@@ -65,7 +65,7 @@ class CrossSiteCheck:
         is_origin = host and parts.scheme and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
         return (parts.scheme, host, port) if is_origin else None
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_this_server(self, host: str) -> bool:
         """Return whether a host is this server. Any IP address is: its pages can only come from that address."""
         if host in self._names:
             return True

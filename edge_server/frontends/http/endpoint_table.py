@@ -17,7 +17,7 @@ from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, G
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 
-_PLACE = re.compile(r"\\\{(\w+)\\\}")
+_PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
 _CACHED_PATHS = 256
 
 
@@ -25,13 +25,13 @@ _CACHED_PATHS = 256
 class HttpEndpoint:
     """An endpoint: a path and a method. `category` is one of `config.CATEGORIES`.
 
-    `handler` runs in aiohttp, `generation` in a task of its own; an endpoint with neither is inference. `is_order`: the
-    request changes the server, and `CrossSiteCheck` checks it.
+    `handler` runs in aiohttp, `generation` in a task of its own; an endpoint with neither is inference.
+    `changes_server`: the request can change the server's state, so `CrossSiteCheck` checks it.
     """
 
     category: str
     handler: Handler | None = None
-    is_order: bool = False
+    changes_server: bool = False
     generation: GenerationHandler | None = None
 
 
@@ -56,12 +56,12 @@ class PathRouter:
 
     def __init__(self) -> None:
         self._patterns: list[tuple[re.Pattern[str], dict[str, HttpEndpoint]]] = []
-        # Clients send the same few paths again and again.
+        # Clients repeat the same few paths.
         self._match = functools.lru_cache(maxsize=_CACHED_PATHS)(self._match_patterns)
 
     def add(self, pattern: str, endpoints: Mapping[str, HttpEndpoint]) -> None:
         """Add one path; `endpoints` maps methods to endpoints."""
-        expression = _PLACE.sub(r"(?P<\1>[^/]+)", re.escape(pattern))
+        expression = _PLACEHOLDER.sub(r"(?P<\1>[^/]+)", re.escape(pattern))
         self._patterns.append((re.compile(expression + "/?"), dict(endpoints)))
 
     def find(self, method: str, target: str) -> tuple[HttpEndpoint, Mapping[str, str]]:
@@ -95,13 +95,15 @@ def build_router(
 ) -> PathRouter:
     """Return a router with all endpoints."""
     router = PathRouter()
-    # POST requests that change nothing: Triton uses POST for the index.
+    # These change nothing, although Triton uses POST for them.
     queries = (control.repository_index, control.named_repository)
 
     def add(category: str, patterns: tuple[str, ...], **handlers: Handler) -> None:
-        is_ordering = category in ORDERING_CATEGORIES
+        may_change_server = category in ORDERING_CATEGORIES
         endpoints = {
-            verb: HttpEndpoint(category, handler, is_order=is_ordering and verb != "GET" and handler not in queries)
+            verb: HttpEndpoint(
+                category, handler, changes_server=may_change_server and verb != "GET" and handler not in queries
+            )
             for verb, handler in handlers.items()
         }
         for pattern in patterns:

@@ -1,7 +1,7 @@
 """Event endpoint: the events of the bus as a JSON array, or as a stream of server-sent events.
 
-There is no queue for each client: a client's stream keeps the number of its last event, and reads on in the history of
-the bus.
+There is no queue for each client. A client's stream keeps the number of its last event, and reads the next ones from
+the history of the bus.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import Refusal
 from edge_server.frontends.http.aiohttp_server import AiohttpResponse
-from edge_server.frontends.http.request_head import parse_query, parse_truth, parse_whole_number
+from edge_server.frontends.http.request_head import parse_boolean, parse_query, parse_whole_number
 from edge_server.frontends.http.response import SERVER, json_response
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.telemetry.event_bus import Event, EventBus
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_FOLLOWERS = 32
-"""Most simultaneous streams; each keeps a connection for any time."""
+"""Maximum number of simultaneous streams: each occupies a connection without a time limit."""
 
 KEEP_ALIVE_S = 15.0
 """Time without an event after which a comment is sent, so that proxies and clients keep the connection."""
@@ -51,7 +51,7 @@ class EventEndpoints:
             try:
                 loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                # The loop ended meanwhile: there are no streams.
+                # The loop is closed: there are no streams.
                 return
 
         self._unsubscribe = self._bus.subscribe(receive)
@@ -68,13 +68,13 @@ class EventEndpoints:
         after = parse_whole_number("after", query.get("after", "0"))
         last_id = request.headers.get("Last-Event-ID")
         if last_id is not None:
-            # A client that reconnects repeats its first address, and sends the number of its last event in this header.
+            # A client that reconnects repeats its first URL, and sends the number of its last event in this header.
             after = parse_whole_number("Last-Event-ID", last_id)
         if after > self._bus.latest():
             # A number of an earlier run: send all events of this run.
             after = 0
         headers = {RUN_HEADER: self._bus.run_id, "Cache-Control": "no-cache"}
-        if parse_truth("follow", query.get("follow", "true")):
+        if parse_boolean("follow", query.get("follow", "true")):
             return await self._follow(request, after, headers)
         response = json_response([event_json(event) for event in self._bus.history(after)])
         response.headers.update(headers)

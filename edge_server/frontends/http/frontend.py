@@ -113,7 +113,7 @@ class HttpFrontend:
                 engines=self._engines,
             ),
         )
-        # Cached heads were admitted by the previous tokens: check them again.
+        # Cached heads were checked against the previous tokens: check them again.
         self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
         return await self._listener.open(
             config.address,
@@ -137,8 +137,7 @@ class HttpFrontend:
         """Use these files for new connections. Raises ServingFault, and changes nothing then."""
         if self._tls is None:
             return
-        # A new context: while files are loaded into a context in use, a handshake could use a certificate without its
-        # key.
+        # A new context: files loaded into a context in use could give a handshake a certificate without its key.
         self._tls = server_tls(cert, key, client_ca)
 
     async def stop(self, grace_s: float) -> None:
@@ -153,15 +152,15 @@ class HttpFrontend:
         try:
             endpoint, names = self._router.find(head.method, head.target)
             if endpoint.handler is None and endpoint.generation is None:
-                # Each request is counted when its body is received, because the head is cached.
+                # The head is cached, so the target counts each request itself, when its body is complete.
                 caller = self._admit(head.headers, endpoint.category, self._name_of)
                 assert self._inference is not None
                 return self._inference.target(head, names["model"], names.get("version", ""), caller)
             caller = self._admit(head.headers, endpoint.category, self._tokens.admit)
-            if endpoint.is_order:
+            if endpoint.changes_server:
                 self._cross_site_check.check(head)
                 if caller:
-                    _LOG.info("'%s' orders: %s %s", caller, head.method, head.target)
+                    _LOG.info("'%s' requested: %s %s", caller, head.method, head.target)
             if endpoint.generation is not None:
                 return GenerationTarget(endpoint.generation, names, head, self._workers)
             assert endpoint.handler is not None
@@ -172,7 +171,7 @@ class HttpFrontend:
             response = plain_error("Method Not Allowed", 405)
             response.headers["Allow"] = str(error)
             return response
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             return failure_response(error, f"request {head.method} {head.target}")
 
     def _name_of(self, authorization: Sequence[str], category: str) -> str:

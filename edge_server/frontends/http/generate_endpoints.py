@@ -21,7 +21,7 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopD
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, failure_response, json_response
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import InferenceService
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_BACKLOG = 65_536
-"""Most responses that wait for a client; a client with more is disconnected."""
+"""Maximum number of responses that wait for a client; at more, the client is disconnected."""
 
-_IN_A_ROW = 32
-"""Events of one stream written in one turn of the event loop."""
+_MAX_EVENTS_PER_TURN = 32
+"""Maximum number of events of one stream written in one turn of the event loop."""
 
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
@@ -43,7 +43,7 @@ _ONE_RESPONSE = (
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """One generate request, as a task of the event loop."""
+    """One generate request. It runs as a task of the event loop."""
 
     target: GenerationTarget
     connection: HttpConnection
@@ -59,7 +59,7 @@ class GenerationRequest:
         except ConnectionError:
             connection.abort()  # the client has disconnected, or does not read
             return
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             response = failure_response(error, f"request {head.method} {head.target}")
             if connection.is_streaming:
                 connection.abort()  # a part of the response is already sent
@@ -102,7 +102,7 @@ class GenerationTarget:
     head: RequestHead
     workers: Executor
     aligned_at: int = 0
-    is_kept: bool = False
+    is_cacheable: bool = False
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> GenerationRequest:
         request = GenerationRequest(self, connection, body, reader)
@@ -156,11 +156,11 @@ class GenerationEndpoints:
             return json_response(encode_generate(responses[0]))
 
     async def generate_stream(self, request: GenerationRequest) -> None:
-        """Respond with one server-sent event for each response; the first one decides the status.
+        """Respond with one server-sent event for each response of the model.
 
-        A refusal before the first response is raised. The error of a response is an event; if it is the first one, the
-        status is not 200 (as in Triton's GenerateRequestClass::InferResponseComplete). When the client disconnects, the
-        request is cancelled.
+        Raises the errors before the first response. The error of a response is sent as an event. The first response
+        decides the status: it is not 200 for an error, as in Triton's GenerateRequestClass::InferResponseComplete. If
+        the client disconnects, the request is cancelled.
         """
         with self._trace(request) as trace:
             await self._send_events(request, await self._decode(request, trace))
@@ -188,8 +188,8 @@ class GenerationEndpoints:
                     await connection.write(b"data: " + to_json(data) + b"\n\n")
                 if response.is_final:
                     return
-                if count % _IN_A_ROW == 0:
-                    # While responses arrive and the client reads, nothing else here waits: let other tasks run.
+                if count % _MAX_EVENTS_PER_TURN == 0:
+                    # While responses arrive and the client reads, this loop never waits: let other tasks run.
                     await asyncio.sleep(0)
                 response = await responses.get()
                 event = _event_data(response)
@@ -218,7 +218,7 @@ class GenerationEndpoints:
         """Decode the body, a long one on a worker thread."""
         version = parse_version(request.target.names.get("version", ""))
         spec = self._service.model_spec(request.target.names["model"], version)
-        extra = forwarded(request.target.head.headers.items(), self._header_pattern)
+        extra = header_parameters(request.target.head.headers.items(), self._header_pattern)
         try:
             body = await request.read_body()
             decode = partial(decode_generate, body, spec, version=version, extra=extra)

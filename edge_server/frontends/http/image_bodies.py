@@ -33,16 +33,16 @@ def form_file(body: Body, content_type: str) -> memoryview:
     message["Content-Type"] = content_type
     boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
     view = memoryview(body)
-    marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
+    delimiters = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
     # A part must have headers, as curl and browsers send them.
-    headers = re.compile(rb"\r\n\r\n").search(view, marks[0].end()) if len(marks) == 2 and boundary else None
-    if headers is None or marks[0][1] or not marks[1][1] or headers.end() > marks[1].start():
+    headers = re.compile(rb"\r\n\r\n").search(view, delimiters[0].end()) if len(delimiters) == 2 and boundary else None
+    if headers is None or delimiters[0][1] or not delimiters[1][1] or headers.end() > delimiters[1].start():
         raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
-    return view[headers.end() : marks[1].start()]
+    return view[headers.end() : delimiters[1].start()]
 
 
 class ImageBodies:
-    """Decoder of image bodies. For any thread; caches the conversion plan of each model until its spec changes."""
+    """Decoder of image bodies. Caches the conversion plan of each model until its spec changes. Thread-safe."""
 
     def __init__(self) -> None:
         self._plans: dict[str, tuple[ModelSpec, ImagePlan]] = {}
@@ -77,10 +77,10 @@ class ImageBodies:
         return DecodedRequest(request, outputs, False, RequestRegions(regions))
 
     def _plan(self, spec: ModelSpec) -> ImagePlan:
-        known = self._plans.get(spec.name)
-        if known is not None and known[0] is spec:
-            return known[1]
-        # Imported with the first image: a server without images saves the memory.
+        cached = self._plans.get(spec.name)
+        if cached is not None and cached[0] is spec:
+            return cached[1]
+        # Imported for the first image: a server without images saves the memory.
         from edge_server.vision.image_plan import image_plan
 
         try:

@@ -1,7 +1,6 @@
 """Inference route of HTTP: decodes each kind of request body, submits the request, and sends the response.
 
-Work that takes more than a few milliseconds (large JSON, decompression, images, compression) runs on a worker thread;
-the steps are the same.
+Work that takes more than a few milliseconds runs on a worker thread: large JSON, decompression, images, compression.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from edge_server.frontends.http.response import (
     failure_response,
 )
 from edge_server.frontends.v2.header_cache import HeaderCache
-from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import READING_THREAD_HOLD_US, InferenceService
@@ -47,8 +46,8 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
 
 TEXT_ON_LOOP_BYTES = 256 * 1024
-"""Longest JSON text parsed on the event loop: some milliseconds. Longer ones, up to seconds, are parsed on a worker
-thread."""
+"""Maximum length of JSON text parsed on the event loop, in some milliseconds. A worker thread parses longer texts,
+which may take seconds."""
 
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
 
@@ -61,26 +60,29 @@ Receiver = Callable[[Response], None]
 class LoopDispatch:
     """Passes responses from any thread to their receivers on the event loop, in order of arrival.
 
-    A batch produces many responses within microseconds: the loop is woken once for all that wait, because each wake-up
-    costs a system call.
+    A batch produces many responses within microseconds. The loop is woken once for all waiting responses, because each
+    wake-up costs a system call.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Call on the loop's thread."""
+        """Must be called on the loop's thread."""
         self._loop = loop
         self.arrived: deque[tuple[Receiver, Response]] = deque()
         self._is_scheduled = False
         self.thread_id = get_ident()
 
     def deliver(self, receiver: Receiver, response: Response) -> None:
-        """Pass one response. Returns at once and never raises. On the loop's own thread, the receiver is called before
-        this returns."""
+        """Pass one response. Returns at once and never raises.
+
+        On the loop's own thread, the receiver is usually called before this returns.
+        """
         if get_ident() == self.thread_id and not self.arrived:
             receiver(response)
             return
         self.arrived.append((receiver, response))
-        # No lock: the loop clears the flag before it empties the queue. A thread that finds the flag set has appended
-        # before that, so its response is seen. Two threads that both find it clear cause one unnecessary call.
+        # No lock is needed: the loop clears the flag before it empties the queue. A thread that finds the flag set has
+        # appended its response before that, so the loop gets it. If two threads find the flag clear, the loop is woken
+        # twice, which does no harm.
         if self._is_scheduled:
             return
         self._is_scheduled = True
@@ -97,7 +99,7 @@ class LoopDispatch:
 
 
 class InferenceContext:
-    """Shared objects of all inference requests. Lives on one event loop; `workers` do the long work."""
+    """Shared objects of all inference requests. Lives on one event loop; `workers` run the slow work."""
 
     __slots__ = ("_header_pattern", "dispatch", "header_cache", "images", "service", "tokens", "traces", "workers")
 
@@ -128,7 +130,7 @@ class InferenceContext:
         json_size = None if text is None else parse_header_length(text)
         content_type = headers.get("Content-Type") or ""
         image_type = content_type if json_size is None and is_image_body(content_type) else ""
-        extra = forwarded(headers.items(), self._header_pattern)
+        extra = header_parameters(headers.items(), self._header_pattern)
         encoding = request_encoding(headers.get("Content-Encoding"))
         return InferTarget(
             self,
@@ -148,8 +150,11 @@ class InferenceContext:
 
 @dataclass(frozen=True, slots=True)
 class InferTarget:
-    """Target of the inference requests with one head. `json_size` as in `decode_infer`; `extra` has the forwarded
-    headers. `image_type` is the content type of an image body, "" for others."""
+    """Target of the inference requests with one head.
+
+    `json_size` is the `header_length` of `decode_infer`; `extra` are the parameters from forwarded headers.
+    `image_type` is the content type of an image body, "" for other bodies.
+    """
 
     inference: InferenceContext
     model: str
@@ -162,9 +167,9 @@ class InferTarget:
     accepts: str | None
     image_type: str
     is_plain: bool
-    """Whether the body is decoded as received, and nothing of the head is added to the request."""
+    """Whether the body is decoded as received, and the head adds nothing to the request."""
     aligned_at: int
-    is_kept: bool = True
+    is_cacheable: bool = True
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpInferCall:
         """Start a request; see connection.RequestTarget."""
@@ -230,7 +235,7 @@ class HttpInferCall:
             if reader is not None:
                 reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def cancel(self) -> None:
@@ -265,7 +270,7 @@ class HttpInferCall:
                 raise
             reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _decode(self, body: Body, spec: ModelSpec) -> DecodedRequest:
@@ -301,7 +306,7 @@ class HttpInferCall:
             return
         try:
             self._respond()
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _respond(self) -> None:
@@ -331,7 +336,7 @@ class HttpInferCall:
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(target.inference.workers, compress, chunks, target.accepts)
             self._send([body], json_size)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
+        except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
     def _send(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:

@@ -38,11 +38,9 @@ class Listener:
     ) -> int:
         """Listen and return the bound port.
 
-        `budget` limits the request bodies together.
-        `drops_any_idle`: at the limit, a connection that became idle just now may also be closed for a new one. Each
-        new one then causes a scan of all connections, so this is for low limits.
-
-        Raises ServingFault when the address cannot be used.
+        `budget` limits the memory of all request bodies together. `drops_any_idle`: at the limit of connections, one
+        that has just become idle may also be closed for a new one. This scans all connections for each new one, so use
+        it only with a low limit. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
         self._server = server = Connections(self._find, budget, self._server_state)
@@ -51,7 +49,7 @@ class Listener:
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
-            # asyncio's text would repeat address and port. An unknown host has no errno of the system.
+            # asyncio's text would repeat address and port. The error of an unknown host has no system errno.
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error
             raise ServingFault(f"cannot listen on {address}, port {port}: {reason}") from None
 

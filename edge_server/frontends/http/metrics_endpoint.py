@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _MAX_CONNECTIONS = 64
-"""A metrics collector needs one or two."""
+"""Maximum number of connections; a metrics collector needs one or two."""
 
 
 class MetricsFrontend:

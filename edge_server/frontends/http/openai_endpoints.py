@@ -31,13 +31,13 @@ Call = TypeVar("Call")
 
 _LOG = logging.getLogger(__name__)
 
-_PATIENCE_S = 15.0
-"""After this time without an event a stream gets a comment, so that proxies keep it open."""
+_KEEP_ALIVE_S = 15.0
+"""Time without an event after which a comment is sent, so that proxies keep the stream open."""
 
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the events
+    "X-Accel-Buffering": "no",  # else nginx keeps events until a buffer is full
 }
 
 
@@ -49,13 +49,13 @@ class OpenAiEndpoints:
         self._dispatch = dispatch
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, partial(self._generate, is_chat=True))
+        return await self._respond(request, partial(self._generate, is_chat=True))
 
     async def complete(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, partial(self._generate, is_chat=False))
+        return await self._respond(request, partial(self._generate, is_chat=False))
 
     async def embed(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, self._embed)
+        return await self._respond(request, self._embed)
 
     async def models(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
@@ -80,7 +80,7 @@ class OpenAiEndpoints:
 
     async def _generate(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
         call = await _read(request, partial(read_call, is_chat=is_chat))
-        return await _Answering(self._service, self._dispatch, request, call).run()
+        return await _TextCallRun(self._service, self._dispatch, request, call).run()
 
     async def _embed(self, request: GenerationRequest) -> HttpResponse:
         call = await _read(request, read_embedding_call)
@@ -102,10 +102,10 @@ class OpenAiEndpoints:
                 ticket.cancel()
         return json_response(call.answer(spec, [found[number] for number in range(len(found))]))
 
-    async def _answer(
+    async def _respond(
         self, request: GenerationRequest, run: Callable[[GenerationRequest], Awaitable[HttpResponse | None]]
     ) -> HttpResponse | None:
-        """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
+        """Run a call. An error before the first byte of a stream becomes a response with OpenAI's error object."""
         connection = request.connection
         try:
             return await run(request)
@@ -113,7 +113,7 @@ class OpenAiEndpoints:
             raise
         except EdgeServerError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             _LOG.exception("request %s %s failed", request.target.head.method, request.target.head.target)
             failure = ServingFault(f"internal error: {type(error).__name__}: {error}")
         if connection.is_streaming:
@@ -130,7 +130,7 @@ async def _read(request: GenerationRequest, read: Callable[[Buffer], Call]) -> C
         request.release_body()
 
 
-class _Answering:
+class _TextCallRun:
     """One call while it is answered: its choices run at the same time, each as a request."""
 
     def __init__(
@@ -145,7 +145,7 @@ class _Answering:
         self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
 
     async def run(self) -> HttpResponse | None:
-        """Raises EdgeServerError: a refusal, or the first error of a choice."""
+        """Return the response, or None after a stream. Raises the first error of a choice."""
         tickets = []
         if self._call.keep_alive_s is not None:
             self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
@@ -186,7 +186,7 @@ class _Answering:
         left = len(self._choices)
         while left:
             try:
-                choice, response = await asyncio.wait_for(self._responses.get(), _PATIENCE_S)
+                choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
             except asyncio.TimeoutError:
                 self._begin()
                 await connection.write(b": the model is still busy with the prompt\n\n")

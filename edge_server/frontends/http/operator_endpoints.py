@@ -54,16 +54,16 @@ _NO_ENGINES = (
 )
 
 _NOT_ALLOWED = (
-    "rollback, unpin and orders about engines are answered to this machine only; to allow them from elsewhere, guard "
-    "them by a key: --http-restricted-api=model-repository:<key>=<value>"
+    "rollback, unpin and changes of engine builds are allowed from this machine only; to allow them from other "
+    "machines, require a key: --http-restricted-api=model-repository:<key>=<value>"
 )
 
 
 class OperatorEndpoints:
-    """The handlers. `is_guarded`: each request has the key of the category model-repository.
+    """The handlers. `is_guarded`: requests of the category model-repository need a key or a token.
 
-    Without a key, only this machine may make changes: unlike load and unload they work in every control mode, so that
-    the mode does not protect them.
+    Otherwise only this machine may make changes. Unlike load and unload, these changes work in every model control
+    mode, so the mode cannot forbid them.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class OperatorEndpoints:
         return self._is_guarded or is_this_machine(request.remote)
 
     async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
-        """Return the members of the body; other names than `known` are refused."""
+        """Return the members of the body. Raises InvalidRequest for a member that is not in `known`."""
         members = await read_members(request)
         for key in members:
             if key not in known:

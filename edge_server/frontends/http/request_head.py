@@ -1,7 +1,6 @@
 """Parser of HTTP/1.1 and HTTP/1.0 request heads (RFC 9112), and of the query in a request target.
 
-Heads are parsed strictly: an ambiguous head is refused, so that a proxy and this server always agree about the end of a
-request.
+The parser is strict and refuses an ambiguous head, so that a proxy and this server agree where a request ends.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
 
 MAX_LINE_BYTES = 8190
-"""Longest line of a head."""
+"""Maximum length of a line of a head."""
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINES = 128
@@ -59,8 +58,11 @@ class Headers:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """Request line and header fields of a request. `target` is still percent-encoded. `body_size` is in bytes, None for
-    a chunked body. `expects_continue`: the client waits for "100 Continue" before it sends the body."""
+    """Request line and header fields of a request.
+
+    `target` is still percent-encoded. `body_size` is in bytes, None for a chunked body. `expects_continue`: the client
+    waits for "100 Continue" before it sends the body.
+    """
 
     method: str
     target: str
@@ -145,7 +147,7 @@ def parse_whole_number(what: str, text: str) -> int:
     return int(text)
 
 
-def parse_truth(what: str, text: str) -> bool:
+def parse_boolean(what: str, text: str) -> bool:
     """Return the value of a parameter that is "true" or "false". Raises InvalidRequest."""
     if text not in ("true", "false"):
         raise InvalidRequest(f"'{what}' must be true or false, got '{text[:80]}'")

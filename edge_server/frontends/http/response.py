@@ -18,7 +18,7 @@ from edge_server.frontends.v2.json_parser import to_json
 _LOG = logging.getLogger(__name__)
 
 SERVER = "edge-server"
-"""Value of the header Server; without a version, which would help an attacker."""
+"""Value of the header Server. It has no version: that would help an attacker."""
 
 JSON_TYPE = "application/json"
 
@@ -29,7 +29,7 @@ JOIN_BELOW_BYTES = 256 * 1024
 """Below this size, one joined write is cheaper than several system calls; above it, the copy costs more."""
 
 WRITE_BYTES = 512 * 1024
-"""Most bytes of one write: before Python 3.12 the transport copies what the socket does not accept at once."""
+"""Maximum bytes of one write: before Python 3.12 the transport copies the bytes that the socket does not accept."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -83,7 +83,7 @@ def head_bytes(status: int, headers: Mapping[str, str], *, shows_keep_alive: boo
 def response_bytes(
     response: HttpResponse, *, closes: bool, shows_keep_alive: bool = False, has_body: bool = True
 ) -> bytes:
-    """Return a complete response. `has_body` False is for HEAD: only the length of the body is sent."""
+    """Return the bytes of a response. `has_body` is False for HEAD requests: only the length of the body is sent."""
     headers = {**response.headers, "Content-Length": str(len(response.body))}
     head = head_bytes(response.status, headers, shows_keep_alive=shows_keep_alive, closes=closes)
     return head + response.body if has_body else head
@@ -100,7 +100,7 @@ def plain_error(message: str, status: int) -> HttpResponse:
 
 
 def error_response(error: EdgeServerError) -> HttpResponse:
-    """Return the response to a failed request. Only here an error becomes a status and headers."""
+    """Return the response to a failed request. Only this function maps an error to a status and headers."""
     response = plain_error(error.message, 408 if isinstance(error, StalledBody) else http_status(error))
     wait = retry_after(error)
     if wait is not None:
@@ -116,7 +116,7 @@ def error_response(error: EdgeServerError) -> HttpResponse:
 
 
 def failure_response(error: Exception, what: str) -> HttpResponse:
-    """Return the response to any error of `what`; call it in an except block. Logs faults of the server."""
+    """Return the response to any error of `what`, and log an unexpected one. Call it in an except block."""
     if isinstance(error, EdgeServerError):
         return error_response(error)
     _LOG.exception("%s failed", what)

@@ -1,7 +1,7 @@
 """JSON codec of the generate extension: one flat JSON object for a request, one for a response.
 
-A member with the name of an input is that input; the others are request parameters. The protocol is simple on purpose:
-one row, no binary data, no choice of outputs.
+A member with the name of an input holds that input; all other members are request parameters. The protocol has only
+one row, no binary data and no choice of outputs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def decode_generate(
 ) -> Request:
     """Return the request of a generate body. Raises InvalidRequest.
 
-    The first variable dimension of an input gets the length of the list; the rest of its shape is that of the
+    The list's length decides the first variable dimension of an input. The other dimensions are those of the
     configuration, with a batch of one.
     """
     members = parse_object(body)
     declared = {item.name: item for item in spec.inputs}
-    # In the order of the body: Python models see this order.
+    # Keep the order of the body: Python models see it.
     inputs = {
         name: _input_tensor(declared[name], members.pop(name), spec) for name in list(members) if name in declared
     }

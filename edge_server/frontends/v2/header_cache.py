@@ -1,9 +1,9 @@
 """Cache of parsed request headers: the JSON of an inference body, recognised by its bytes.
 
-Requests of a client have the same JSON except for the id and the tensor data. The cache keeps the parsed JSON with the
-decisions of the serving core for such requests (RequestMemo). The data follows the text as raw bytes, or is in it as
-arrays of numbers; such a text is cut at the arrays. Any JSON value may replace another one, so the rest of a valid text
-stays valid, whatever the arrays contain.
+A client's requests often have the same JSON, except for the id and the tensor data. The cache keeps the parsed JSON,
+and a memo with the serving core's decisions for such requests (RequestMemo). The data follows the JSON text as raw
+bytes, or is in the text as arrays of numbers. The cache cuts such a text at the arrays, and compares only the text
+around them: if that text is valid with one array, it is valid with any other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from edge_server.frontends.v2.json_codec import (
 from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
 from edge_server.frontends.v2.json_parser import numbers_text, parse_numbers, parse_object
 from edge_server.frontends.v2.json_tensor_data import (
-    FEW,
     FLOATS,
     LARGEST_FP32,
+    MAX_ONE_THREAD_LENGTH,
     array_from_list,
     integer_range,
     json_text_from_tensor,
@@ -45,7 +45,7 @@ from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_fro
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2048
-"""Limits of the cache, in texts and bytes of a text: a client without repeated texts uses no more memory."""
+"""Limits of the cache, in texts and in bytes of a text: they bound the memory for clients that never repeat a text."""
 
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
@@ -59,12 +59,12 @@ _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _MARK = f"data {secrets.token_hex(16)} "
-"""Replaces an array, with a number, in the check of a cut text. No client can know it."""
+"""Placeholder, followed by a number, of an array in the check of a cut text. Random, so that no client can send it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedInput:
-    """An input. Its raw bytes behind the text are from `start` to `end`."""
+    """An input. `start` and `end` are the offsets of its raw bytes behind the text."""
 
     name: str
     dtype: DType
@@ -85,7 +85,7 @@ class _CachedHeader:
     parts: tuple[_CachedInput, ...]
     size: int
     literals: tuple[bytes, ...]
-    """The text behind each array of numbers, up to the next one or the end; empty for raw data."""
+    """The text between each array of numbers and the next one, or the end; empty for raw data."""
     wanted: dict[str, RequestedOutput]
     outputs: tuple[str, ...]
     binary_output: bool
@@ -103,11 +103,11 @@ class _CachedResponse:
     spec: ModelSpec
     version: int
     outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
-    """In the order of the response."""
+    """Name, type and shape of each output, in the order of the response."""
     order: tuple[tuple[int, bool], ...]
-    """In the order of sending: index in the response, and whether sent as raw bytes."""
+    """Index of each output in the response, and whether it is sent as raw bytes; in the order of sending."""
     literals: tuple[str, ...]
-    """The text before, between and behind the arrays of numbers, without its first character: an id is put there."""
+    """The text before, between and behind the arrays of numbers, without the first character: the id replaces it."""
 
 
 class HeaderCache:
@@ -116,7 +116,7 @@ class HeaderCache:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._known: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
+        self._headers: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
         self._seen: set[int] = set()
 
     def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
@@ -126,38 +126,38 @@ class HeaderCache:
         return decoded
 
     def recall(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
-        """Return the request, with its memo, if its text is cached and its data are valid; else None."""
+        """Return the request with its memo if its text is cached and its data are valid, else None."""
         view = memoryview(body)
         if header_length is None:
             if len(view) > LARGE_BYTES:
                 return None
             text, request_id = _cut_id(bytes(view))
             start = text.find(_DATA) + len(_DATA)
-            known = self._known.get((model, version, text[:start])) if start >= len(_DATA) else None
-            inputs = None if known is None else _from_numbers(known, text, start, model)
+            cached = self._headers.get((model, version, text[:start])) if start >= len(_DATA) else None
+            inputs = None if cached is None else _from_numbers(cached, text, start, model)
         elif 0 < header_length <= min(MAX_KEPT_BYTES, len(view)):
             text, request_id = _cut_id(bytes(view[:header_length]))
-            known = self._known.get((model, version, text))
-            if known is None or known.literals or known.size != len(view) - header_length:
+            cached = self._headers.get((model, version, text))
+            if cached is None or cached.literals or cached.size != len(view) - header_length:
                 return None
-            inputs = _from_raw(known, view[header_length:], model)
+            inputs = _from_raw(cached, view[header_length:], model)
         else:
             return None
-        if known is None or inputs is None:
+        if cached is None or inputs is None:
             return None
         request = Request(
             model=model,
             version=version,
             id=request_id,
             inputs=inputs,
-            outputs=known.outputs,
-            parameters=dict(known.parameters),
-            priority=known.priority,
-            timeout_us=known.timeout_us,
-            sequence=known.sequence,
-            memo=known.memo,
+            outputs=cached.outputs,
+            parameters=dict(cached.parameters),
+            priority=cached.priority,
+            timeout_us=cached.timeout_us,
+            sequence=cached.sequence,
+            memo=cached.memo,
         )
-        return DecodedRequest(request, known.wanted, known.binary_output, self._nothing_pinned)
+        return DecodedRequest(request, cached.wanted, cached.binary_output, self._nothing_pinned)
 
     def encode(
         self, response: Response, decoded: DecodedRequest, spec: ModelSpec
@@ -166,23 +166,23 @@ class HeaderCache:
         memo, outputs = decoded.request.memo, response.outputs
         if memo is None or response.parameters or response.request_id != decoded.request.id:
             return encode_infer(response, decoded, spec)
-        known = memo.front_end
+        cached = memo.front_end
         if (
-            type(known) is not _CachedResponse
-            or known.spec is not response.spec
-            or known.version != response.version
-            or len(known.outputs) != len(outputs)
+            type(cached) is not _CachedResponse
+            or cached.spec is not response.spec
+            or cached.version != response.version
+            or len(cached.outputs) != len(outputs)
             or any(
                 tensor.name != name or tensor.dtype is not dtype or tensor.array.shape != shape
-                for tensor, (name, dtype, shape) in zip(outputs, known.outputs, strict=True)
+                for tensor, (name, dtype, shape) in zip(outputs, cached.outputs, strict=True)
             )
         ):
             memo.front_end = _cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
         chunks: list[bytes | memoryview] = []
-        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", known.literals[0]]
+        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.literals[0]]
         following = 1
-        for place, is_raw in known.order:
+        for place, is_raw in cached.order:
             if is_raw:
                 array = outputs[place].array
                 # As in raw_from_tensor, which copies an array that is not contiguous.
@@ -192,7 +192,7 @@ class HeaderCache:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
                 numbers = numbers_text(outputs[place].array.reshape(-1).tolist())
                 numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers
-                texts += (numbers, known.literals[following])
+                texts += (numbers, cached.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
         return text, chunks, len(text) if chunks else None
@@ -205,15 +205,15 @@ class HeaderCache:
         text, _ = _cut_id(bytes(view[:header_length]))
         begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
         key = decoded.request.model, decoded.request.version, begin
-        # Of texts that differ only behind the first array, the first is kept: two clients must not replace each
-        # other's.
-        if len(begin) > MAX_KEPT_BYTES or key in self._known:
+        # Texts that differ only behind the first array share an entry, which the first of them keeps: otherwise two
+        # clients could replace each other's text with each request.
+        if len(begin) > MAX_KEPT_BYTES or key in self._headers:
             return
-        mark = hash(key)
-        if mark not in self._seen:
+        key_hash = hash(key)
+        if key_hash not in self._seen:
             if len(self._seen) >= 4 * MAX_KEPT:
                 self._seen.clear()
-            self._seen.add(mark)
+            self._seen.add(key_hash)
             return
         literals: tuple[bytes, ...] = ()
         if header_length is None:
@@ -221,12 +221,12 @@ class HeaderCache:
             if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
                 return
             text, literals = literals[0], literals[1:]
-        known = _cached_header(text, literals, decoded)
-        if known is None:
+        cached = _cached_header(text, literals, decoded)
+        if cached is None:
             return
-        if len(self._known) >= MAX_KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[key] = known
+        if len(self._headers) >= MAX_KEPT:
+            del self._headers[next(iter(self._headers))]
+        self._headers[key] = cached
 
 
 def _cut_id(text: bytes) -> tuple[bytes, str]:
@@ -235,10 +235,10 @@ def _cut_id(text: bytes) -> tuple[bytes, str]:
     return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
 
 
-def _from_raw(known: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
+def _from_raw(cached: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
     """Return the tensors of the raw bytes behind a text."""
     inputs: dict[str, Tensor] = {}
-    for part in known.parts:
+    for part in cached.parts:
         data = payload[part.start : part.end]
         if part.is_plain:
             array = np.frombuffer(data, part.dtype.numpy).reshape(part.shape)
@@ -248,11 +248,11 @@ def _from_raw(known: _CachedHeader, payload: memoryview, model: str) -> dict[str
     return inputs
 
 
-def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
+def _from_numbers(cached: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
     """Return the tensors of a text whose first array begins at `start`; None if anything else differs."""
     inputs: dict[str, Tensor] = {}
-    last = len(known.literals) - 1
-    for number, (part, literal) in enumerate(zip(known.parts, known.literals, strict=True)):
+    last = len(cached.literals) - 1
+    for number, (part, literal) in enumerate(zip(cached.parts, cached.literals, strict=True)):
         end = text.find(literal, start) if number < last else len(text) - len(literal)
         if end < start or (number == last and not text.endswith(literal)):
             return None
@@ -272,14 +272,14 @@ def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> 
             if min(values) < part.limits[0] or max(values) > part.limits[1]:
                 return None
             array = np.array(values, part.dtype.numpy)
-        elif len(values) > FEW:
+        elif len(values) > MAX_ONE_THREAD_LENGTH:
             array = array_from_list(part.name, part.dtype, values, model)
         else:
             try:
                 array = np.array(values, np.float64)
             except OverflowError:
                 return None
-            # Else there is an infinity, a NaN or a number near the limit: rare, and left to the full decoder.
+            # Infinities, NaN and numbers near the limit are rare: the full decoder checks them.
             if not array.dot(array) < LARGEST_FP32**2:
                 return None
             if part.dtype is DType.FP32:
@@ -306,7 +306,7 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
             probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
             begin = end
         literals.append(text[begin:])
-        # A string can look like the start of an array: each mark must be the data of one input.
+        # A string can look like the start of an array: check that each placeholder is the data of one input.
         members = parse_object("".join((*probe, decoded[begin:])).encode("ascii"))
     except (ValueError, RecursionError, InvalidRequest):
         return ()
@@ -317,10 +317,10 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
 
 
 def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _CachedHeader | None:
-    """Return the cache entry of a text; None when its texts cannot be recognised or decoded without the parser."""
+    """Return the cache entry of a text, or None if such texts cannot be decoded without the parser."""
     members = parse_object(b"[]".join((text, *literals)))
     parameters = members.get("parameters", {})
-    # With an id that is not at the start, each text of a client is different.
+    # An id that is not at the start makes each text of a client different.
     if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
         return None
     parts: list[_CachedInput] = []
@@ -333,7 +333,7 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
         if tensor.dtype not in _NUMBERS if literals else type(size) is not int or "data" in item:
             return None
         size = size or 0
-        # Without bytes numpy cannot make a view.
+        # numpy cannot make a view of zero bytes.
         is_plain = tensor.dtype in _PLAIN and size > 0
         count = math.prod(tensor.shape)
         if literals and not count:
@@ -360,7 +360,7 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
 
 
 def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
-    """Return the cache entry of a response's text; None if the text depends on more than types and shapes."""
+    """Return the cache entry of a response's text, or None if the text depends on more than types and shapes."""
     outputs = response.outputs
     if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
         return None

@@ -14,9 +14,11 @@ _RESERVED = frozenset(
 )
 
 
-def forwarded(headers: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
-    """Return the headers whose full name matches `pattern`, as parameters. Raises InvalidRequest for a reserved
-    name."""
+def header_parameters(headers: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
+    """Return the headers whose full name matches `pattern`, as parameters.
+
+    Raises InvalidRequest for a reserved name and for a value that is not printable.
+    """
     if pattern is None:
         return {}
     parameters: dict[str, Parameter] = {}

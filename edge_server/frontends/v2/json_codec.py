@@ -27,7 +27,7 @@ from edge_server.frontends.v2.parameters import (
     requested_output,
     split_parameters,
 )
-from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify, place_in_pin
+from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify, write_to_region
 from edge_server.memory.region_pins import Regions, RegionView, RequestRegions
 from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
 
@@ -45,8 +45,8 @@ _ONE_SOURCE = (
 class DecodedRequest:
     """A request for the core, and the requested form of its response.
 
-    `outputs` are the outputs requested by name; empty means all. `binary_output` is the default for outputs without a
-    choice of their own. `output_pins` hold the shared-memory regions of outputs, `output_places` the part of each such
+    `outputs` are the outputs requested by name; empty means all. `binary_output` applies to outputs that do not set
+    `binary_data`. `output_pins` holds the shared-memory regions of outputs, `output_places` the part of each such
     output. The owner calls `output_pins.release` after the response is sent or discarded.
     """
 
@@ -76,9 +76,9 @@ def decode_infer(
 ) -> DecodedRequest:
     """Decode one inference body; tensors are views of `body` where possible.
 
-    `header_length` is the byte count of the JSON part: None when the whole body is JSON, 0 when there is no JSON and
-    the body is the model's only input. `extra` are further parameters (forwarded headers); those of the body take
-    precedence. Raises InvalidRequest, and the errors of pinning a shared-memory region; nothing stays pinned then.
+    `header_length` is the byte count of the JSON part. None: the whole body is JSON. 0: there is no JSON, and the body
+    is the model's only input. `extra` are parameters from forwarded headers; those of the body take precedence. Raises
+    InvalidRequest, and the errors of pinning a shared-memory region. After an error nothing stays pinned.
     """
     view = memoryview(body)
     if header_length == 0:
@@ -111,7 +111,7 @@ class _InferBody:
         version: int | None,
         extra: Mapping[str, Parameter] | None,
     ) -> DecodedRequest:
-        """Return the request; `payload` has the raw tensors."""
+        """Return the request. `payload` holds the raw tensors."""
         outputs = self._outputs()
         places = {item.name: output_pins.place(item.region) for item in outputs.values() if item.region is not None}
         parameters = split_parameters(_object(self._members, "parameters", "the request"))
@@ -119,7 +119,7 @@ class _InferBody:
         if not isinstance(request_id, str):
             raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(request_id)}")
         inputs = self._inputs(payload, input_pins)
-        # The GPU memory of outputs is held with the inputs.
+        # The input pins also hold the GPU memory of outputs: a backend may write to it after the request is over.
         targets: dict[str, DevicePiece] = {}
         for name, place in places.items():
             region = outputs[name].region if place.device is not None else None
@@ -188,7 +188,7 @@ class _InferBody:
         for item in _objects(self._members, "outputs"):
             name = _name(item, "outputs")
             if name in outputs:
-                raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is asked for more than once")
+                raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is requested more than once")
             outputs[name] = requested_output(name, _object(item, "parameters", f"output '{name}'"))
         return outputs
 
@@ -283,9 +283,9 @@ def _raw_shape(payload: memoryview, spec: ModelSpec) -> tuple[int, ...]:
 def encode_infer(
     response: Response, decoded: DecodedRequest, spec: ModelSpec
 ) -> tuple[bytes, list[bytes | memoryview], int | None]:
-    """Return the JSON part, the raw tensors behind it, and the length of the JSON part if there are raw bytes.
+    """Return the JSON part, the raw tensors behind it, and the length of the JSON part, None without raw bytes.
 
-    The response must have no error. Outputs are in the order of the model; outputs with a region are written there.
+    The response must have no error. Outputs are in the order of the model. An output with a region is written to it.
     Raises InvalidRequest for an output that cannot be sent in the requested form.
     """
     chunks: list[bytes | memoryview] = []
@@ -310,9 +310,9 @@ def is_sent_raw(name: str, decoded: DecodedRequest) -> bool:
 def response_template(
     response: Response, decoded: DecodedRequest, spec: ModelSpec, mark: str
 ) -> tuple[str, list[Tensor]]:
-    """Return the JSON text of responses with numbers of these types and shapes, and the outputs in its order.
+    """Return the JSON text for responses with these types and shapes, and the outputs in the order of the text.
 
-    The text has no id, and `mark` in place of each array.
+    The text has no id, and contains `mark` instead of each array of numbers.
     """
     outputs = ordered_outputs(response, spec, decoded.outputs)
     parts = []
@@ -350,7 +350,7 @@ def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chu
     output = _encoded_tensor(tensor.name, tensor.dtype, tensor.shape)
     if wanted.region is not None:
         # No `parameters`, as in Triton: its C++ client expects a binary_data_size in them.
-        place_in_pin(tensor, wanted.region, decoded.output_places[tensor.name])
+        write_to_region(tensor, wanted.region, decoded.output_places[tensor.name])
         return f"{{{output}}}"
     if is_sent_raw(tensor.name, decoded):
         raw = raw_from_tensor(tensor)

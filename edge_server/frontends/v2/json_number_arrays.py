@@ -1,7 +1,7 @@
 """Large number arrays of a JSON request: cut out of the text, and parsed in pieces into their tensor.
 
-A number needs a few bytes as text and in a tensor, but thirty to a hundred bytes as a Python object. A large `data`
-array is therefore cut out before the parser sees the text, and parsed piece by piece later.
+A number takes a few bytes as text and in a tensor, but thirty to a hundred bytes as a Python object. To save memory, a
+large `data` array is cut out of the text before the parser runs, and parsed piece by piece later.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from edge_server.errors import InvalidRequest
 MAX_NESTING = 100
 
 MAX_ARRAYS = 1024 * 1024
-"""Most arrays inside one: an array takes the time of many numbers, and a tensor needs few arrays."""
+"""Maximum number of arrays inside one: an array takes as long to parse as many numbers, and a tensor needs few."""
 
 LARGE_BYTES = 64 * 1024
 """Smaller arrays are parsed with the rest of the text."""
 
 _PIECE_BYTES = 256 * 1024
-"""Bytes of text that are parsed to Python objects at a time."""
+"""Maximum bytes of text that become Python objects at the same time."""
 
 # Brackets, digits, white space, and the letters of true, false, null, NaN and Infinity: an array without strings and
 # objects. The parser of the pieces checks that it is JSON.
@@ -32,7 +32,7 @@ _SPACE = b" \t\r\n"
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 
 _MARK = f"array {secrets.token_hex(16)} "
-"""Replaces, with a number, an array that is cut out. No client can know it."""
+"""Placeholder, followed by a number, of an array that is cut out. Random, so that no client can send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ArrayText:
     text: memoryview
 
     def count(self) -> tuple[int, bool]:
-        """Return the highest possible number of elements, and whether it is exact if the text is valid JSON.
+        """Return the maximum number of elements, and whether a valid text has exactly that number.
 
         Raises InvalidRequest for more than MAX_ARRAYS arrays.
         """
@@ -56,9 +56,10 @@ class ArrayText:
         return most, _EMPTY.search(self.text) is None
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield JSON arrays with the same nesting as the whole; their elements in sequence are its elements.
+        """Yield the elements in order, as JSON arrays with the nesting of the whole array.
 
-        They are valid JSON if, and only if, the whole is. Raises InvalidRequest for an error between two pieces.
+        The pieces are valid JSON if and only if the whole array is. Raises InvalidRequest for an error between two
+        pieces.
         """
         text, start, depth = self.text, 0, 0
         while start < len(text):
@@ -97,7 +98,7 @@ def _malformed(what: str) -> InvalidRequest:
 
 
 def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, ArrayText]]:
-    """Replace each large `data` array by a string; return the text and the arrays by these strings."""
+    """Return the text with a placeholder string for each large `data` array, and the arrays by placeholder."""
     if len(text) <= LARGE_BYTES:
         return bytes(text), {}
     view = memoryview(text)
@@ -107,7 +108,7 @@ def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, Arra
     for match in _LARGE.finditer(view):
         part = bytes(view[done : match.start(1)])
         quotes += part.count(b'"')
-        # Inside a string, or possibly: an escaped quote would be counted as a quote.
+        # The match may be inside a string. With a backslash this is unknown: an escaped quote counts as a quote here.
         if quotes % 2 or b"\\" in part:
             break
         name = f"{_MARK}{len(arrays)}"
@@ -121,5 +122,5 @@ def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, Arra
 
 
 def put_back(pairs: list[tuple[str, Any]], arrays: dict[str, ArrayText]) -> list[tuple[str, Any]]:
-    """Return the members of an object with their arrays, which were cut out."""
+    """Return the members of an object with the arrays in place of their placeholders."""
     return [(key, arrays.get(value, value) if isinstance(value, str) else value) for key, value in pairs]

@@ -3,8 +3,8 @@
 Malformed JSON is INVALID_ARG (400). This differs from Triton, which responds with 500; its clients only check for 200.
 
 orjson parses and writes arrays of numbers: a request with 1,000 numbers takes 0.3 ms of processor time instead of 1.3
-ms, one with 150,000 numbers 24 ms instead of 113 ms. The standard library's json does the rest, because it can refuse
-repeated members; orjson would save 0 of 130 us for a cached header of 300 bytes, and 10 of 210 us for a new one.
+ms, one with 150,000 numbers 24 ms instead of 113 ms. The standard library's json parses everything else, because it can
+refuse repeated members. orjson would save 0 of 130 us for a cached header of 300 bytes, and 10 of 210 us for a new one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_VALUES = 2 * 1024 * 1024
-"""Most commas, colons and opening brackets outside of strings. Each can cause 70 bytes of Python objects: 64 MiB of
-"{}," would become 1.5 GB."""
+"""Maximum number of commas, colons and opening brackets outside of strings. Each can cause 70 bytes of Python objects:
+64 MiB of "{}," would become 1.5 GB."""
 
 _CHUNK_BYTES = 1 << 20
 _NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}",:')
@@ -43,7 +43,7 @@ _IMAGE_BEGINS = b"\xff\x89R"
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        # Parsers disagree about which of two members is valid; a proxy may have checked the other one.
+        # Parsers disagree about which of two equal members counts: a proxy may have checked the other one.
         raise InvalidRequest("failed to parse the request JSON buffer: an object has two members of the same name")
     return members
 
@@ -54,7 +54,7 @@ def _decoder(arrays: dict[str, ArrayText]) -> json.JSONDecoder:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 _NUMBER_DECODER = json.JSONDecoder()
-# The server's own values have no circular references, and the check takes as long as the encoding.
+# The server's own values have no circular references, and a check for them takes as long as the encoding.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
@@ -62,8 +62,7 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
     """Return the value of a JSON text in UTF-8. NaN, Infinity and -Infinity are accepted as numbers.
 
     With `cuts`, large arrays in members named "data" become ArrayText. Raises InvalidRequest for text that is not JSON,
-    is nested deeper than MAX_NESTING, has more than MAX_VALUES values, repeats a member, or has half of a surrogate
-    pair.
+    is nested deeper than MAX_NESTING, has more than MAX_VALUES values, repeats a member, or has an unpaired surrogate.
     """
     raw, arrays = cut_out(text) if cuts else (bytes(text), {})
     check_structure(raw)
@@ -71,7 +70,7 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
         decoded = raw.decode("utf-8")
         value: object = (_decoder(arrays) if arrays else _DECODER).decode(decoded)
         if _SURROGATE.search(decoded):
-            # Only \u escapes can contain half a pair; such a string could not be encoded later.
+            # Only \u escapes can contain an unpaired surrogate; such a string could not be encoded later.
             json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")
     except (ValueError, RecursionError) as error:
         # ValueError includes errors of JSON and Unicode, and integers with more digits than Python converts.
@@ -85,20 +84,22 @@ def parse_numbers(text: bytes) -> object:
     Without the limits of `parse_json`: the caller checks size and nesting. Integers of more than 64 bits may become
     floating point.
     """
-    # Imported with the first array: a server without JSON tensors saves its memory.
+    # Imported for the first array: a server without JSON tensors saves the memory.
     import orjson
 
     try:
         value: object = orjson.loads(text)
     except ValueError:
-        # NaN and infinities are no JSON for orjson.
+        # orjson does not accept NaN and infinities.
         return _NUMBER_DECODER.decode(text.decode("ascii"))
     return value
 
 
 def numbers_text(numbers: list[object]) -> str:
-    """Return numbers as a JSON array. The text contains the letter "n" if one of them is NaN or infinite: it is not
-    valid then."""
+    """Return numbers as a JSON array.
+
+    If one of them is NaN or infinite, the text is not valid, and contains the letter "n".
+    """
     import orjson
 
     return str(orjson.dumps(numbers), "ascii")
@@ -149,7 +150,7 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 def check_structure(raw: bytes) -> None:
-    """Refuse deep nesting, which the recursive parser cannot handle, and more values than memory allows."""
+    """Raise InvalidRequest for nesting too deep for the recursive parser, and for more than MAX_VALUES values."""
     may_be_deep = raw.count(b"[") + raw.count(b"{") > MAX_NESTING
     if not may_be_deep and (len(raw) <= MAX_VALUES or raw.count(b",") + raw.count(b":") <= MAX_VALUES - MAX_NESTING):
         return

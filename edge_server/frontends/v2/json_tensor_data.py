@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FLOATS = (DType.FP32, DType.FP64)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
-FEW = 4096
-"""Up to this length, numpy's dot product uses no other threads."""
+MAX_ONE_THREAD_LENGTH = 4096
+"""Length up to which numpy's dot product starts no other threads."""
 _WITHOUT_JSON = (DType.FP16, DType.BF16)
 
 
@@ -94,7 +94,7 @@ def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model
         except ValueError:
             flat, levels = _flatten(name, parse_json(piece), model)
         if dtype not in FLOATS and float in set(map(type, flat)):
-            # Maybe an integer of more than 64 bits, which has another error message.
+            # It may be an integer of more than 64 bits: json keeps it, for the right error message.
             flat, levels = _flatten(name, parse_json(piece), model)
         if depth not in (-1, levels):
             raise _mixed(name, model)
@@ -126,7 +126,7 @@ def _flatten(name: str, data: object, model: str) -> tuple[list[object], int]:
         raise InvalidRequest(f"'data' of input '{name}' for model '{model}' must be an array, got {json_type(data)}")
     level: list[object] = data
     depth = 1
-    # One level at a time: the parser limits their number.
+    # One loop per level of nesting; the parser limits the levels.
     while level and isinstance(level[0], list):
         if set(map(type, level)) != {list}:
             raise _mixed(name, model)
@@ -136,12 +136,12 @@ def _flatten(name: str, data: object, model: str) -> tuple[list[object], int]:
 
 
 def _check_types(name: str, dtype: DType, flat: list[object], model: str) -> None:
-    # Exact types, because bool is a subclass of int; and in C, because tensors of a million numbers are common.
+    # Exact types, because bool is a subclass of int. `set` and `map` run in C: tensors of a million numbers are common.
     wrong = set(map(type, flat)) - _ALLOWED.get(dtype, {int})
     if wrong:
         found = json_type(next(element for element in flat if type(element) in wrong))
         raise InvalidRequest(
-            f"'data' of input '{name}' for model '{model}' must be {_WANTED.get(dtype, 'integers')} "
+            f"'data' of input '{name}' for model '{model}' must be {_EXPECTED.get(dtype, 'integers')} "
             f"for {dtype.value}, got {found}"
         )
 
@@ -152,7 +152,7 @@ _ALLOWED: dict[DType, set[type]] = {
     DType.FP32: {int, float},
     DType.FP64: {int, float},
 }
-_WANTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "numbers", DType.FP64: "numbers"}
+_EXPECTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "numbers", DType.FP64: "numbers"}
 
 
 def array_from_list(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
@@ -183,8 +183,8 @@ def _float_array(name: str, dtype: DType, flat: list[object], model: str) -> npt
         raise _out_of_range(name, dtype, model) from None
     if dtype is DType.FP64:
         return wide
-    # The sum of squares shows that all are in range: with an infinity or NaN the comparison fails.
-    if len(flat) <= FEW and wide.dot(wide) < LARGEST_FP32**2:
+    # If the sum of squares is in range, each number is. The comparison fails for infinities and NaN.
+    if len(flat) <= MAX_ONE_THREAD_LENGTH and wide.dot(wide) < LARGEST_FP32**2:
         return wide.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)

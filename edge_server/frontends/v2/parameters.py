@@ -1,7 +1,6 @@
 """Request parameters: the server's own parameters are parsed and checked, the others go to the model.
 
-Both front ends pass plain Python values: str, int, float and bool, and from JSON also None, lists and dicts, which are
-never valid.
+Both front ends pass Python values: str, int, float and bool. JSON also gives None, lists and dicts, which are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from edge_server.memory.region_pins import RegionRef
 RESERVED_PREFIX = "triton_"
 
 DEADLINE_KEY = "edge_deadline_ms"
-"""Parameter of this server: milliseconds after which a response is useless. Triton's `timeout` limits only the wait."""
+"""Parameter of this server: milliseconds until the response is useless. Triton's `timeout` limits only the queueing."""
 
 _MAX_DEADLINE_MS = 86_400_000
 
@@ -30,9 +29,11 @@ _MAX_SEQUENCE_ID_BYTES = 128
 # Not frozen: each request makes one, and a frozen dataclass takes three times as long.
 @dataclass(slots=True)
 class RequestParameters:
-    """The parameters of a request, by purpose. `binary_output` is the default for HTTP outputs without a choice of
-    their own. `custom` are the model's parameters, including allowed reserved ones. `deadline_ns` is a
-    time.monotonic_ns value, 0 for none."""
+    """The parameters of a request, by purpose.
+
+    `binary_output` applies to HTTP outputs that do not set `binary_data`. `custom` are the model's parameters and the
+    allowed reserved ones. `deadline_ns` is a time.monotonic_ns value, 0 for none.
+    """
 
     sequence: SequenceStep | None
     priority: int

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """A requested output. `binary` None means the default of the request. `classification` 0 means the tensor itself, k
-    the k best classes. `region` None means that the output is in the response."""
+    """A requested output.
+
+    `binary` None means the default of the request. `classification` is the number of best classes to return, 0 for the
+    tensor itself. `region` None means that the response carries the output.
+    """
 
     name: str
     binary: bool | None = None
@@ -75,10 +78,10 @@ def _best_columns(scores: npt.NDArray[np.generic], kept: int) -> npt.NDArray[np.
     return best
 
 
-def place_in_pin(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
+def write_to_region(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
     """Write the raw bytes of a tensor into a pinned region, and return their count.
 
-    Raises InvalidRequest, before it writes, when the client's region is too small.
+    Raises InvalidRequest if the client's region is too small; nothing is written then.
     """
     size = raw_size(tensor)
     if size > region.byte_size:
@@ -89,7 +92,7 @@ def place_in_pin(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
     if pin.device is not None and isinstance(tensor, DeviceTensor):
         piece = tensor.elements.piece
         if piece is not None and pin.device.is_at(piece):
-            # The backend has written the tensor to the region already.
+            # The backend has already written the tensor to the region.
             return size
     pin.write(raw_from_tensor(tensor))
     return size
@@ -98,12 +101,12 @@ def place_in_pin(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
 class OutputPlaces:
     """The shared memory of one request's outputs. Thread-safe.
 
-    The regions are pinned before the model runs: a missing region is an error then, and a region that is unregistered
-    meanwhile stays mapped until `release`.
+    The regions are pinned before the model runs, so that a missing region is an early error. A region that is
+    unregistered meanwhile stays mapped until `release`.
     """
 
     def __init__(self, outputs: Iterable[RequestedOutput], regions: Regions) -> None:
-        """Raises the errors of the registry; nothing stays pinned then."""
+        """Pin the regions. Raises the errors of the registry; nothing stays pinned then."""
         self._pins = RequestRegions(regions)
         self._lock = threading.Lock()
         self._is_released = False
@@ -114,19 +117,21 @@ class OutputPlaces:
             raise
 
     def write(self, tensor: Tensor, region: RegionRef) -> int:
-        """Write an output to its region, and return the number of bytes. Raises as `place_in_pin` does, and Cancelled
-        after `release`."""
+        """Write an output to its region, and return the number of bytes.
+
+        Raises the errors of `write_to_region`, and Cancelled after `release`.
+        """
         with self._lock:
             if self._is_released:
                 raise Cancelled(f"output '{tensor.name}' is not written to its region: the request is over")
-            return place_in_pin(tensor, region, self._places[tensor.name])
+            return write_to_region(tensor, region, self._places[tensor.name])
 
     def on_gpus(self) -> list[str]:
         """Return the names of the outputs whose region is in the memory of a GPU."""
         return [name for name, place in self._places.items() if place.device is not None]
 
     def release(self) -> None:
-        """Release the regions, after a write that is running."""
+        """Wait for a running write, then release the regions."""
         with self._lock:
             self._is_released = True
             self._pins.release()

@@ -13,12 +13,12 @@ def parse_version(text: str) -> int | None:
         return None
     # int() would also accept digits of other scripts. 19 digits are enough for 64 bits.
     if not (text.isascii() and text.isdigit()):
-        raise _refusal(text, "not a whole number of 0 or above")
+        raise _invalid_version(text, "not a whole number of 0 or above")
     if len(text) > 19 or int(text) > _MAX_VERSION:
-        raise _refusal(text, f"larger than {_MAX_VERSION}")
+        raise _invalid_version(text, f"larger than {_MAX_VERSION}")
     return int(text)
 
 
-def _refusal(text: str, reason: str) -> InvalidRequest:
+def _invalid_version(text: str, reason: str) -> InvalidRequest:
     shown = text if len(text) <= 64 else text[:64] + "..."
     return InvalidRequest(f"failed to get model version from specified version string '{shown}' (details: {reason})")
