@@ -125,14 +125,14 @@ class ArenaReader:
         os.close(self._fd)
 
 
-class _Group(threading.local):
+class _MessageGroup(threading.local):
     """Messages that a thread collects within `one_message`; None outside."""
 
     messages: list[tuple[Any, ...]] | None = None
     channel: Channel | None = None
 
 
-_group = _Group()
+_group = _MessageGroup()
 
 
 @contextlib.contextmanager
