@@ -116,6 +116,7 @@ def build_router(
     for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
         router.add(f"{base}/chat/completions", {"POST": HttpEndpoint("inference", generation=openai.chat)})
         router.add(f"{base}/completions", {"POST": HttpEndpoint("inference", generation=openai.complete)})
+        router.add(f"{base}/embeddings", {"POST": HttpEndpoint("inference", generation=openai.embed)})
         router.add(f"{base}/models", {"GET": HttpEndpoint("metadata", generation=openai.models)})
         router.add(f"{base}/models/{{model}}", {"GET": HttpEndpoint("metadata", generation=openai.model)})
     add("health", ("/v2/health/live",), GET=control.live)

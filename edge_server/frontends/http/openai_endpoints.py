@@ -1,17 +1,21 @@
-"""OpenAI's API on the HTTP port: /v1/chat/completions, /v1/completions and /v1/models, and the same under /v3/."""
+"""OpenAI's API on the HTTP port: /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models, and the same
+under /v3/."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from edge_server.core.request_response import Response
+from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
-from edge_server.frontends.http.inference_route import LoopDispatch
-from edge_server.frontends.http.response import HttpResponse, error_response, json_response
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopDispatch
+from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
+from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,
     chunks,
@@ -20,7 +24,7 @@ from edge_server.frontends.openai.text_answer import (
     usage_chunk,
     whole_answer,
 )
-from edge_server.frontends.openai.text_call import TextCall, read_call
+from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
@@ -28,6 +32,9 @@ _LOG = logging.getLogger(__name__)
 
 _PATIENCE_S = 15.0
 """After this time without an event a stream gets a comment, so that proxies keep it open."""
+
+_MOST_EMBEDDING_REQUESTS = 16
+"""Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
 
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -44,41 +51,95 @@ class OpenAiEndpoints:
         self._dispatch = dispatch
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=True)
+        return await self._answer(request, partial(self._generate, request, is_chat=True))
 
     async def complete(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._answer(request, is_chat=False)
+        return await self._answer(request, partial(self._generate, request, is_chat=False))
+
+    async def embed(self, request: GenerationRequest) -> HttpResponse | None:
+        return await self._answer(request, partial(self._embed, request))
 
     async def models(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
-        return json_response({"object": "list", "data": [_model(name) for name in self._text_models()]})
+        names = sorted({entry.name for entry in self._service.repository_index()})
+        return json_response({"object": "list", "data": [_model(name) for name in names if self._is_for_calls(name)]})
 
     async def model(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
         name = request.target.names["model"]
-        if name not in self._text_models():
-            return _error_response(UnknownModel(f"no language model '{name}'"))
+        if not self._is_for_calls(name):
+            return _error_response(UnknownModel(f"no model '{name}' gives text or embeddings"))
         return json_response(_model(name))
 
-    def _text_models(self) -> list[str]:
-        names = sorted({entry.name for entry in self._service.repository_index()})
-        return [name for name in names if self._gives_text(name)]
-
-    def _gives_text(self, name: str) -> bool:
+    def _is_for_calls(self, name: str) -> bool:
+        """Return whether a model gives text or embeddings."""
         try:
-            return self._service.model_spec(name, None).output("text_output") is not None
-        except (UnknownModel, NotReady):
+            spec = self._service.model_spec(name, None)
+            if spec.output("text_output") is None:
+                embedding_tensors(spec)
+        except (UnknownModel, NotReady, BadMember):
             return False
+        return True
 
-    async def _answer(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
+    async def _generate(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
+        try:
+            call = read_call(await request.read_body(), is_chat=is_chat)
+        finally:
+            request.release_body()
+        return await _Answering(self._service, self._dispatch, request, call).run()
+
+    async def _embed(self, request: GenerationRequest) -> HttpResponse:
+        loop, workers = asyncio.get_running_loop(), request.target.workers
+        try:
+            body = await request.read_body()
+            read = partial(read_embedding_call, body)
+            call = await loop.run_in_executor(workers, read) if len(body) > TEXT_ON_LOOP_BYTES else read()
+        finally:
+            request.release_body()
+        requests = call.requests(self._service.model_spec(call.model, None))
+        if call.keep_alive_s is not None:
+            self._service.set_keep_alive(call.model, call.keep_alive_s)
+        responses = await self._submit_all(requests)
+        encode = partial(call.answer, requests, responses)
+        # A number of 4 bytes becomes about 20 characters.
+        text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
+        text = await loop.run_in_executor(workers, encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
+        return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
+
+    async def _submit_all(self, requests: list[Request]) -> list[Response]:
+        """Return the final response to each request. Raises the first error, and cancels the other requests."""
+        waiting = deque(enumerate(requests))
+        running: dict[int, SubmittedRequest] = {}
+        arrived: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
+        found: dict[int, Response] = {}
+
+        def receive(place: int, response: Response) -> None:
+            arrived.put_nowait((place, response))
+
+        try:
+            while waiting or running:
+                while waiting and len(running) < _MOST_EMBEDDING_REQUESTS:
+                    place, request = waiting.popleft()
+                    deliver = partial(self._dispatch.deliver, partial(receive, place))
+                    running[place] = self._service.submit(request, deliver)
+                place, response = await arrived.get()
+                if response.error is not None:
+                    raise response.error
+                if response.is_final:
+                    del running[place]
+                    found[place] = response
+        finally:
+            for ticket in running.values():
+                ticket.cancel()
+        return [found[place] for place in range(len(requests))]
+
+    async def _answer(
+        self, request: GenerationRequest, run: Callable[[], Awaitable[HttpResponse | None]]
+    ) -> HttpResponse | None:
         """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
         connection = request.connection
         try:
-            try:
-                call = read_call(await request.read_body(), is_chat=is_chat)
-            finally:
-                request.release_body()
-            return await _Answering(self._service, self._dispatch, request, call).run()
+            return await run()
         except ConnectionError:
             raise
         except EdgeServerError as error:
