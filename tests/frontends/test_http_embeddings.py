@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -14,7 +15,8 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Throttled
-from edge_server.frontends.openai.embedding_call import embedding_tensors
+from edge_server.frontends.http import openai_endpoints
+from edge_server.frontends.openai.embedding_call import EmbeddingCall, embedding_tensors
 from edge_server.frontends.openai.text_call import BadMember
 
 TEXT = InputSpec("text", DType.BYTES, (1,))
@@ -137,6 +139,25 @@ def test_dimensions_are_compared_with_the_answer_if_the_configuration_does_not_t
     assert ask(embedder, model="plain", dimensions=3).status == 200
     reply = ask(embedder, model="plain", dimensions=4)
     assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
+
+
+def test_a_long_call_is_read_and_answered_on_another_thread(embedder, monkeypatch):
+    monkeypatch.setattr(openai_endpoints, "TEXT_ON_LOOP_BYTES", 0)
+    monkeypatch.setattr(openai_endpoints, "read_embedding_call", on_worker(openai_endpoints.read_embedding_call))
+    monkeypatch.setattr(EmbeddingCall, "answer", on_worker(EmbeddingCall.answer))
+    assert ask(embedder).json["data"][0]["embedding"] == vector("banana")
+    assert ask(embedder, input=[]).json["error"]["param"] == "input"
+
+
+def on_worker(function: Any) -> Any:
+    """Return the function; it raises on a thread with an event loop."""
+
+    def checked(*args: Any) -> Any:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return function(*args)
+
+    return checked
 
 
 def test_errors_have_openais_form(embedder):

@@ -94,6 +94,7 @@ class OpenAiEndpoints:
             body = await request.read_body()
             read = partial(read_embedding_call, body)
             call = await loop.run_in_executor(workers, read) if len(body) > TEXT_ON_LOOP_BYTES else read()
+            del body, read  # the memory budget counts the body no longer
         finally:
             request.release_body()
         requests = call.requests(self._service.model_spec(call.model, None))
