@@ -24,6 +24,7 @@ _MODULES = {
     "onnxruntime": "edge_server.backends.onnxruntime",
     "openvino_genai": "edge_server.backends.llm.backend",
     "onnxruntime_genai": "edge_server.backends.llm.backend",
+    "openvino_embeddings": "edge_server.backends.llm.openvino_embeddings",
     "openvino": "edge_server.backends.openvino",
     "identity": "edge_server.backends.builtin_models",
     "python": "edge_server.backends.python.backend",

@@ -25,6 +25,7 @@ _DISTRIBUTIONS = {
     "onnxruntime": "onnxruntime",
     "onnxruntime_genai": "onnxruntime-genai",
     "openvino": "openvino",
+    "openvino_embeddings": "openvino-genai",
     "openvino_genai": "openvino-genai",
     "pytorch": "torch",
     "tensorrt": "tensorrt",

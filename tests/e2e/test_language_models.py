@@ -1,7 +1,7 @@
 """Language models through a real server: the same text on every wire, OpenAI's API with its errors, and a real engine.
 
 The scripted model needs no library. The tests marked `full` serve tests/data/tiny_llm with OpenVINO GenAI and ONNX
-Runtime GenAI.
+Runtime GenAI, and tests/data/tiny_embeddings with OpenVINO GenAI.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
+TINY_EMBEDDINGS = TINY.parents[1] / "tiny_embeddings"
 COUNT = (
     "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty"
@@ -46,6 +48,31 @@ TOOL = {
         },
     },
 }
+
+EMBEDDER = """
+import zlib
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()
+            vectors = np.stack([
+                np.frombuffer(zlib.crc32(text).to_bytes(4, "little"), np.uint8) / 256 for text in texts.ravel()
+            ]).astype(np.float32)
+            outputs = [
+                pb_utils.Tensor("embedding", vectors if texts.ndim == 2 else vectors[0]),
+                pb_utils.Tensor("num_input_tokens", np.array([len(text) for text in texts.ravel()], np.uint32).reshape(
+                    texts.shape)),
+            ]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
+"""
+"""Model whose embedding is the CRC of the text, as four numbers from 0 to 1, and which counts bytes as tokens."""
 
 real_engine = [
     pytest.mark.full,
@@ -74,13 +101,12 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         'input { name: "text_input" data_type: TYPE_STRING dims: [1] } '
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }'
     )
-    for name, batch, dims in (("embedder", 0, "[1]"), ("batcher", 3, "[1]")):
+    for name, rows in (("embedder", 0), ("batched_embedder", 3)):
         (models / name / "1").mkdir(parents=True)
         (models / name / "1/model.py").write_text(EMBEDDER)
         (models / name / "config.pbtxt").write_text(
-            f'backend: "python" max_batch_size: {batch} '
-            f'input {{ name: "text" data_type: TYPE_STRING dims: {dims} }} '
-            'output { name: "embedding" data_type: TYPE_FP32 dims: [3] } '
+            f'backend: "python" max_batch_size: {rows} input {{ name: "text" data_type: TYPE_STRING dims: [1] }} '
+            'output { name: "embedding" data_type: TYPE_FP32 dims: [4] } '
             'output { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [1] }'
         )
     (models / "ensemble/1").mkdir(parents=True)
@@ -114,25 +140,6 @@ class TritonPythonModel:
                     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", loud)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-EMBEDDER = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()
-            rows = [[len(text), text[0], 0.5] for text in texts.ravel()]
-            sizes = [len(text) for text in texts.ravel()]
-            shape = texts.shape[:-1]
-            responses.append(pb_utils.InferenceResponse([
-                pb_utils.Tensor("embedding", np.array(rows, np.float32).reshape(*shape, 3)),
-                pb_utils.Tensor("num_input_tokens", np.array(sizes, np.uint32).reshape(*shape, 1)),
-            ]))
-        return responses
-"""
 ENSEMBLE = """
 platform: "ensemble"
 input { name: "QUESTION" data_type: TYPE_STRING dims: [1] }
@@ -146,6 +153,11 @@ ensemble_scheduling {
   }
 }
 """
+
+
+def crc(text: str) -> list[float]:
+    """Return the embedding that EMBEDDER gives."""
+    return [byte / 256 for byte in zlib.crc32(text.encode()).to_bytes(4, "little")]
 
 
 def chat(content: str, **more: Any) -> dict[str, Any]:
@@ -331,53 +343,36 @@ def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
     assert (status, "arguments as JSON" in answer["error"]["message"]) == (400, True)
 
 
-@pytest.mark.parametrize("model", ["embedder", "batcher"])
-def test_embeddings_come_in_the_order_of_the_texts(server: Any, model: str) -> None:
-    texts = ["a", "bc", "def", "g", "hij"]
-    status, answer = server.ask("/v1/embeddings", {"model": model, "input": texts, "dimensions": 3, "user": "me"})
-    assert status == 200, answer
-    assert answer["data"] == [
-        {"object": "embedding", "index": index, "embedding": [len(text), ord(text[0]), 0.5]}
-        for index, text in enumerate(texts)
-    ]
-    assert (answer["object"], answer["model"]) == ("list", model)
-    assert answer["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
-    _, answer = server.ask("/v3/embeddings", {"model": model, "input": "abc", "encoding_format": "base64"})
-    assert np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4").tolist() == [3.0, 97.0, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("more", "status", "param"),
-    [
-        ({"model": "nosuch"}, 404, None),
-        ({"model": "plain"}, 400, "model"),
-        ({"model": "talker"}, 400, "model"),
-        ({"input": []}, 400, "input"),
-        ({"input": [[1, 2]]}, 400, "input"),
-        ({"input": [""]}, 400, "input"),
-        ({"input": ["x"] * 2049}, 400, "input"),
-        ({"encoding_format": "hex"}, 400, "encoding_format"),
-        ({"dimensions": 4}, 400, "dimensions"),
-        ({"dimensions": "3"}, 400, "dimensions"),
-    ],
-)
-def test_a_bad_call_for_embeddings_gets_openais_error(
-    server: Any, more: dict[str, Any], status: int, param: str | None
-) -> None:
-    given, answer = server.ask("/v1/embeddings", {"model": "embedder", "input": "abc", **more})
-    assert (given, answer["error"]["param"]) == (status, param)
-
-
 def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
     status, text = server.request("POST", "/v1/chat/completions", b"{")
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_the_list_of_models_names_those_that_give_text(server: Any) -> None:
+def test_the_list_of_models_names_those_that_give_text_or_embeddings(server: Any) -> None:
     _, answer = server.ask("/v1/models")
-    assert [model["id"] for model in answer["data"]] == ["caller", "talker"]
+    assert [model["id"] for model in answer["data"]] == ["batched_embedder", "caller", "embedder", "talker"]
     assert server.ask("/v1/models/talker")[1]["object"] == "model"
     assert server.ask("/v1/models/plain")[0] == 404
+
+
+@pytest.mark.parametrize("model", ["embedder", "batched_embedder"])
+def test_each_text_gets_its_embedding_in_both_encodings(server: Any, model: str) -> None:
+    texts = [f"text {number}" for number in range(10)]
+    call = {"model": model, "input": texts}
+    _, answer = server.ask("/v1/embeddings", call)
+    assert [item["embedding"] for item in answer["data"]] == [crc(text) for text in texts]
+    assert answer["usage"] == {"prompt_tokens": 60, "total_tokens": 60}
+    _, answer = server.ask("/v3/embeddings", {**call, "encoding_format": "base64"})
+    found = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4").tolist() for item in answer["data"]]
+    assert found == [crc(text) for text in texts]
+    _, answer = server.ask("/v1/embeddings", {**call, "input": texts[0]})
+    assert [item["embedding"] for item in answer["data"]] == [crc(texts[0])]
+
+
+def test_a_model_without_embeddings_says_what_is_missing(server: Any) -> None:
+    status, answer = server.ask("/v1/embeddings", {"model": "talker", "input": "hello"})
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert "model 'talker' gives no embeddings: it needs" in answer["error"]["message"]
 
 
 def test_the_metrics_have_vllms_names(server: Any) -> None:
@@ -542,6 +537,93 @@ class TestRealEngine:
         assert tiny_server.get("/v2/health/live")[0] == 200
         retrying = client.with_options(max_retries=5)
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
+
+
+def embedding_model(folder: Path, parameters: dict[str, str], without: str = "") -> None:
+    shutil.copytree(
+        TINY_EMBEDDINGS, folder / "1", ignore=shutil.ignore_patterns("make.py", *([without] * bool(without)))
+    )
+    (folder / "config.pbtxt").write_text(
+        'backend: "openvino_embeddings"'
+        + "".join(f' parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items())
+    )
+
+
+@pytest.fixture(scope="module")
+def embedding_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("embeddings")
+    for pooling in ("cls", "mean", "last_token"):
+        embedding_model(models / pooling, {"pooling": pooling, "normalize": "false"})
+    embedding_model(models / "default", {})
+    embedding_model(models / "wrong", {"pooling": "max"})
+    embedding_model(models / "incomplete", {})
+    (models / "incomplete/1/openvino_tokenizer.xml").unlink()
+    with serve(models) as running:
+        yield running
+
+
+TEXTS = ["hello", "a", "a longer text with several words", "", "grüezi"]
+
+
+@pytest.fixture(scope="module")
+def token_vectors() -> list[Any]:
+    """The vectors that the bare model gives to the tokens of each of TEXTS."""
+    import openvino
+    import openvino_genai
+
+    tokenizer = openvino_genai.Tokenizer(str(TINY_EMBEDDINGS))
+    model = openvino.Core().compile_model(TINY_EMBEDDINGS / "openvino_model.xml", "CPU")
+    found = []
+    for text in TEXTS:
+        ids = np.array(tokenizer.encode([text]).input_ids.data)
+        found.append(model([ids, np.ones_like(ids), np.zeros_like(ids)])[0][0])
+    return found
+
+
+class TestEmbeddingExport:
+    pytestmark = real_engine
+
+    @pytest.fixture
+    def client(self, embedding_server: Any) -> Iterator[Any]:
+        import openai
+
+        with openai.OpenAI(base_url=embedding_server.url("/v1"), api_key="none", max_retries=0) as opened:
+            yield opened
+
+    @pytest.mark.parametrize("pooling", ["cls", "mean", "last_token"])
+    def test_the_embedding_is_the_pooled_vectors_of_the_bare_model(
+        self, client: Any, token_vectors: list[Any], pooling: str
+    ) -> None:
+        answer = client.embeddings.create(model=pooling, input=TEXTS, dimensions=16)
+        pool = {
+            "cls": lambda rows: rows[0],
+            "mean": lambda rows: rows.mean(axis=0),
+            "last_token": lambda rows: rows[-1],
+        }
+        expected = [pool[pooling](rows) for rows in token_vectors]
+        np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=0.02)
+        assert answer.usage.prompt_tokens == sum(len(rows) for rows in token_vectors)
+
+    def test_without_parameters_it_is_the_first_vector_of_length_one(
+        self, client: Any, token_vectors: list[Any]
+    ) -> None:
+        texts = TEXTS * 5  # several batches
+        answer = client.embeddings.create(model="default", input=texts, encoding_format="float")
+        expected = [rows[0] / np.linalg.norm(rows[0]) for rows in token_vectors] * 5
+        np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=0.02)
+
+    def test_a_text_that_is_too_long_is_refused_with_both_numbers(self, client: Any) -> None:
+        import openai
+
+        assert client.embeddings.create(model="default", input="x " * 62).usage.prompt_tokens == 64
+        with pytest.raises(openai.BadRequestError, match="at most 64 tokens, got 65") as caught:
+            client.embeddings.create(model="default", input="x " * 63)
+        assert caught.value.code == "context_length_exceeded"
+
+    def test_what_cannot_be_served_says_why(self, embedding_server: Any) -> None:
+        index = {entry["name"]: entry for entry in embedding_server.ask("/v2/repository/index", {})[1]}
+        assert "parameter pooling: expected cls, mean, last_token, got 'max'" in index["wrong"]["reason"]
+        assert "expected 'openvino_tokenizer.xml' beside it" in index["incomplete"]["reason"]
 
 
 @pytest.fixture(scope="module")

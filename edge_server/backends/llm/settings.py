@@ -43,7 +43,7 @@ class LlmSettings:
     tool_call_parser: ToolFormat | None = None
 
 
-_PROCESS_BYTES = 120 << 20
+PROCESS_BYTES = 120 << 20
 """Of the child process with its libraries and a model without weights."""
 _ACTIVATION_BYTES_PER_NUMBER = 40
 """Of one token in a step, for each number between two layers: the widest layer has several times as many, in f32."""
@@ -52,7 +52,7 @@ _ACTIVATION_BYTES_PER_NUMBER = 40
 def memory_parts(settings: LlmSettings, size: LlmSize, block_tokens: int) -> dict[str, int]:
     """Return the memory of an opened model in bytes, by what takes it."""
     return {
-        "process": _PROCESS_BYTES,
+        "process": PROCESS_BYTES,
         "weights": size.weight_bytes,
         "KV cache": settings.num_kv_blocks * block_tokens * size.bytes_per_token,
         "activations": settings.max_num_batched_tokens * size.width * _ACTIVATION_BYTES_PER_NUMBER,

@@ -1,19 +1,21 @@
-"""OpenAI's API on the HTTP port, under /v1/ and /v3/: chat/completions, completions, embeddings and models."""
+"""OpenAI's API on the HTTP port: /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models, and the same
+under /v3/."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from edge_server.core.request_response import Response
+from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
-from edge_server.frontends.http.inference_route import LoopDispatch
-from edge_server.frontends.http.response import HttpResponse, error_response, json_response
-from edge_server.frontends.openai.embedding_call import read_embedding_call
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopDispatch
+from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
+from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,
     chunks,
@@ -22,22 +24,22 @@ from edge_server.frontends.openai.text_answer import (
     usage_chunk,
     whole_answer,
 )
-from edge_server.frontends.openai.text_call import TextCall, read_call
+from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
 from edge_server.frontends.v2.json_parser import to_json
-from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import InferenceService
-
-Call = TypeVar("Call")
 
 _LOG = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which a comment is sent, so that proxies keep the stream open."""
 
+_MOST_EMBEDDING_REQUESTS = 16
+"""Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
+
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # else nginx keeps events until a buffer is full
+    "X-Accel-Buffering": "no",  # nginx would collect the events
 }
 
 
@@ -49,85 +51,107 @@ class OpenAiEndpoints:
         self._dispatch = dispatch
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._respond(request, partial(self._generate, is_chat=True))
+        return await self._respond(request, partial(self._generate, request, is_chat=True))
 
     async def complete(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._respond(request, partial(self._generate, is_chat=False))
+        return await self._respond(request, partial(self._generate, request, is_chat=False))
 
     async def embed(self, request: GenerationRequest) -> HttpResponse | None:
-        return await self._respond(request, self._embed)
+        return await self._respond(request, partial(self._embed, request))
 
     async def models(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
-        return json_response({"object": "list", "data": [_model(name) for name in self._text_models()]})
+        names = sorted({entry.name for entry in self._service.repository_index()})
+        return json_response({"object": "list", "data": [_model(name) for name in names if self._is_for_calls(name)]})
 
     async def model(self, request: GenerationRequest) -> HttpResponse:
         request.release_body()
         name = request.target.names["model"]
-        if name not in self._text_models():
-            return _error_response(UnknownModel(f"no language model '{name}'"))
+        if not self._is_for_calls(name):
+            return _error_response(UnknownModel(f"no model '{name}' gives text or embeddings"))
         return json_response(_model(name))
 
-    def _text_models(self) -> list[str]:
-        names = sorted({entry.name for entry in self._service.repository_index()})
-        return [name for name in names if self._gives_text(name)]
-
-    def _gives_text(self, name: str) -> bool:
+    def _is_for_calls(self, name: str) -> bool:
+        """Return whether a model gives text or embeddings."""
         try:
-            return self._service.model_spec(name, None).output("text_output") is not None
-        except (UnknownModel, NotReady):
+            spec = self._service.model_spec(name, None)
+            if spec.output("text_output") is None:
+                embedding_tensors(spec)
+        except (UnknownModel, NotReady, BadMember):
             return False
+        return True
 
     async def _generate(self, request: GenerationRequest, *, is_chat: bool) -> HttpResponse | None:
-        call = await _read(request, partial(read_call, is_chat=is_chat))
+        try:
+            call = read_call(await request.read_body(), is_chat=is_chat)
+        finally:
+            request.release_body()
         return await _TextCallRun(self._service, self._dispatch, request, call).run()
 
     async def _embed(self, request: GenerationRequest) -> HttpResponse:
-        call = await _read(request, read_embedding_call)
-        spec = self._service.model_spec(call.model, None)
-        responses: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
-        found: dict[int, Response] = {}
-        tickets = []
+        loop, workers = asyncio.get_running_loop(), request.target.workers
         try:
-            for number, batch in enumerate(call.requests(spec)):
-                receive = partial(lambda number, response: responses.put_nowait((number, response)), number)
-                tickets.append(self._service.submit(batch, partial(self._dispatch.deliver, receive)))
-            while len(found) < len(tickets):
-                number, response = await responses.get()
+            body = await request.read_body()
+            read = partial(read_embedding_call, body)
+            call = await loop.run_in_executor(workers, read) if len(body) > TEXT_ON_LOOP_BYTES else read()
+            del body, read  # the memory budget counts the body no longer
+        finally:
+            request.release_body()
+        requests = call.requests(self._service.model_spec(call.model, None))
+        if call.keep_alive_s is not None:
+            self._service.set_keep_alive(call.model, call.keep_alive_s)
+        responses = await self._submit_all(requests)
+        encode = partial(call.answer, requests, responses)
+        # A number of 4 bytes becomes about 20 characters.
+        text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
+        text = await loop.run_in_executor(workers, encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
+        return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
+
+    async def _submit_all(self, requests: list[Request]) -> list[Response]:
+        """Return the final response to each request. Raises the first error, and cancels the other requests."""
+        waiting = deque(enumerate(requests))
+        running: dict[int, SubmittedRequest] = {}
+        arrived: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
+        found: dict[int, Response] = {}
+
+        def receive(place: int, response: Response) -> None:
+            arrived.put_nowait((place, response))
+
+        try:
+            while waiting or running:
+                while waiting and len(running) < _MOST_EMBEDDING_REQUESTS:
+                    place, request = waiting.popleft()
+                    deliver = partial(self._dispatch.deliver, partial(receive, place))
+                    running[place] = self._service.submit(request, deliver)
+                place, response = await arrived.get()
                 if response.error is not None:
                     raise response.error
-                found[number] = response
+                if response.is_final:
+                    del running[place]
+                    found[place] = response
         finally:
-            for ticket in tickets:
+            for ticket in running.values():
                 ticket.cancel()
-        return json_response(call.answer(spec, [found[number] for number in range(len(found))]))
+        return [found[place] for place in range(len(requests))]
 
     async def _respond(
-        self, request: GenerationRequest, run: Callable[[GenerationRequest], Awaitable[HttpResponse | None]]
+        self, request: GenerationRequest, run: Callable[[], Awaitable[HttpResponse | None]]
     ) -> HttpResponse | None:
-        """Run a call. An error before the first byte of a stream becomes a response with OpenAI's error object."""
+        """Answer a call. Any error before the first byte of a stream is a response with OpenAI's error object."""
         connection = request.connection
         try:
-            return await run(request)
+            return await run()
         except ConnectionError:
             raise
         except EdgeServerError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
             _LOG.exception("request %s %s failed", request.target.head.method, request.target.head.target)
             failure = ServingFault(f"internal error: {type(error).__name__}: {error}")
         if connection.is_streaming:
             await connection.write(_event(error_object(failure)))
             return None
         return _error_response(failure)
-
-
-async def _read(request: GenerationRequest, read: Callable[[Buffer], Call]) -> Call:
-    """Return the call of a request's body, and release the body."""
-    try:
-        return read(await request.read_body())
-    finally:
-        request.release_body()
 
 
 class _TextCallRun:
@@ -145,7 +169,7 @@ class _TextCallRun:
         self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
 
     async def run(self) -> HttpResponse | None:
-        """Return the response, or None after a stream. Raises the first error of a choice."""
+        """Raises EdgeServerError: a refusal, or the first error of a choice."""
         tickets = []
         if self._call.keep_alive_s is not None:
             self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)

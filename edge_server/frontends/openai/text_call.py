@@ -120,9 +120,7 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
     for name, nothing in _UNSUPPORTED.items():
         if name in members and members[name] not in nothing:
             raise BadMember(name, f"'{name}' is not supported")
-    model = members.get("model")
-    if not isinstance(model, str) or not model:
-        raise BadMember("model", f"'model': expected the name of a model, got {json_type(model)}")
+    model = read_model(members)
     is_stream = _boolean(members, "stream")
     options = members.get("stream_options") or {}
     if not isinstance(options, dict):
@@ -149,12 +147,24 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
         has_logprobs=_asks_logprobs(members, is_chat=is_chat),
         has_tools=has_tools,
         echoes=echoes,
-        keep_alive_s=_keep_alive_s(members.get("keep_alive")),
+        keep_alive_s=read_keep_alive(members),
     )
 
 
-def _keep_alive_s(value: object) -> float | None:
-    """Return the seconds of a number, or of a text such as "90s", "5m" or "1h"; a negative number is for ever."""
+def read_model(members: Mapping[str, Any]) -> str:
+    """Return the name of the model. Raises BadMember."""
+    model = members.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadMember("model", f"'model': expected the name of a model, got {json_type(model)}")
+    return model
+
+
+def read_keep_alive(members: Mapping[str, Any]) -> float | None:
+    """Return the seconds of `keep_alive`: a number, or a text such as "90s", "5m" or "1h"; a negative one is for ever.
+
+    Raises BadMember.
+    """
+    value = members.get("keep_alive")
     if value is None:
         return None
     seconds: object = value
