@@ -274,6 +274,9 @@ class FramePipeline:
             row = index if side.has_rows else None
             seen = side.perception.read(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
+            threshold = side.perception.track_threshold
+            if threshold is not None and returns.has_detections:
+                result.detections = one.flight.stream.track(one.flight, seen.detections, threshold)
         if returns.tensors:
             result.tensors = _tensors(returns, index if side.has_rows else None, response, rows.array)
         if one.picture is not None:
