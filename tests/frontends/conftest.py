@@ -234,7 +234,14 @@ class StubService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
 
-    def submit(self, request: Request, sink: Callable[[Response], None], *, hold_us: float = 0.0) -> StubTicket:
+    def submit(
+        self,
+        request: Request,
+        sink: Callable[[Response], None],
+        *,
+        hold_us: float = 0.0,
+        may_stand_in: bool = True,
+    ) -> StubTicket:
         spec, compute = self.models[request.model]
         try:
             RequestCheck(replace(spec, name=request.model)).rows(request)

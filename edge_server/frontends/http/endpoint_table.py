@@ -12,6 +12,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.access_control import ORDERING_CATEGORIES
 from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
+from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationHandler
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
@@ -92,6 +93,7 @@ def build_router(
     openai: OpenAiEndpoints,
     events: EventEndpoints,
     operator: OperatorEndpoints,
+    deepstack: DeepStackEndpoints,
 ) -> PathRouter:
     """Return a router with all endpoints."""
     router = PathRouter()
@@ -121,6 +123,8 @@ def build_router(
         router.add(f"{base}/embeddings", {"POST": HttpEndpoint("inference", generation=openai.embed)})
         router.add(f"{base}/models", {"GET": HttpEndpoint("metadata", generation=openai.models)})
         router.add(f"{base}/models/{{model}}", {"GET": HttpEndpoint("metadata", generation=openai.model)})
+    for pattern in ("/v1/vision/detection", "/v1/vision/custom/{model}"):
+        router.add(pattern, {"POST": HttpEndpoint("inference", generation=deepstack.detect)})
     add("health", ("/v2/health/live",), GET=control.live)
     add("health", ("/v2/health/ready",), GET=control.ready)
     add("health", _model_paths("/ready"), GET=control.model_ready)

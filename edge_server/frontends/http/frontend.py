@@ -19,6 +19,7 @@ from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarg
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
+from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationTarget
@@ -112,6 +113,7 @@ class HttpFrontend:
                 governor=self._governor,
                 engines=self._engines,
             ),
+            DeepStackEndpoints(self._service, dispatch),
         )
         # Cached heads were checked against the previous tokens: check them again.
         self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
