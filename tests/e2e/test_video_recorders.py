@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iter
         input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}
         output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}""",
     )
-    (module_repository.path / DETECTOR).symlink_to(bundled_repository / DETECTOR)
+    shutil.copytree(bundled_repository / DETECTOR, module_repository.path / DETECTOR)
     with serve(module_repository.path) as server:
         yield server
 
