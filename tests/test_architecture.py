@@ -75,6 +75,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
     "cryptography": ("repository/trust/signature.py",),
+    "foxglove": ("cli/streaming/foxglove_output.py",),
     "fsspec": ("repository/remote/object_store.py",),
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),
