@@ -92,7 +92,7 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """std_msgs/Header and a sequence number. The server returns it unchanged and does not interpret it.
+    """std_msgs/Header and a sequence number. The server returns it unchanged. Only tracking reads it: the stamp.
 
     `sec` holds both the uint32 of ROS 1 and the int32 of ROS 2.
     """

@@ -129,6 +129,21 @@ def test_tracks_are_bounded_and_boxes_beyond_the_bound_have_no_number() -> None:
     assert set(found[MAX_BOXES:]) == {0}
 
 
+def test_no_number_is_twice_in_a_frame_and_new_ones_count_up_whatever_the_boxes_are() -> None:
+    rng = np.random.default_rng(8)
+    tracks, known = tracker(), list[int]()
+    with np.errstate(all="raise"):
+        for _ in range(300):
+            corners = rng.integers(0, 200, (int(rng.integers(0, 30)), 2)).astype(float)
+            boxes = np.concatenate((corners, corners + rng.integers(0, 120, corners.shape)), axis=1)
+            scores = np.sort(rng.random(len(boxes)))[::-1]
+            numbers = [one for one in tracks.update(boxes, scores, float(rng.choice([0.0, 0.03, 0.5, 3.0]))) if one]
+            assert len(numbers) == len(set(numbers))
+            known += sorted(set(numbers) - set(known))
+            assert known == [*range(1, len(known) + 1)]
+    assert len(known) > 20
+
+
 def test_boxes_without_an_area_and_huge_steps_of_time_are_no_error() -> None:
     tracks = tracker()
     with np.errstate(all="raise"):
