@@ -8,6 +8,7 @@ modules know every part of the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -73,7 +74,13 @@ def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessE
     end = EndRequest()
     on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
     core = build(config, log_settings, on_stranded)
-    return asyncio.run(ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end).run())
+    process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
+
+    async def run() -> int:
+        process.add_signal_handlers()
+        return await process.run(process.print_served_models)
+
+    return asyncio.run(run())
 
 
 def _ignore(reason: str) -> None:
@@ -81,7 +88,7 @@ def _ignore(reason: str) -> None:
 
 
 class ServerProcess:
-    """One run of the server on one event loop."""
+    """One run of the server on one event loop. `ports` has the open ports by name: http, grpc, metrics."""
 
     def __init__(
         self,
@@ -108,9 +115,11 @@ class ServerProcess:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._must_stop = False
         self.end = end
-        end.notify(self._wake)
+        end.notify(self.stop)
         self._addresses: list[str] = []
+        self.ports: dict[str, int] = {}
         self._tls: ssl.SSLContext | None = None
         largest_body = config.http.max_input_size_bytes
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
@@ -120,18 +129,20 @@ class ServerProcess:
         self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
-    async def run(self) -> int:
+    async def run(self, on_started: Callable[[], None]) -> int:
         """Open the front ends, load, serve, drain and close. Return the exit code.
 
-        Raises EdgeServerError when a port is taken.
+        `on_started` is called on the event loop when each model is loaded or has failed. Raises EdgeServerError when a
+        port is taken.
         """
         self._loop = asyncio.get_running_loop()
-        self._add_signal_handlers()
+        if self._must_stop:
+            self._stop.set()
         self._start_governor()
         self._supervision.begin()
         try:
             await self._open_front_ends()
-            if not await self._load():
+            if not await self._load(on_started):
                 return ExitCode.FAILED
             await self._stop.wait()
             is_clean = await self._drain()
@@ -159,7 +170,16 @@ class ServerProcess:
             )
         )
 
-    def _add_signal_handlers(self) -> None:
+    def stop(self) -> None:
+        """Make `run` drain, close and return. Returns at once. For any thread."""
+        self._must_stop = True
+        if self._loop is not None:
+            # The loop is closed if the server has ended by itself.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def add_signal_handlers(self) -> None:
+        """Drain at SIGTERM and SIGINT, reload settings at SIGHUP. For the main thread's event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -177,11 +197,6 @@ class ServerProcess:
         if governor is not None:
             checks.append(lambda: _governor_problem(governor.seconds_since_step()))
         return checks
-
-    def _wake(self) -> None:
-        """Make the event loop end the server. For any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -213,6 +228,7 @@ class ServerProcess:
         )
         port = await front.start()
         self._http = front
+        self.ports["http"] = port
         if self._config.http.tls_cert:
             self._supervision.add_reload(
                 ("http.tls_cert", "http.tls_key", "http.client_ca"),
@@ -242,6 +258,7 @@ class ServerProcess:
                 ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
             )
         self._grpc = front
+        self.ports["grpc"] = port
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -271,11 +288,12 @@ class ServerProcess:
             metrics.add_source(self._core.engines.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
         port = await front.start()
+        self.ports["metrics"] = port
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "http" if self._tls is None else "https"
         self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
 
-    async def _load(self) -> bool:
+    async def _load(self, on_started: Callable[[], None]) -> bool:
         """Reach the first desired state, unless the server is stopped before that. Return False if the process must
         end."""
         core = self._core
@@ -291,7 +309,7 @@ class ServerProcess:
         if not must_end:
             # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
-        self._print_served_models()
+        on_started()
         if must_end:
             return False
         if self._http is not None:
@@ -325,7 +343,8 @@ class ServerProcess:
         await working
         return True
 
-    def _print_served_models(self) -> None:
+    def print_served_models(self) -> None:
+        """Print the ready line: version, addresses, and each model with how it runs or why it is not served."""
         service = self._core.service
         lines = []
         for report in service.instance_reports():
