@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "streams", "frontends", "governor", "engines", "backends",
     },
     "doctor": {"core", "errors", "config", "governor", "backends"},
+    "ray": {"config", "errors", "process"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
         "frontends", "process", "backends", "client", "governor", "ros", "tuning", "doctor",
@@ -61,9 +62,11 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("frontends/http/",),
+    "aiohttp": ("frontends/http/", "ray.py"),
     "hpack": ("frontends/http2/",),
-    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "tuning/load/grpc_client.py"),
+    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "tuning/load/grpc_client.py", "ray.py"),
+    "ray": ("ray.py",),
+    "starlette": ("ray.py",),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),

@@ -11,12 +11,13 @@ the allocator. The server's log records go to the logger `edge_server`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ from edge_server.core.status_reports import IndexEntry
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest, LoadError, NotReady, Unsupported
 from edge_server.frontends.grpc.call import Methods
-from edge_server.frontends.grpc.direct_call import DirectCall
+from edge_server.frontends.grpc.direct_call import DirectCall, DirectStream
+from edge_server.frontends.grpc.direct_call import RpcError as RpcError
 from edge_server.frontends.grpc.rpc_table import served_methods
 from edge_server.process.composition_root import ServerParts, build
 from edge_server.process.server import ServerProcess
@@ -239,6 +241,17 @@ class Server:
             call.cancel()
             raise
         return call.result()
+
+    async def acall_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Call a stream method of Triton's GRPCInferenceService, "ModelStreamInfer": yield a message for each response.
+
+        Closing the generator cancels the open requests. Raises RpcError.
+        """
+        self._check_running()
+        responses = DirectStream(self._methods, method, READING_THREAD_HOLD_US).run(messages)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                yield response
 
     # -- inside
 

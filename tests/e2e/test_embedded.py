@@ -19,7 +19,6 @@ import tritonclient.grpc as grpc_client
 
 import edge_server
 from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, NotReady, Unsupported
-from edge_server.frontends.grpc.direct_call import RpcError
 from edge_server.protocol import messages
 
 ECHO = (
@@ -83,7 +82,7 @@ def test_the_answer_is_that_of_grpc_bit_for_bit(server: edge_server.Server) -> N
 def test_bytes_go_in_and_out_as_over_grpc(server: edge_server.Server) -> None:
     infer = next(item for item in messages.service_methods(messages.GRPC_SERVICE) if item.name == "ModelInfer")
     request = infer.input_class(model_name="counter_not_here")
-    with pytest.raises(RpcError, match="counter_not_here") as caught:
+    with pytest.raises(edge_server.RpcError, match="counter_not_here") as caught:
         server.call("ModelInfer", request.SerializeToString())
     assert caught.value.code == "NOT_FOUND"
     request = infer.input_class(model_name="echo", id="9")
@@ -102,7 +101,7 @@ def test_bytes_go_in_and_out_as_over_grpc(server: edge_server.Server) -> None:
 
 @pytest.mark.parametrize(("method", "code"), [("ModelStreamInfer", "UNIMPLEMENTED"), ("Nosuch", "UNIMPLEMENTED")])
 def test_only_unary_methods_can_be_called(server: edge_server.Server, method: str, code: str) -> None:
-    with pytest.raises(RpcError, match=f"no unary method '{method}'") as caught:
+    with pytest.raises(edge_server.RpcError, match=f"no unary method '{method}'") as caught:
         server.call(method, b"")
     assert caught.value.code == code
 
