@@ -22,7 +22,7 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import unprotected_orders
+from edge_server.frontends.access_control import picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
@@ -111,6 +111,7 @@ class ServerProcess:
         self.end = end
         end.notify(self._wake)
         self._addresses: list[str] = []
+        self._metrics_port: int | None = None
         self._tls: ssl.SSLContext | None = None
         largest_body = config.http.max_input_size_bytes
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
@@ -205,6 +206,8 @@ class ServerProcess:
             self._core.service,
             self._config.http,
             streams=self._frames.reports,
+            view=self._frames.view,
+            metrics_port=lambda: self._metrics_port,
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -270,7 +273,7 @@ class ServerProcess:
         if self._core.engines is not None:
             metrics.add_source(self._core.engines.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
-        port = await front.start()
+        port = self._metrics_port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "http" if self._tls is None else "https"
         self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
@@ -341,9 +344,10 @@ class ServerProcess:
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        warning = unprotected_orders(self._config)
-        if warning:
-            first_line += f" ({warning})"
+        pictures = picture_access(self._config, needs_token=self._tokens.requires_token("view"))
+        for note in (unprotected_orders(self._config), pictures):
+            if note:
+                first_line += f" ({note})"
         print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:

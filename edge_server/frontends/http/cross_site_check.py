@@ -39,12 +39,7 @@ class CrossSiteCheck:
                 raise Forbidden(f"Content-Type '{content_type}' is not accepted, expected application/json")
             return
         hosts, origins = headers.getall("Host"), headers.getall("Origin")
-        own_origin = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
-        if own_origin is None or not self._is_this_server(own_origin[1]):
-            raise Forbidden(
-                "requests of web pages must use an IP address or a name of this machine, "
-                f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
-            )
+        own_origin = self.check_host(head)
         if len(origins) != 1 or self._parse(origins[0]) != own_origin:
             raise Forbidden(
                 f"requests are accepted only from this server's own web pages ({self._scheme}://{hosts[0]}), "
@@ -54,6 +49,17 @@ class CrossSiteCheck:
             raise Forbidden(
                 f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
             )
+
+    def check_host(self, head: RequestHead) -> tuple[str, str, int]:
+        """Return scheme, host and port that the client asked for. Raises Forbidden if they may be of another site."""
+        hosts = head.headers.getall("Host")
+        own_origin = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
+        if own_origin is None or not self._is_this_server(own_origin[1]):
+            raise Forbidden(
+                "requests of web pages must use an IP address or a name of this machine, "
+                f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
+            )
+        return own_origin
 
     def _parse(self, origin: str) -> tuple[str, str, int] | None:
         """Return scheme, host and port of an origin, None if it is not valid."""
