@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 PATIENCE_S = 30.0
-_FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir>{}</dir><dir>/usr/share/fonts</dir><cachedir>{}</cachedir></fontconfig>"""
+_FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+<dir>{}</dir><dir>/usr/share/fonts</dir><cachedir>{}</cachedir>
+<match><edit name="family" mode="append" binding="strong"><string>Liberation Sans</string></edit></match>
+</fontconfig>"""
+"""All families of fonts that are not there become one."""
 
 
 class Browser:

@@ -19,6 +19,8 @@ export function updateMachine(governor) {
   setBadge(badge, governor.state, STATES[governor.state] ?? "");
   const shed = governor.shed.map((item) => `${item.count} ${item.class} (${item.reason})`).join(", ");
   const parts = [governor.detail, shed && `refused since the start: ${shed}`];
+  const unknown = ["temperature", "power"].filter((name, place) => [governor.temperature_c, governor.power_w][place] === null);
+  if (unknown.length) parts.push(`no sensor for ${unknown.join(" and ")}`);
   for (const [model, lighter] of Object.entries(governor.variants_in_force)) parts.push(`${lighter} answers for ${model}`);
   note(byId("machine-detail"), parts.filter(Boolean).join(" · "));
   const memory = governor.box.memory;
@@ -26,11 +28,11 @@ export function updateMachine(governor) {
   const items = [
     {
       key: "heat", title: "Temperature", value: governor.temperature_c, unit: "°C", limit: governor.set_point_c,
-      detail: governor.temperature_c === null ? "no sensor" : limitOf("held below", governor.set_point_c, "°C"),
+      detail: limitOf("held below", governor.set_point_c, "°C"),
     },
     {
       key: "power", title: "Power", value: governor.power_w, unit: "W", limit: governor.power_budget_w,
-      detail: governor.power_w === null ? "no sensor" : limitOf("budget", governor.power_budget_w, "W"),
+      detail: limitOf("budget", governor.power_budget_w, "W"),
     },
     {
       key: "share", title: "Work allowed", value: governor.share * 100, unit: "%", top: 100, digits: 0,
@@ -49,7 +51,7 @@ export function updateMachine(governor) {
                    detail: gpu.held_back_by.join(", ") });
     }
   }
-  machine.update(items);
+  machine.update(items.filter((item) => item.value !== null));
 }
 
 export function updateActivity(now) {
@@ -67,8 +69,8 @@ export function updateActivity(now) {
   const queued = rates.step("queued", sum("queue_ns"));
   const answered = rates.step("answered", requests);
   const items = [
-    { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} since the loads` },
-    { key: "failed", title: "Failed", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} since the loads` },
+    { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} in all` },
+    { key: "failed", title: "Failed", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} in all` },
     { key: "waiting", title: "Waiting in queues", value: sum("waiting"), digits: 0 },
     { key: "queue", title: "Time in queue", value: queued && answered ? (answered.count ? queued.count / answered.count / 1e6 : 0) : null, unit: "ms" },
   ];

@@ -56,7 +56,8 @@ function makeRow(first, tryModel, changed) {
   };
   const node = element(
     "tr", { "data-model": first.name },
-    element("td", { class: "name" }, first.name), element("td", {}, first.version ?? ""), element("td", {}, state, reason),
+    element("td", { class: "name" }, first.name, element("span", { class: "phone muted" }, ` ${first.version ?? ""}`)),
+    element("td", { class: "mid" }, first.version ?? ""), element("td", {}, state, reason),
     ...cells, element("td", { class: "actions" }, ...Object.values(buttons)),
   );
   function update({ state: named, reason: why, report, counts }) {

@@ -5,6 +5,10 @@ import { byId, element, formatNumber, keepChildren, note, setText } from "./dom.
 
 // A browser opens six connections to a server; each picture takes one.
 const MOST_LIVE = 3;
+const REASONS = {
+  NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
+  SLOW_READER: "results not read", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
+};
 const cards = new Map();
 
 export function updateStreams(streams) {
@@ -46,7 +50,7 @@ function makeCard(first) {
     ];
     facts.forEach(([, value], place) => setText(value, values[place]));
     const dropped = Object.entries(stream.dropped).filter(([, count]) => count);
-    setText(drops, dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${reason.toLowerCase().replace("_", " ")}`).join(", ")}` : "No frame dropped");
+    setText(drops, dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}` : "No frame dropped");
     refresh();
   }
 
