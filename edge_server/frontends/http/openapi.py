@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from edge_server import __version__
-from edge_server.frontends.http.page_endpoints import Route
 from edge_server.frontends.http.view_endpoints import PICTURE_TYPE
 
 Json = dict[str, Any]
@@ -239,8 +238,8 @@ _TAGS: Mapping[str, str] = {
 }
 
 
-def openapi_document(routes: Iterable[Route]) -> Json:
-    """Return the document. The tag of an operation is its access category."""
+def openapi_document(routes: Iterable[tuple[str, str, str, str]]) -> Json:
+    """Return the document. `routes` are method, path, access category and summary; the category becomes the tag."""
     paths: dict[str, Json] = {}
     for method, path, category, summary in routes:
         names = re.findall(r"\{(\w+)\}", path)
