@@ -267,17 +267,17 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
 @pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
 def test_pictures_for_the_documentation(page: Any, server: Any, board: Any) -> None:
     folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
-    with camera(server):
-        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+    with camera(server), camera(server, "back_yard"):
+        page.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
         for step in range(24):
             board.set_temperature("tj-thermal", 55.0 + step)
             path, kind = "/v2/models/efficientnet_lite0/infer", {"Content-Type": "image/jpeg"}
             server.request("POST", path, PICTURE.read_bytes(), kind)
             time.sleep(1)
         page.run("window.scrollTo(0, 0)")
-        page.look(1280, 1180)
+        page.look(1280, 1120)
         page.screenshot(folder / "page_light.webp", quality=80)
-        page.look(1280, 1180, is_dark=True)
+        page.look(1280, 1120, is_dark=True)
         page.screenshot(folder / "page_dark.webp", quality=80)
         page.look(390, 1180)
         page.screenshot(folder / "page_phone.webp", quality=80)

@@ -56,7 +56,8 @@ function makeCard(first) {
 
   function refresh() {
     const isLive = isWanted && access.allowed.view && !document.hidden;
-    setText(toggle, isWanted ? "Hide picture" : "Show picture");
+    setText(toggle, isWanted ? "Hide" : "Show");
+    toggle.setAttribute("aria-label", `${toggle.textContent} the picture of ${first.stream_id}`);
     toggle.hidden = !access.allowed.view;
     if (isLive && running === null) start();
     if (!isLive && running !== null) stop();
