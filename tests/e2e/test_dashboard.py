@@ -157,6 +157,7 @@ def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
     page.click("#try-form button.primary")
     page.wait("document.querySelector('#try-result .output')?.textContent.startsWith('An edge')")
     page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
+    page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
 
 
 def test_tensors_are_typed_as_json(page: Any) -> None:
@@ -214,6 +215,7 @@ def test_with_a_token_models_are_unloaded_and_loaded(
         browser.run(KEY, "open sesame")
         browser.click('#key-dialog button[value="save"]')
         browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Unload one\"]:not([hidden])')")
+        browser.wait("document.querySelector('#events-note').hidden && document.querySelector('#events-list li')")
         browser.click('[aria-label="Unload one"]')
         browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Load one\"]:not([hidden])')")
         browser.click('[aria-label="Load one"]')

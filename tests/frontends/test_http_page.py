@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,13 @@ def test_all_files_together_have_at_most_150_kb() -> None:
 def test_no_other_file_is_served(site: Any, name: str) -> None:
     reply = site.get(f"/page/{name}")
     assert (reply.status, "has no file" in reply.error) == (404, True)
+
+
+def test_nothing_for_pages_and_pictures_is_imported_before_somebody_asks() -> None:
+    code = "import sys, edge_server.frontends.http.frontend; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    late = ("edge_server.frontends.http.openapi", "edge_server.streams", "edge_server.vision", "aiohttp", "cv2")
+    assert [name for name in loaded if name.startswith(late)] == []
 
 
 def test_every_route_is_in_the_openapi_document(site: Any) -> None:

@@ -49,7 +49,6 @@ async function update() {
   ]);
   setText(byId("version"), now.version);
   setBadge(byId("ready"), now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
-  setText(byId("key"), key() ? "Change key" : "Enter key");
   byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
   showMetricsLink(now.metrics_port);
   updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);

@@ -16,6 +16,7 @@ export async function followEvents(onEvent) {
   let wait = FIRST_WAIT_MS;
   for (;;) {
     stopped = new AbortController();
+    note(byId("events-note"), access.allowed["model-repository"] ? "" : "Events need a key.");
     if (access.allowed["model-repository"]) {
       try {
         const response = await request(`edge/v1/events?after=${after}`, { signal: stopped.signal });
@@ -32,8 +33,11 @@ export async function followEvents(onEvent) {
         }
       } catch { /* The server is restarting: try again. */ }
     }
-    note(byId("events-note"), access.allowed["model-repository"] ? "" : "Events need a key.");
-    await new Promise((resolve) => setTimeout(resolve, wait));
+    if (stopped.signal.aborted) continue;
+    await new Promise((resolve) => {
+      setTimeout(resolve, wait);
+      stopped.signal.addEventListener("abort", resolve);
+    });
     wait = Math.min(wait * 2, LONGEST_WAIT_MS);
   }
 }

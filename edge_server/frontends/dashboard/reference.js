@@ -9,7 +9,7 @@ setText(byId("version"), api.info.version);
 setText(byId("about"), `${api.info.summary}. ${api.info.description}`);
 
 function resolve(schema, depth = 0) {
-  if (!schema || depth > 5) return schema;
+  if (!schema || depth > 12) return schema;
   if (schema.$ref) return resolve(api.components.schemas[schema.$ref.split("/").pop()], depth + 1);
   if (schema.type === "array" && schema.items) return [resolve(schema.items, depth + 1)];
   if (schema.properties) {

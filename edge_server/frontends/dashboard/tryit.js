@@ -156,19 +156,20 @@ function textForm(name, isChat, isDecoupled) {
   const limit = element("input", { type: "number", id: "try-tokens", min: "1", max: "4096", value: "128" });
   const send = (event) => {
     event.preventDefault();
-    const output = element("pre", { class: "output", tabindex: "0", "aria-label": "Answer" });
+    const output = element("pre", { class: "output prose", tabindex: "0", "aria-label": "Answer" });
     const rate = element("p", { class: "note" });
     showResult(output, rate);
+    const began = performance.now();
     let first = 0;
-    let count = 0;
     const add = (text) => {
       first ||= performance.now();
-      count += 1;
       output.textContent += text;
-      const seconds = (performance.now() - first) / 1000;
-      setText(rate, count > 1 ? `${count} parts, ${formatNumber((count - 1) / seconds)} a second` : "");
     };
-    run((signal) => (isChat ? chat(name, prompt.value, Number(limit.value), add, signal) : generate(name, prompt.value, isDecoupled, add, signal)));
+    const end = (tokens) => {
+      const seconds = (performance.now() - first) / 1000;
+      setText(rate, `${tokens} tokens, ${formatNumber((tokens - 1) / seconds)} a second, the first after ${Math.round(first - began)} ms`);
+    };
+    run((signal) => (isChat ? chat(name, prompt.value, Number(limit.value), add, end, signal) : generate(name, prompt.value, isDecoupled, add, signal)));
   };
   return [element(
     "form", { submit: send }, element("label", { for: "try-prompt" }, "Prompt"), prompt,
@@ -179,8 +180,11 @@ function textForm(name, isChat, isDecoupled) {
   )];
 }
 
-async function chat(name, prompt, limit, add, signal) {
-  const body = { model: name, messages: [{ role: "user", content: prompt }], stream: true, max_tokens: limit };
+async function chat(name, prompt, limit, add, end, signal) {
+  const body = {
+    model: name, messages: [{ role: "user", content: prompt }], max_tokens: limit, stream: true,
+    stream_options: { include_usage: true },
+  };
   const response = await request("v1/chat/completions", {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
   });
@@ -190,6 +194,7 @@ async function chat(name, prompt, limit, add, signal) {
     if (part.error) throw new Error(part.error.message);
     const text = part.choices?.[0]?.delta?.content;
     if (text) add(text);
+    if (part.usage) end(part.usage.completion_tokens);
   }
 }
 
