@@ -74,7 +74,8 @@ class StreamView:
     def show(self, picture: Picture, seen: Perception, now_ns: int) -> None:
         """Set the newest picture. The caller must not change its pixels any more."""
         self._newest = picture, seen
-        self._next_ns = now_ns + _INTERVAL_NS
+        # A picture that comes late does not delay the next one: frames seldom come exactly when a picture is due.
+        self._next_ns = max(self._next_ns + _INTERVAL_NS, now_ns + _INTERVAL_NS // 2)
         self._tell()
 
     def end(self) -> None:
