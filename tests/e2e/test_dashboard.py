@@ -195,10 +195,12 @@ def test_without_a_key_the_page_offers_no_order(page: Any) -> None:
     assert page.run("return document.querySelector('#key').hidden")
 
 
-def test_with_a_token_models_are_unloaded_and_loaded(
+def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
     browser: Any, serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
 ) -> None:
     repository.add("one", identity())
+    for version in (1, 2):
+        repository.add("two", identity(), version)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"anna {hashlib.sha256(b'open sesame').hexdigest()} model-repository,view\n")
     flags = ("--model-control-mode=explicit", "--load-model=*", f"--auth-tokens-file={tokens}")
@@ -207,7 +209,7 @@ def test_with_a_token_models_are_unloaded_and_loaded(
         browser.open(server.url("/"))
         browser.wait("document.querySelector('#events-note').textContent.includes('need a key')")
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
-        assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 1
+        assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 2
         browser.click("#key")
         browser.run(KEY, "wrong")
         browser.click('#key-dialog button[value="save"]')
@@ -220,6 +222,11 @@ def test_with_a_token_models_are_unloaded_and_loaded(
         browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Load one\"]:not([hidden])')")
         browser.click('[aria-label="Load one"]')
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
+        browser.click('[aria-label="Roll back two"]:not([hidden])')
+        browser.wait("document.querySelector('#models-rows').innerText.includes('pinned to version 1')")
+        browser.wait("document.querySelector('li[data-kind=\"model.pinned\"]')")
+        browser.click('[aria-label="Remove the pin of two"]:not([hidden])')
+        browser.wait("!document.querySelector('#models-rows').innerText.includes('pinned')")
         assert browser.console() == []
         browser.run("sessionStorage.clear()")
         browser.open("about:blank")

@@ -160,3 +160,15 @@ def test_a_name_that_another_site_points_here_shows_nothing(open_site: Any, stre
     assert "evil.example" in reply.error
     with looking(site, Host="box.example") as answer:
         assert answer.status == 200
+
+
+def test_another_site_needs_a_key_even_if_its_origin_is_allowed(open_site: Any, stream: OneStream) -> None:
+    site = open_site(view=stream, allowed_origins=("*",))
+    assert site.get(PATH, headers={"Origin": "https://evil.example"}).status == 403
+    with looking(site, Origin=f"http://127.0.0.1:{site.port}") as answer:
+        assert answer.status == 200
+    guarded = open_site(
+        view=stream, allowed_origins=("*",), restricted=(RestrictedGroup(("view",), "x-key", "s3cret"),)
+    )
+    with looking(guarded, Origin="https://dashboard.example", **{"x-key": "s3cret"}) as answer:
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")

@@ -53,6 +53,10 @@ function makeRow(first, tryModel, changed) {
       order(`edge/v1/models/${encodeURIComponent(first.name)}/rollback`, `Roll ${first.name} back to the version before?`),
       "Roll back",
     ),
+    unpin: button(
+      "Remove pin", order(`edge/v1/models/${encodeURIComponent(first.name)}/unpin`, `Serve the newest version of ${first.name} again?`),
+      "Remove the pin of",
+    ),
   };
   const node = element(
     "tr", { "data-model": first.name },
@@ -61,9 +65,11 @@ function makeRow(first, tryModel, changed) {
     ...cells, element("td", { class: "actions" }, ...Object.values(buttons)),
   );
   function update({ state: named, reason: why, report, counts }) {
-    setBadge(state, (named ?? "NOT LOADED").replace("_", " "), KINDS[named] ?? "");
-    note(reason, why ?? "");
-    reason.className = named === "UNAVAILABLE" ? "reason" : "note";
+    // Triton's index has one word for a version that failed and one that was unloaded.
+    const isUnloaded = named === "UNAVAILABLE" && /^unloaded/.test(why ?? "");
+    setBadge(state, isUnloaded ? "UNLOADED" : named ?? "NOT LOADED", isUnloaded ? "" : KINDS[named] ?? "");
+    note(reason, why === "unloaded" ? "" : why ?? "");
+    reason.className = named === "UNAVAILABLE" && !isUnloaded ? "reason" : "note";
     setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");
     setText(precision, report?.precision ?? "");
     setText(memory, report ? formatBytes(report.load_rss_bytes) : "");
@@ -73,7 +79,9 @@ function makeRow(first, tryModel, changed) {
     buttons.try.hidden = !isReady || !access.allowed.inference;
     buttons.load.hidden = !mayLoad || isReady;
     buttons.unload.hidden = !mayLoad || !isReady;
-    buttons.rollback.hidden = !access.may_change_models || !isReady;
+    const isPinned = /pinned to version/.test(why ?? "");
+    buttons.rollback.hidden = !access.may_change_models || !isReady || isPinned;
+    buttons.unpin.hidden = !access.may_change_models || !isPinned;
   }
   function updateCounts(counts) {
     if (!counts) {

@@ -77,8 +77,8 @@ class ViewEndpoints:
         peer = None if transport is None else transport.get_extra_info("peername")
         if not self._is_open and not is_this_machine(peer[0] if peer else None):
             raise Forbidden(_NOT_ALLOWED)
-        # Without a key, a page of another site could read pictures under a name that it points to this machine.
-        self._cross_site_check.check_host(request.target.head)
+        # Without a key, also where --http-allowed-origin lets other sites read everything else.
+        self._cross_site_check.check_reader(request.target.head)
 
     async def pictures(self, request: GenerationRequest) -> None:
         """Send pictures until the stream ends or the viewer leaves."""
