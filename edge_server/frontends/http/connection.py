@@ -141,6 +141,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_cached_heads",
         "_call",
         "_connections",
+        "_cors",
         "_decoder",
         "_discarded",
         "_drained",
@@ -177,6 +178,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._cached_heads = connections.cached_heads
         self._read_buffer = connections.read_buffer
         self._server_state = connections.server_state
+        self._cors = connections.cors
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._phase = _Phase.HEAD
@@ -342,7 +344,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
         self._head, target = head, _ = head_and_target
         self._keeps_alive = head.keeps_alive and not self._server_state.is_in_drain_delay
-        self.is_plain = self._keeps_alive and not head.is_http_1_0 and self._connections.cors is None
+        self.is_plain = self._keeps_alive and not head.is_http_1_0 and self._cors is None
         size = head.body_size
         if size is None or len(data) - end < size:
             self._start_body(head, target, data, end)
@@ -525,8 +527,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def cors_headers(self) -> Mapping[str, str]:
         """Return the headers that allow a page of another origin to read the response to the current request."""
-        cors = self._connections.cors
-        return {} if cors is None or self._head is None else cors.headers(self._head)
+        return {} if self._cors is None or self._head is None else self._cors.headers(self._head)
 
     def send_response(self, response: HttpResponse) -> None:
         """Send a complete response."""
