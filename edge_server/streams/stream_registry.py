@@ -115,7 +115,7 @@ class StreamRegistry:
                 view.viewer_count -= 1
                 self._viewer_count -= 1
                 if not view.viewer_count:
-                    stream.view = None
+                    view.release()
 
     def reports(self) -> list[FrameStreamReport]:
         """Return reports of the open streams, sorted by id."""

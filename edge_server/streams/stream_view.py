@@ -49,6 +49,11 @@ class StreamView:
         if self.is_over:
             self._tell()
 
+    def release(self) -> None:
+        """Release the newest picture: there is no viewer any more."""
+        with self._lock:
+            self._newest, self._jpeg = None, b""
+
     def forget(self, tell: Callable[[], None]) -> None:
         """Withdraw `ask`: the viewer has left."""
         with self._lock:
@@ -72,8 +77,11 @@ class StreamView:
         return bool(self._waiting) and now_ns >= self._next_ns
 
     def show(self, picture: Picture, seen: Perception, now_ns: int) -> None:
-        """Set the newest picture. The caller must not change its pixels any more."""
-        self._newest = picture, seen
+        """Set the newest picture if a viewer still waits. The caller must not change its pixels any more."""
+        with self._lock:
+            if not self._waiting:
+                return
+            self._newest = picture, seen
         # A picture that comes late does not delay the next one: frames seldom come exactly when a picture is due.
         self._next_ns = max(self._next_ns + _INTERVAL_NS, now_ns + _INTERVAL_NS // 2)
         self._tell()

@@ -68,6 +68,7 @@ def test_the_results_are_drawn_in_and_all_viewers_share_one_picture() -> None:
 
 def test_a_large_frame_is_reduced() -> None:
     view = StreamView()
+    ask(view)
     view.show(Picture(np.zeros((1080, 1920, 3), np.uint8), Color.BGR), SEEN, 1)
     assert decoded(view).shape == (540, MAX_SIDE, 3)
 
@@ -77,6 +78,8 @@ def test_a_viewer_that_leaves_wants_nothing_more() -> None:
     view.ask(told.set)
     view.forget(told.set)
     assert not view.wants(1)
+    view.show(GRAY, SEEN, 1)
+    assert not view.jpeg()
 
 
 def test_the_end_of_the_stream_is_told_before_and_after() -> None:
@@ -94,9 +97,19 @@ def test_a_viewer_sees_frames_and_the_stream_pays_nothing_after(served: Any, too
         camera.send(tools.frame(7))
         assert told.wait(PATIENCE_S)
         assert decoded(view).shape == (8, 8, 3)
-        assert camera.stream.view is view
-    assert camera.stream.view is None
+    assert not view.wants(1 << 62)
+    assert not view.jpeg()
     assert tools.values(camera.finish()) == [tools.sum_of(7)]
+
+
+def test_a_viewer_that_comes_again_gets_no_more_pictures_a_second(served: Any) -> None:
+    served.camera(stream_id="door")
+    with served.streams.view("door") as view:
+        ask(view)
+        view.show(GRAY, SEEN, 1 << 62)
+    with served.streams.view("door") as again:
+        ask(again)
+        assert not again.wants(1 << 62)
 
 
 def test_two_viewers_share_the_view_and_a_new_stream_of_the_same_name_ends_it(served: Any) -> None:

@@ -23,6 +23,7 @@ from edge_server.vision.resize import Color
 
 PATIENCE_S = 20.0
 PATH = "/edge/v1/streams/front%20door/view"
+ONE = "/edge/v1/streams/front%20door/picture"
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -105,6 +106,25 @@ def test_a_viewer_gets_pictures_until_the_stream_ends(open_site: Any, stream: On
     until(lambda: stream.viewer_count == 0)
 
 
+def test_one_picture_is_a_jpeg(open_site: Any, stream: OneStream) -> None:
+    reply = open_site(view=stream).get(ONE)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "image/jpeg")
+    assert cv2.imdecode(np.frombuffer(reply.body, np.uint8), cv2.IMREAD_COLOR).shape == (8, 8, 3)
+    assert stream.viewer_count == 0
+
+
+def test_a_silent_camera_and_one_that_ends_have_no_picture(
+    open_site: Any, stream: OneStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.close()
+    monkeypatch.setattr(view_endpoints, "_PICTURE_WAIT_S", 0.02)
+    site = open_site(view=stream)
+    for _ in range(2):
+        reply = site.get(ONE)
+        assert (reply.status, reply.body, reply.headers["Content-Length"]) == (204, b"", None)
+        stream.view.end()
+
+
 def test_without_a_viewer_no_picture_is_wanted(open_site: Any, stream: OneStream) -> None:
     with looking(open_site(view=stream)) as answer:
         read_picture(answer)
@@ -144,6 +164,7 @@ def test_other_machines_need_a_key_or_view_open(
     refused = closed.get(PATH)
     assert refused.status == 403
     assert "--view-open" in refused.error
+    assert closed.get(ONE).status == 403
     assert not closed.get("/edge/v1/page").json["allowed"]["view"]
     with looking(opened) as answer:
         assert answer.status == 200

@@ -3,8 +3,9 @@
 import { access, request } from "./api.js";
 import { byId, element, formatNumber, keepChildren, note, setText } from "./dom.js";
 
-// A browser opens six connections to a server; each picture takes one.
-const MOST_LIVE = 3;
+const MOST_SHOWN = 6;
+const SILENT_MS = 1000;
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const REASONS = {
   NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
   SLOW_READER: "results not read", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
@@ -37,7 +38,7 @@ function makeCard(first) {
     element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))),
     drops,
   );
-  let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MOST_LIVE;
+  let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MOST_SHOWN;
   let problem = "";
   let running = null;
   let shownUrl = "";
@@ -67,14 +68,16 @@ function makeCard(first) {
 
   async function start() {
     const mine = running = new AbortController();
+    const path = `edge/v1/streams/${encodeURIComponent(first.stream_id)}/picture`;
     try {
-      const path = `edge/v1/streams/${encodeURIComponent(first.stream_id)}/view`;
-      const response = await request(path, { signal: mine.signal });
-      problem = "";
-      for await (const jpeg of pictures(response.body.getReader())) show(jpeg);
+      while (!mine.signal.aborted) {
+        const response = await request(path, { signal: mine.signal });
+        problem = "";
+        if (response.status === 200) show(await response.blob());
+        else await pause(SILENT_MS);
+      }
     } catch (error) {
-      if (mine.signal.aborted) return;
-      problem = error.message;
+      problem = mine.signal.aborted ? "" : error.message;
     }
     // The next update starts again, if the stream is still open.
     if (running === mine) running = null;
@@ -82,7 +85,7 @@ function makeCard(first) {
 
   function show(jpeg) {
     const before = shownUrl;
-    shownUrl = URL.createObjectURL(new Blob([jpeg], { type: "image/jpeg" }));
+    shownUrl = URL.createObjectURL(jpeg);
     image.src = shownUrl;
     image.hidden = false;
     if (before) URL.revokeObjectURL(before);
@@ -99,27 +102,4 @@ function makeCard(first) {
   }
 
   return { node, update, refresh, remove, isLive: () => running !== null };
-}
-
-/** Yield the pictures of a Motion JPEG response as bytes. */
-async function* pictures(reader) {
-  const decoder = new TextDecoder("latin1");
-  let held = new Uint8Array(0);
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const joined = new Uint8Array(held.length + value.length);
-    joined.set(held);
-    joined.set(value, held.length);
-    held = joined;
-    for (;;) {
-      // The head of a part is short.
-      const head = decoder.decode(held.subarray(0, 512));
-      const end = head.indexOf("\r\n\r\n");
-      const size = Number(/content-length: (\d+)/i.exec(head)?.[1]);
-      if (end < 0 || !size || held.length < end + 4 + size + 2) break;
-      yield held.slice(end + 4, end + 4 + size);
-      held = held.slice(end + 4 + size + 2);
-    }
-  }
 }

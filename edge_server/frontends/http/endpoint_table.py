@@ -236,6 +236,8 @@ def build_router(
     )
     pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"
     add_task("view", ("/edge/v1/streams/{stream}/view",), "GET", pictures, view.pictures)
+    picture = "The next picture of a frame stream with its results drawn in, as JPEG"
+    add_task("view", ("/edge/v1/streams/{stream}/picture",), "GET", picture, view.picture)
     # The page, open to everyone: a browser cannot send a key for the page itself.
     add_task("", ("/",), "GET", "The page of the server", page.index)
     add_task("", ("/page/{file}",), "GET", "Files of the page", page.file)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edge_server.core.frame_stream_types import Buffer
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import Tensor
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 _WRITE_LIMIT_S = 10.0
 """A viewer that does not read a picture for this time is disconnected."""
 
+_PICTURE_WAIT_S = 2.0
+"""How long a request for one picture waits: a camera may be silent, and browsers open few connections to a server."""
+
 PICTURE_TYPE = "multipart/x-mixed-replace"
 """Content type of Motion JPEG."""
 
 _PICTURE_HEADERS = {
-    "Content-Type": f"{PICTURE_TYPE}; boundary=picture",
     "Cache-Control": "no-store",
     # A page of another site must not show the pictures.
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -80,31 +84,30 @@ class ViewEndpoints:
         # Without a key, also where --http-allowed-origin lets other sites read everything else.
         self._cross_site_check.check_reader(request.target.head)
 
+    async def picture(self, request: GenerationRequest) -> HttpResponse:
+        """Respond with the next picture, or with 204 if none comes within a moment."""
+        self.check(request)
+        with self._view(request.target.names["stream"]) as view:
+            try:
+                jpeg = await asyncio.wait_for(_next_picture(view, request.target.workers), _PICTURE_WAIT_S)
+            except asyncio.TimeoutError:
+                jpeg = None
+        if jpeg is None:
+            return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+        return HttpResponse(bytes(jpeg), headers={"Content-Type": "image/jpeg", **_PICTURE_HEADERS})
+
     async def pictures(self, request: GenerationRequest) -> None:
         """Send pictures until the stream ends or the viewer leaves."""
         self.check(request)
-        connection, loop = request.connection, asyncio.get_running_loop()
-        arrived = asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(arrived.set)
-
+        connection = request.connection
         with self._view(request.target.names["stream"]) as view:
-            connection.begin_stream(200, _PICTURE_HEADERS)
-            try:
-                while True:
-                    arrived.clear()
-                    view.ask(tell)
-                    await arrived.wait()
-                    if view.is_over:
-                        return
-                    jpeg = await loop.run_in_executor(request.target.workers, view.jpeg)
-                    part = b"--picture\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n"
+            connection.begin_stream(200, {"Content-Type": f"{PICTURE_TYPE}; boundary=picture", **_PICTURE_HEADERS})
+            while (jpeg := await _next_picture(view, request.target.workers)) is not None:
+                part = b"--picture\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n"
+                try:
                     await asyncio.wait_for(connection.write(part % (len(jpeg), jpeg)), _WRITE_LIMIT_S)
-            except asyncio.TimeoutError:
-                raise ConnectionAbortedError("a viewer does not read the pictures") from None
-            finally:
-                view.forget(tell)
+                except asyncio.TimeoutError:
+                    raise ConnectionAbortedError("a viewer does not read the pictures") from None
 
     async def perception(self, request: GenerationRequest) -> HttpResponse:
         """Run a model on an image file and return its classes and detections in the picture's pixels."""
@@ -133,6 +136,22 @@ class ViewEndpoints:
         if response.error is not None:
             raise response.error
         return await loop.run_in_executor(workers, _perceived, spec, plan, fit, response)
+
+
+async def _next_picture(view: StreamView, workers: Executor) -> Buffer | None:
+    """Return the next picture of a stream as JPEG, None when the stream has ended."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(arrived.set)
+
+    view.ask(tell)
+    try:
+        await arrived.wait()
+    finally:
+        view.forget(tell)
+    return None if view.is_over else await loop.run_in_executor(workers, view.jpeg)
 
 
 def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
