@@ -103,7 +103,7 @@ class CameraStream:
         self._part = part
         self._is_held = False
         self.view: StreamView | None = None
-        """The view, since somebody first looked at this stream. Set by the registry; workers read it without the lock."""
+        """The view, since somebody first looked at this stream. Set by the registry; workers read it unlocked."""
         self.in_hand_count = 0
         """Number of frames that workers have taken and not put down, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)

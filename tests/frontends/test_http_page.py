@@ -97,6 +97,14 @@ def test_with_a_key_the_page_may_change_models(open_site: Any) -> None:
         assert found["may_change_models"] == found["allowed"]["view"] == (key == "s3cret")
 
 
+def test_the_version_needs_what_the_metadata_need(open_site: Any) -> None:
+    site = open_site(restricted=(RestrictedGroup(("metadata", "health"), "x-key", "s3cret"),))
+    found = site.get("/edge/v1/page").json
+    assert (found["version"], found["is_ready"]) == ("", None)
+    found = site.get("/edge/v1/page", headers={"x-key": "s3cret"}).json
+    assert (found["version"], found["is_ready"]) == ("1.2.3", True)
+
+
 def test_guessed_tokens_at_the_page_are_counted(open_site: Any, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"anna {hashlib.sha256(b'word').hexdigest()} model-repository\n")

@@ -48,7 +48,7 @@ async function update() {
     allowed("statistics", () => getJson("edge/v1/governor")),
   ]);
   setText(byId("version"), now.version);
-  setBadge(byId("ready"), now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
+  setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
   byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
   showMetricsLink(now.metrics_port);
   updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);

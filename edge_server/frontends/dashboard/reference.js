@@ -5,7 +5,6 @@ import { byId, element, setText } from "./dom.js";
 const KINDS = { get: "ok", post: "busy", delete: "bad" };
 
 const api = await (await fetch("../openapi.json")).json();
-setText(byId("version"), api.info.version);
 setText(byId("about"), `${api.info.summary}. ${api.info.description}`);
 
 function resolve(schema, depth = 0) {

@@ -222,11 +222,9 @@ class HttpFrontend:
                 view.check(request)
             except Forbidden:
                 allowed["view"] = False
-        server = self._service.server_metadata()
         return {
-            "name": server.name,
-            "version": server.version,
-            "is_ready": self._service.is_ready(),
+            "version": self._service.server_metadata().version if allowed["metadata"] else "",
+            "is_ready": self._service.is_ready() if allowed["health"] else None,
             "allowed": allowed,
             "may_change_models": self._is_guarded("model-repository") and allowed["model-repository"],
             "loads_on_request": self._service.is_explicit,

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edge_server import __version__
 from edge_server.frontends.http.view_endpoints import PICTURE_TYPE
 
 Json = dict[str, Any]
@@ -268,7 +267,7 @@ def openapi_document(routes: Iterable[tuple[str, str, str, str]]) -> Json:
         "openapi": "3.1.0",
         "info": {
             "title": "edge-server",
-            "version": __version__,
+            "version": "1",  # of this API; that of the server would help an attacker
             "summary": "KServe v2 inference with Triton's extensions, OpenAI's API for text, control of the server",
             "description": "Tags are access categories. The server's settings decide which of them need a bearer token "
             "or a header with a key.",
