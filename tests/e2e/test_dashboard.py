@@ -83,7 +83,9 @@ def page(server: Any, browser: Any) -> Any:
     browser.open(server.url("/"))
     browser.wait("document.querySelector('#ready').textContent === 'ready'")
     yield browser
-    assert browser.console() == [], "the page leaves nothing in the console"
+    # A camera may end between two pictures: the browser logs the 404.
+    left = [message for message in browser.console() if not ("/picture - " in message and "404" in message)]
+    assert left == [], "the page leaves nothing in the console"
 
 
 @contextlib.contextmanager
@@ -99,7 +101,7 @@ def camera(server: Any, name: str = "front_door") -> Iterator[None]:
 
 
 def row(name: str) -> str:
-    return f"document.querySelector('tr[data-model=\"{name}\"]')"
+    return f"document.querySelector('[data-model=\"{name}\"]')"
 
 
 def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
@@ -116,7 +118,8 @@ def test_a_model_that_is_copied_in_appears_and_one_that_fails_says_why(page: Any
     (module_repository.path / "late/2").mkdir()
     (module_repository.path / "late/2/model.onnx").write_bytes(b"not a model")
     page.wait("document.querySelector('#models-rows').innerText.includes('UNAVAILABLE')")
-    assert "late" in page.run("return document.querySelector('.reason:not([hidden])').closest('tr').innerText")
+    failed = "document.querySelector('tr:not([hidden]) .reason.bad')"
+    assert page.run(f"return {failed}.closest('tbody').innerText").startswith("late")
     page.wait("document.querySelector('li[data-kind=\"model.failed\"]')")
     shutil.rmtree(module_repository.path / "late")
     page.wait(f"!{row('late')}?.innerText.includes('READY')")
@@ -124,14 +127,14 @@ def test_a_model_that_is_copied_in_appears_and_one_that_fails_says_why(page: Any
 
 def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"efficientnet_lite0\"]')")
-    page.click('tr[data-model="efficientnet_lite0"] .actions button')
+    page.click('[data-model="efficientnet_lite0"] .actions button')
     page.wait("document.querySelector('#try-drop')")
     page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
     page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
 
 
 def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
-    page.click('tr[data-model="face_detection_yunet"] .actions button')
+    page.click('[data-model="face_detection_yunet"] .actions button')
     page.wait("document.querySelector('#try-drop')")
     face = ROOT / "edge_server/cli/sources/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
@@ -141,7 +144,7 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
 def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:
     browser.open(server.url("/"))
     browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
-    browser.click('tr[data-model="efficientnet_lite0"] .actions button')
+    browser.click('[data-model="efficientnet_lite0"] .actions button')
     browser.wait("document.querySelector('#try-drop')")
     browser.run(DROP, base64.b64encode(b"no picture").decode())
     browser.wait("document.querySelector('#try-result .error')?.textContent.includes('image')")
@@ -151,7 +154,7 @@ def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) 
 
 def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
-    page.click('tr[data-model="assistant"] .actions button')
+    page.click('[data-model="assistant"] .actions button')
     page.wait("document.querySelector('#try-prompt')")
     page.run("document.querySelector('#try-prompt').value = arguments[0]", "What is an edge server?")
     page.click("#try-form button.primary")
@@ -162,7 +165,7 @@ def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
 
 def test_tensors_are_typed_as_json(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
-    page.click('tr[data-model="scale"] .actions button')
+    page.click('[data-model="scale"] .actions button')
     page.wait("document.querySelector('#try-json')")
     page.click("#try-form button.primary")
     page.wait("document.querySelector('#try-result .output')?.textContent.includes('OUTPUT0')")

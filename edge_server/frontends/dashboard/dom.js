@@ -40,7 +40,8 @@ export function setBadge(target, text, kind) {
 }
 
 /**
- * Keep one child of `parent` for each item, in order. Children with the same key stay, with focus and state.
+ * Keep one child of `parent` for each item, in order, after its other children. Children with the same key stay, with
+ * focus and state.
  * `make(item)` returns {node, update(item)} and may return `remove()`.
  */
 export function keepChildren(parent, known, items, keyOf, make) {
@@ -52,7 +53,10 @@ export function keepChildren(parent, known, items, keyOf, make) {
       known.delete(key);
     }
   }
-  items.forEach((item, place) => {
+  // The head of a table stays before them.
+  const offset = parent.children.length - known.size;
+  items.forEach((item, index) => {
+    const place = offset + index;
     const key = keyOf(item);
     if (!known.has(key)) known.set(key, make(item));
     const child = known.get(key);

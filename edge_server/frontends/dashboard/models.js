@@ -27,9 +27,13 @@ export function updateModels(state, tryModel, changed) {
   keepChildren(byId("models-rows"), rows, entries, (entry) => entry.key, (entry) => makeRow(entry, tryModel, changed));
 }
 
+/** Return a name with places where a narrow column may break it. */
+const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
+
 function makeRow(first, tryModel, changed) {
   const state = element("span");
-  const reason = element("span", { class: "reason" });
+  const reason = element("td", { colspan: "9", class: "reason" });
+  const reasonRow = element("tr", {}, reason);
   const cells = ["wide", "wide", "number", "number mid", "number wide"].map((kind) => element("td", { class: kind }));
   const [runs, precision, latency, perSecond, memory] = cells;
   const button = (text, run, label) => element("button", { type: "button", click: run, "aria-label": `${label} ${first.name}` }, text);
@@ -58,18 +62,20 @@ function makeRow(first, tryModel, changed) {
       "Remove the pin of",
     ),
   };
-  const node = element(
-    "tr", { "data-model": first.name },
-    element("td", { class: "name" }, first.name, element("span", { class: "phone muted" }, ` ${first.version ?? ""}`)),
-    element("td", { class: "mid" }, first.version ?? ""), element("td", {}, state, reason),
+  const row = element(
+    "tr", {},
+    element("td", { class: "name" }, ...breakable(first.name), element("span", { class: "phone muted" }, ` ${first.version ?? ""}`)),
+    element("td", { class: "mid" }, first.version ?? ""), element("td", {}, state),
     ...cells, element("td", { class: "actions" }, ...Object.values(buttons)),
   );
+  const node = element("tbody", { "data-model": first.name }, row, reasonRow);
   function update({ state: named, reason: why, report, counts }) {
     // Triton's index has one word for a version that failed and one that was unloaded.
     const isUnloaded = named === "UNAVAILABLE" && /^unloaded/.test(why ?? "");
     setBadge(state, isUnloaded ? "UNLOADED" : named ?? "NOT LOADED", isUnloaded ? "" : KINDS[named] ?? "");
-    note(reason, why === "unloaded" ? "" : why ?? "");
-    reason.className = named === "UNAVAILABLE" && !isUnloaded ? "reason" : "note";
+    setText(reason, why ?? "");
+    reasonRow.hidden = !why || why === "unloaded";
+    reason.className = named === "UNAVAILABLE" && !isUnloaded ? "reason bad" : "reason";
     setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");
     setText(precision, report?.precision ?? "");
     setText(memory, report ? formatBytes(report.load_rss_bytes) : "");

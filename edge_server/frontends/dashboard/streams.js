@@ -4,8 +4,6 @@ import { access, request } from "./api.js";
 import { byId, element, formatNumber, keepChildren, note, setText } from "./dom.js";
 
 const MOST_SHOWN = 6;
-const SILENT_MS = 1000;
-const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const REASONS = {
   NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
   SLOW_READER: "results not read", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
@@ -70,11 +68,12 @@ function makeCard(first) {
     const mine = running = new AbortController();
     const path = `edge/v1/streams/${encodeURIComponent(first.stream_id)}/picture`;
     try {
-      while (!mine.signal.aborted) {
+      for (;;) {
         const response = await request(path, { signal: mine.signal });
         problem = "";
-        if (response.status === 200) show(await response.blob());
-        else await pause(SILENT_MS);
+        // The camera is silent, or has ended.
+        if (response.status !== 200) break;
+        show(await response.blob());
       }
     } catch (error) {
       problem = mine.signal.aborted ? "" : error.message;
