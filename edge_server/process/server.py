@@ -23,7 +23,7 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import unprotected_orders
+from edge_server.frontends.access_control import picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
@@ -220,6 +220,8 @@ class ServerProcess:
             self._core.service,
             self._config.http,
             streams=self._frames.reports,
+            view=self._frames.view,
+            metrics_port=lambda: self.ports.get("metrics"),
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -360,9 +362,10 @@ class ServerProcess:
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        warning = unprotected_orders(self._config)
-        if warning:
-            first_line += f" ({warning})"
+        pictures = picture_access(self._config, needs_token=self._tokens.requires_token("view"))
+        for note in (unprotected_orders(self._config), pictures):
+            if note:
+                first_line += f" ({note})"
         print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:

@@ -26,6 +26,7 @@ from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError
 from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
+from edge_server.streams.stream_view import StreamView
 
 _MOST_NOTICES = 64
 """Maximum number of unsent drop notices; further drops appear only in the counts."""
@@ -101,6 +102,8 @@ class CameraStream:
         self._leave = leave
         self._part = part
         self._is_held = False
+        self.view: StreamView | None = None
+        """The view, since somebody first looked at this stream. Set by the registry; workers read it unlocked."""
         self.in_hand_count = 0
         """Number of frames that workers have taken and not put down, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)

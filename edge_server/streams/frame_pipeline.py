@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -39,6 +40,7 @@ from edge_server.streams.model_plan import (
     runtime_words,
 )
 from edge_server.streams.sequence_step import step
+from edge_server.streams.stream_view import StreamView
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Frame, Returns
@@ -55,12 +57,16 @@ _NORMAL = 2
 
 @dataclass(slots=True, eq=False)
 class PreparedFrame:
-    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later."""
+    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later.
+
+    `view` is set if viewers of the stream wait for this picture.
+    """
 
     flight: FrameInFlight
     fit: FittedPicture
     picture: Picture | None = None
     pin: RegionView | None = None
+    view: StreamView | None = None
 
 
 class _Waiter:
@@ -182,14 +188,17 @@ class FramePipeline:
             return None
 
     def _fit_pixels(self, flight: FrameInFlight, frame: Frame, side: InputPlan, row: Array) -> PreparedFrame:
-        is_drawn_on = flight.stream.terms.returns.has_annotated_jpeg
+        view = flight.stream.view
+        if view is not None and not view.wants(time.monotonic_ns()):
+            view = None
+        is_drawn_on = flight.stream.terms.returns.has_annotated_jpeg or view is not None
         pin = self._pinned(frame)
         try:
             data = memoryview(frame.data) if pin is None else pin.view
             picture = side.plan.read_frame(frame, data, model=self._model, is_drawn=is_drawn_on)
             fitted = PreparedFrame(flight, side.plan.write(picture, row, model=self._model))
             if is_drawn_on:
-                fitted.picture, fitted.pin, pin = picture, pin, None
+                fitted.picture, fitted.pin, fitted.view, pin = picture, pin, view, None
             return fitted
         finally:
             if pin is not None:
@@ -276,8 +285,10 @@ class FramePipeline:
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
         if returns.tensors:
             result.tensors = _tensors(returns, index if side.has_rows else None, response, rows.array)
-        if one.picture is not None:
+        if one.picture is not None and returns.has_annotated_jpeg:
             result.annotated_jpeg = self._drawn(one.picture, result, returns)
+        if one.view is not None:
+            self._show(one, index, side, outputs, returns)
         result.version = response.version
         result.variant = side.spec.name if side.spec.name != self._model else ""
         result.runtime = side.runtime
@@ -285,6 +296,29 @@ class FramePipeline:
         result.height, result.width = one.fit.height, one.fit.width
         result.times = one.flight.times(time.monotonic_ns())
         return result
+
+    def _show(
+        self,
+        one: PreparedFrame,
+        index: int,
+        side: OutputPlan,
+        outputs: Mapping[str, Array],
+        returns: Returns,
+    ) -> None:
+        """Pass a frame to the viewers of its stream, with the results that the model declares."""
+        from edge_server.vision.perception import Perception
+
+        assert one.view is not None
+        assert one.picture is not None
+        # The client may change shared memory once the frame is answered.
+        picture = one.picture if one.pin is None else one.picture.copy()
+        seen = Perception()
+        # An error here must not fail the frame of a stream that only wants tensors.
+        with contextlib.suppress(EdgeServerError):
+            if side.perception is not None:
+                row = index if side.has_rows else None
+                seen = side.perception.read(outputs, row, one.fit, side.perception.what, model=self._model)
+        one.view.show(picture, seen, time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:
         from edge_server.vision.draw import annotated_jpeg

@@ -88,7 +88,11 @@ class ImagePlan:
         return self.shape[1:] if len(self.shape) > self.layout.rank else self.shape
 
     def tensor(self, data: bytes | memoryview, *, model: str) -> Tensor:
-        """Decode a JPEG, PNG, BMP or WebP file and fit it. The tensor owns its memory.
+        """Return the tensor of `fit_file`. It owns its memory."""
+        return self.fit_file(data, model=model)[0]
+
+    def fit_file(self, data: bytes | memoryview, *, model: str) -> tuple[Tensor, FittedPicture]:
+        """Decode a JPEG, PNG, BMP or WebP file and fit it. Returns the tensor and the mapping of `write`.
 
         Raises InvalidRequest for another format and for a truncated, damaged or too large image, and Unsupported if
         OpenCV is not installed.
@@ -97,10 +101,10 @@ class ImagePlan:
         view = memoryview(data).cast("B")
         if self.color is Color.DEPTH:
             picture = read_compressed(view, "png", wants=self.color, shrinks_to=None, subject=self._subject(model))
-            return self.fit(picture.pixels, picture.color, model=model)[0]
+            return self.fit(picture.pixels, picture.color, model=model)
         is_gray = self.color is Color.GRAY
         image = decode_image(view, as_gray=is_gray, subject=self._subject(model))
-        return self.fit(image, Color.GRAY if is_gray else Color.BGR, model=model)[0]
+        return self.fit(image, Color.GRAY if is_gray else Color.BGR, model=model)
 
     def fit(self, image: npt.NDArray[np.generic], color: Color, *, model: str) -> tuple[Tensor, FittedPicture]:
         """Fit decoded pixels, `(height, width, 3)`, or `(height, width)` for gray and depth, into a new tensor.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edge_server.config import FramesConfig
 from edge_server.core.status_reports import FrameStreamReport
+from edge_server.errors import NotFound
 from edge_server.streams.frame_admission import FrameAdmission
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.grpc.call import RpcCall
     from edge_server.service import InferenceService
     from edge_server.streams.stream_registry import StreamRegistry
+    from edge_server.streams.stream_view import StreamView
     from edge_server.telemetry.metrics_page import Family
 
 SERVICE = "edge.frames.v1.FrameService"
@@ -40,6 +43,12 @@ class FrameService:
     def reports(self) -> Sequence[FrameStreamReport]:
         """Return a report of each open stream."""
         return [] if self._streams is None else self._streams.reports()
+
+    def view(self, stream_id: str) -> AbstractContextManager[StreamView]:
+        """See StreamRegistry.view. Raises NotFound before the first camera connects."""
+        if self._streams is None:
+            raise NotFound("no frame stream is open")
+        return self._streams.view(stream_id)
 
     def families(self) -> list[Family]:
         """Return the metrics of the streams; none before the first camera connects."""

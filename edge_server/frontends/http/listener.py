@@ -9,6 +9,7 @@ from collections.abc import Callable
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
 from edge_server.frontends.http.connection import Connections, NoDrainDelay, RequestTarget, ServerState
+from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
@@ -18,9 +19,13 @@ class Listener:
     """Serves one address from `open` to `close`, on the event loop that calls `open`. `find`: see Connections."""
 
     def __init__(
-        self, find: Callable[[RequestHead], RequestTarget | HttpResponse], server_state: ServerState | None = None
+        self,
+        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        server_state: ServerState | None = None,
+        cors: CorsPolicy | None = None,
     ) -> None:
         self._find = find
+        self._cors = cors
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
         self._server: Connections | None = None
@@ -43,7 +48,7 @@ class Listener:
         it only with a low limit. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
-        self._server = server = Connections(self._find, budget, self._server_state)
+        self._server = server = Connections(self._find, budget, self._server_state, self._cors)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
         try:

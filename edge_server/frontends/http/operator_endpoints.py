@@ -1,4 +1,5 @@
-"""Operator endpoints beyond Triton's API: version history, rollback, unpin, governor, engine builds, frame streams."""
+"""Operator endpoints beyond Triton's API: version history, rollback, unpin, governor, engine builds, frame
+streams, activity."""
 
 from __future__ import annotations
 
@@ -90,6 +91,11 @@ class OperatorEndpoints:
 
     async def frame_streams(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         return json_response({"streams": control_responses.frame_streams(self._streams())})
+
+    async def activity(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+        return json_response(
+            control_responses.activity(self._service.statistics(None, None), self._service.model_families())
+        )
 
     async def governor(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         if self._governor is None:
