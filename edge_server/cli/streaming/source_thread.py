@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_server.cli.sources.frame_encoding import encode_frame
-from edge_server.cli.sources.frame_schedule import FrameSchedule
-from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.stream_sender import StreamSender
 from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import EdgeServerError
+from edge_server.sources.frame_encoding import encode_frame
+from edge_server.sources.frame_schedule import FrameSchedule
+from edge_server.sources.source_interface import Source
 
 _POLL_S = 0.1
 

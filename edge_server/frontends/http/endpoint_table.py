@@ -159,6 +159,7 @@ def build_router(
     add("model-repository", ("/edge/v1/events",), GET=events.events)
     add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
     add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
+    add("statistics", ("/edge/v1/cameras",), GET=operator.cameras)
     add("statistics", ("/edge/v1/governor",), GET=operator.governor)
     add("statistics", ("/edge/v1/engines",), GET=operator.engines)
     engine = ("/edge/v1/engines/{model}",)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edge_server.config import HttpConfig, RestrictedGroup
-from edge_server.core.status_reports import FrameStreamReport
+from edge_server.core.status_reports import CamerasReport, FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden
 from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
@@ -47,6 +47,7 @@ class HttpFrontend:
         config: HttpConfig,
         *,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+        cameras: Callable[[], CamerasReport] | None = None,
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
@@ -61,6 +62,7 @@ class HttpFrontend:
         self._service = service
         self._config = config
         self._streams = streams
+        self._cameras = cameras
         self._governor = governor
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
@@ -109,6 +111,7 @@ class HttpFrontend:
                 self._blocking,
                 is_guarded=is_guarded,
                 streams=self._streams,
+                cameras=self._cameras,
                 governor=self._governor,
                 engines=self._engines,
             ),

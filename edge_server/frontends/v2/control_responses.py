@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.status_reports import (
+    CamerasReport,
     CudaRegion,
     EngineBuildsReport,
     FrameStreamReport,
@@ -128,6 +130,17 @@ def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
         }
         for report in reports
     ]
+
+
+def cameras(report: CamerasReport) -> Json:
+    """Return the response of GET /edge/v1/cameras (not in Triton)."""
+    sources = [{**asdict(source), "offline_s": round(source.offline_s, 3)} for source in report.sources]
+    return {
+        "enabled": True,
+        "problem": report.problem,
+        "sources": sources,
+        "sinks": [asdict(sink) for sink in report.sinks],
+    }
 
 
 def engine_builds(report: EngineBuildsReport) -> Json:

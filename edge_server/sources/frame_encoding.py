@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cli.sources.source_interface import SourceError, SourcePicture, opencv
 from edge_server.core.frame_stream_types import Frame, FrameHeader
+from edge_server.sources.source_interface import SourceError, SourcePicture, opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
