@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 
-from edge_server.config import ConfigError, SourcesConfig
+from edge_server.config import ConfigError, SourceEntry, SourcesConfig
 from edge_server.config.sources_config import read_entries
 from edge_server.core.frame_stream_types import FrameResult
 from edge_server.core.status_reports import CamerasReport
@@ -93,9 +93,8 @@ class Cameras:
                 applied = seen
                 self._apply()
 
-    def _on_result(self, runner: SourceRunner, result: FrameResult) -> None:
-        entry = runner.entry
-        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, runner.clock))
+    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str) -> None:
+        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock))
 
     def _on_state(self, runner: SourceRunner) -> None:
         if runner.state != CONNECTING:

@@ -156,15 +156,16 @@ class SinkRunner:
     # -- the thread
 
     def _run(self) -> None:
-        failures = 0
+        failures, is_open = 0, False
         while True:
             with self._lock:
                 message = self._next()
             if message is None:
                 break
             try:
-                if self.state != RUNNING:
+                if not is_open:
                     self._sink.open()
+                    is_open = True
                 self._sink.send(message)
             except EdgeServerError as error:
                 reason = error.message
@@ -179,13 +180,19 @@ class SinkRunner:
                 self._set_state(RUNNING, "")
                 continue
             failures += 1
-            self._sink.close()
             with self._lock:
-                self._dropped += 1
                 self._sending = 0
-                # The next result is sent whatever it is: the receiver may have missed a change.
-                for pace in self._paces.values():
-                    pace.key = None
+                if is_open:
+                    # It is not sent again: a message that a receiver refuses would hold up all others.
+                    self._dropped += 1
+                else:
+                    self._waiting.appendleft(message)
+                if failures == 1:
+                    # The next result of each source is sent whatever it is: the receiver may have missed a change.
+                    for pace in self._paces.values():
+                        pace.key = None
+            self._sink.close()
+            is_open = False
             self._set_state(FAILED, reason)
             with self._lock:
                 end_s = time.monotonic() + BACK_OFF.delay_s(failures, random.random())

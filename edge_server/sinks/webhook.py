@@ -15,42 +15,37 @@ TIMEOUT_S = 5.0
 
 
 class Webhook:
-    """A URL that takes POST requests and answers them with a status of 200 to 299. One connection is kept."""
+    """A URL that takes POST requests and answers them with a status of 200 to 299."""
 
     def __init__(self, url: str) -> None:
         self._shown = shown_url(url)
         self._parts = urlsplit(url)
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json", "Connection": "close"}
         if self._parts.username is not None:
             pair = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-        self._connection: http.client.HTTPConnection | None = None
 
     def open(self) -> None:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname is not None
-        self._connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
+        """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
 
     def send(self, message: SinkMessage) -> None:
-        assert self._connection is not None
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname is not None
+        connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
         target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         body = json.dumps(message.as_json(), allow_nan=False).encode()
         try:
-            self._connection.request("POST", target, body, self._headers)
-            response = self._connection.getresponse()
-            # The connection is kept only if the whole answer was read.
-            rest = response.read(1 << 16)
-            if len(rest) == 1 << 16:
-                self._connection.close()
+            connection.request("POST", target, body, self._headers)
+            status = connection.getresponse().status
         except (OSError, http.client.HTTPException) as error:
             raise SinkError(f"{self._shown}: {_failure(error)}") from None
-        if not 200 <= response.status < 300:
-            raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {response.status}")
+        finally:
+            connection.close()
+        if not 200 <= status < 300:
+            raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Do nothing: no connection is kept."""
 
 
 def _failure(error: Exception) -> str:

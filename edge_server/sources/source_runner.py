@@ -53,13 +53,14 @@ class SourceRunner:
     ) -> None:
         self.entry = entry
         self.state, self.reason = CONNECTING, ""
-        self.clock = "server"
         self._streams = streams
         self._watch = watch
         self._on_change = on_change
         self._back_off = back_off
         self._stop = threading.Event()
         self._stream: CameraStream | None = None
+        self._clocks: tuple[tuple[int, str], ...] = ((0, "server"),)
+        """(First picture, clock of the stamps from there on)."""
         self._title = ""
         self._answer_error = ""
         self._failures = self._picture_count = 0
@@ -82,9 +83,10 @@ class SourceRunner:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def note(self, result: FrameResult) -> None:
-        """Take note of a result, for the report."""
+    def note(self, result: FrameResult) -> str:
+        """Take note of a result, for the report. Return the clock of its stamp, "camera" or "server"."""
         self._answer_error = result.error
+        return next(clock for first, clock in reversed(((0, "server"), *self._clocks)) if first <= result.header.seq)
 
     def report(self) -> SourceReport:
         entry, since = self.entry, self._offline_since
@@ -97,7 +99,7 @@ class SourceRunner:
             model=entry.model,
             state=self.state,
             reason=reason,
-            clock=self.clock,
+            clock=self._clocks[-1][1],
             title=self._title,
             failures=self._failures,
             offline_s=self._offline_s + (0.0 if since is None else time.monotonic() - since),
@@ -127,7 +129,7 @@ class SourceRunner:
                 self._offline_since = time.monotonic()
             if self._set_state(FAILED, reason):
                 _LOG.warning(
-                    "source '%s': %s; trying again in %g s, then at most every %g s", self.entry.name, reason, wait_s,
+                    "source '%s': %s; trying again in %.1f s, then at most every %g s", self.entry.name, reason, wait_s,
                     self._back_off.most_s,
                 )  # fmt: skip
             self._stop.wait(wait_s)
@@ -181,9 +183,12 @@ class SourceRunner:
         return stream
 
     def _header(self, picture: SourcePicture) -> FrameHeader:
-        self.clock = "camera" if picture.stamp_ns else "server"
         sec, nanosec = divmod(picture.stamp_ns or time.time_ns(), 1_000_000_000)
         self._picture_count += 1
+        clock = "camera" if picture.stamp_ns else "server"
+        if clock != self._clocks[-1][1]:
+            # Replaced, never changed: another thread reads it. Results are at most a few pictures behind.
+            self._clocks = (*self._clocks[-7:], (self._picture_count, clock))
         return FrameHeader(sec, nanosec, self.entry.name, self._picture_count)
 
     def _on_picture(self) -> None:

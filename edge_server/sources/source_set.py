@@ -28,14 +28,15 @@ _Ready: TypeAlias = "tuple[CameraStream, SourceRunner]"
 class SourceSet:
     """Runs the sources of the server. One thread at a time may call `apply` and `close`; the rest is thread-safe.
 
-    `on_result` gets each result with its source, `on_state` each change of a source's state; they must return at once.
+    `on_result` gets the entry of a source, each of its results, and the clock of its stamp; `on_state` gets each change
+    of a source's state. Both must return at once.
     """
 
     def __init__(
         self,
         streams: StreamRegistry,
         publish: PublishEvent,
-        on_result: Callable[[SourceRunner, FrameResult], None],
+        on_result: Callable[[SourceEntry, FrameResult, str], None],
         on_state: Callable[[SourceRunner], None],
         back_off: BackOff = BACK_OFF,
     ) -> None:
@@ -102,8 +103,7 @@ class SourceSet:
             try:
                 while (message := stream.next_message()) is not None:
                     if isinstance(message[0], FrameResult):
-                        runner.note(message[0])
-                        self._on_result(runner, message[0])
+                        self._on_result(runner.entry, message[0], runner.note(message[0]))
                 if stream.is_finished:
                     stream.end()
             except EdgeServerError:

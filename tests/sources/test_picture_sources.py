@@ -182,7 +182,7 @@ def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
         ("/dev/null/video0", "there is no such camera"),
         (
             "/nowhere/film.mp4",
-            "expected rtsp://, http://, a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; no such file",
+            "a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; no such file",
         ),
     ],
 )
