@@ -62,10 +62,11 @@ class PyavCamera:
         self._address = shown_url(url)
         # TCP: over UDP a lost packet damages pictures until the next key frame. nobuffer: no picture waits in FFmpeg.
         options = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+        self._began_s = time.monotonic()
         try:
             self._container = av.open(url, mode="r", format="rtsp", options=options, timeout=TIMEOUT_S)
         except (self._error, OSError, ValueError) as error:
-            raise SourceError(f"{self._address}: {_reason(error)}") from None
+            raise self._failure(error) from None
         if not self._container.streams.video:
             self._container.close()
             raise SourceError(f"{self._address}: expected a stream with video, given none")
@@ -77,17 +78,24 @@ class PyavCamera:
         self._pictures = self._decode()
 
     def read(self) -> SourcePicture | None:
+        self._began_s = time.monotonic()
         try:
             picture: SourcePicture = next(self._pictures)
             return picture
         except StopIteration:
             raise SourceError(f"{self._address}: the camera closed the stream") from None
         except (self._error, OSError) as error:
-            raise SourceError(f"{self._address}: {_reason(error)}") from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> SourceError:
+        # FFmpeg reports an operation that ran out of time by several kinds of error.
+        is_late = time.monotonic() - self._began_s >= TIMEOUT_S
+        return SourceError(f"{self._address}: {f'no data within {TIMEOUT_S:g} s' if is_late else _reason(error)}")
 
     def _decode(self) -> Any:
         """Yield the pictures. Packets that do not decode are skipped: the first ones may precede a key frame."""
         offset_ns = None
+        has_reference = False
         picture_s = time.monotonic()
         problem = ""
         for packet in self._container.demux(self._stream):
@@ -99,7 +107,10 @@ class PyavCamera:
             # FFmpeg's AVProducerReferenceTime: the packet's time in microseconds since 1970, from RTCP sender reports.
             if packet.pts is not None and packet.has_sidedata("prft"):
                 reference = bytes(packet.get_sidedata("prft"))[:8]
-                offset_ns = int.from_bytes(reference, "little", signed=True) * 1000 - _ns(packet.pts, packet.time_base)
+                if has_reference:  # the first one is that of the next picture
+                    time_ns = int.from_bytes(reference, "little", signed=True) * 1000
+                    offset_ns = time_ns - _ns(packet.pts, packet.time_base)
+                has_reference = True
             now_s = time.monotonic()
             for frame in frames:
                 picture_s = now_s
@@ -131,8 +142,6 @@ def _reason(error: Exception) -> str:
         return "the camera refuses user and password"
     if name == "HTTPNotFoundError":
         return "the camera has no such stream; is the path right?"
-    if name in ("ExitError", "TimeoutError"):
-        return f"no data within {TIMEOUT_S:g} s"
     if name == "InvalidDataError":
         return "the data is damaged, or not what it says"
     strerror = getattr(error, "strerror", None)

@@ -3,58 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from edge_server.config import SourceEntry
-from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import DropReason, FrameResult, StreamRequest
+from edge_server.core.frame_stream_types import DropReason, StreamRequest
 from edge_server.errors import AlreadyExists, Superseded
 from edge_server.sources import source_runner
 from edge_server.sources.source_interface import SourcePicture
-from edge_server.sources.source_set import SourceSet
-
-PATIENCE_S = 20.0
-QUICK = BackOff(0.001, 0.01)
-
-
-class Cameras:
-    """A source set, and what it told."""
-
-    def __init__(self, core) -> None:
-        self.core = core
-        self.results: list[tuple[str, FrameResult, str]] = []
-        self.states: list[tuple[str, str]] = []
-        self.events: list[tuple[str, dict]] = []
-        self.set = SourceSet(
-            core.streams,
-            lambda kind, /, **fields: self.events.append((kind, fields)),
-            lambda entry, result, clock: self.results.append((entry.name, result, clock)),
-            lambda runner: self.states.append((runner.entry.name, runner.state)),
-            QUICK,
-        )
-
-    def apply(self, *entries: SourceEntry) -> None:
-        self.set.apply({entry.name: entry for entry in entries})
-
-    def report(self, name: str = "cam"):
-        return next(report for report in self.set.reports() if report.name == name)
-
-    def stream(self, name: str = "cam"):
-        return next((report for report in self.core.streams.reports() if report.stream_id == name), None)
-
-    def of(self, name: str = "cam") -> list[FrameResult]:
-        return [result for source, result, _ in self.results if source == name]
-
-
-@pytest.fixture
-def cameras(core) -> Iterator[Cameras]:
-    made = Cameras(core)
-    yield made
-    made.set.close(PATIENCE_S)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("source")]
-    assert left == []
 
 
 @pytest.fixture
@@ -70,15 +26,10 @@ def entry(name="cam", url="pattern", model="sum", **fields) -> SourceEntry:
     return SourceEntry(name=name, url=str(url), model=model, **fields)
 
 
-def is_exact(report) -> bool:
-    counts = report.counts
-    return counts.received == counts.answered + sum(counts.dropped.values()) + report.waiting_count
-
-
 def test_a_folder_plays_in_a_loop_and_every_picture_is_answered_or_counted(cameras, folder, eventually):
     cameras.apply(entry(url=folder, fps=500))
     assert eventually(lambda: len(cameras.of()) >= 20)
-    assert is_exact(cameras.stream())
+    assert cameras.is_exact()
     assert len({round(float(result.tensors[0].array.item())) for result in cameras.of()}) == 3
     numbers = [result.header.seq for result in cameras.of()]
     assert numbers == sorted(set(numbers))
@@ -116,7 +67,7 @@ def test_a_camera_that_goes_away_is_opened_again_and_the_gap_is_counted(cameras,
     camera.plays(*[jpeg(7)] * 100)
     assert eventually(lambda: cameras.stream().counts.received >= 100)
     assert cameras.report().offline_s > offline_s
-    assert eventually(lambda: is_exact(cameras.stream()))
+    assert eventually(lambda: cameras.is_exact())
     assert {kind for kind, _ in cameras.events} == {"source.failed", "source.running"}
 
 
@@ -128,7 +79,7 @@ def test_two_hundred_reconnections_leave_nothing_behind(cameras, camera, jpeg, e
     assert eventually(lambda: cameras.report().failures >= 200)
     assert threading.active_count() <= threads
     assert len(cameras.core.streams.reports()) == 1
-    assert eventually(lambda: is_exact(cameras.stream()))
+    assert eventually(lambda: cameras.is_exact())
 
 
 def test_sources_are_added_changed_and_removed(cameras, folder, eventually):
