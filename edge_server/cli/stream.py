@@ -138,8 +138,9 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         "--source",
         required=True,
         metavar="WHAT",
-        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), 'demo' (a moving portrait, for "
-        "face_detection_yunet), or 'pattern' (a moving test picture with its number)",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0, rtsp://, or http:// for Motion "
+        "JPEG), 'demo' (a moving portrait, for face_detection_yunet), or 'pattern' (a moving test picture with its "
+        "number)",
     )
     group.add_argument(
         "--fps",

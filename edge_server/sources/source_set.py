@@ -46,6 +46,8 @@ class SourceSet:
         self._on_state = on_state
         self._back_off = back_off
         self._runners: dict[str, SourceRunner] = {}
+        self._stopped: list[SourceRunner] = []
+        """Removed sources whose threads may still wait for a camera."""
         self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -54,6 +56,7 @@ class SourceSet:
         for name, runner in list(self._runners.items()):
             if entries.get(name) != runner.entry:
                 runner.stop()
+                self._stopped = [*(other for other in self._stopped if not other.join(0.0)), runner]
                 self._runners = {kept: one for kept, one in self._runners.items() if kept != name}
                 _LOG.info("source '%s' was removed", name)
         self._streams.reserve(frozenset(entries))
@@ -68,10 +71,9 @@ class SourceSet:
 
     def close(self, timeout_s: float) -> None:
         """Stop all sources. Wait at most `timeout_s` for their threads."""
-        runners = list(self._runners.values())
         self.apply({})
         end_s = time.monotonic() + timeout_s
-        for runner in runners:
+        for runner in self._stopped:
             runner.join(max(0.0, end_s - time.monotonic()))
         if self._thread is not None:
             self._ready.put(None)

@@ -124,6 +124,16 @@ def core(tmp_path: Path) -> Iterator[Core]:
     made.parts.close(PATIENCE_S)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of three small pictures."""
+    path = tmp_path / "pictures"
+    path.mkdir()
+    for value in (10, 50, 90):
+        (path / f"{value}.jpg").write_bytes(jpeg_of(value))
+    return path
+
+
 class RtspCamera:
     """GStreamer's RTSP server as a process of its own, on a port that stays the same when it is killed and started
     again."""

@@ -13,15 +13,6 @@ from edge_server.sources import source_runner
 from edge_server.sources.source_interface import SourcePicture
 
 
-@pytest.fixture
-def folder(tmp_path, jpeg):
-    path = tmp_path / "pictures"
-    path.mkdir()
-    for value in (10, 50, 90):
-        (path / f"{value}.jpg").write_bytes(jpeg(value))
-    return path
-
-
 def entry(name="cam", url="pattern", model="sum", **fields) -> SourceEntry:
     return SourceEntry(name=name, url=str(url), model=model, **fields)
 
