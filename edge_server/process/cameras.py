@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Collection
 
 from edge_server.config import ConfigError, SourceEntry, SourcesConfig
 from edge_server.config.sources_config import read_entries
@@ -35,6 +36,7 @@ class Cameras:
         self._publish = publish
         self._sinks = SinkSet(publish)
         self._sources = SourceSet(streams, publish, self._on_result, self._on_state)
+        self._entries: dict[str, SourceEntry] = {}
         self._problem = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,13 +78,15 @@ class Cameras:
                 self._publish(SOURCES_FILE_REFUSED, reason=self._problem)
             return
         self._problem = ""
-        removed = [report.name for report in self._sources.reports() if report.name not in sources]
         # New sinks first and old ones last, so that no result finds its sink absent.
         if sources:
             self._sinks.apply(sinks)
         self._sources.apply(sources)
-        for name in removed:
-            self._sinks.put(None, SinkMessage(name, state=REMOVED))
+        for name, entry in self._entries.items():
+            kept = _sink_names(sources[name], sinks) if name in sources else set()
+            gone = _sink_names(entry, sinks) - kept
+            self._sinks.put(sorted(gone), SinkMessage(name, state=REMOVED))
+        self._entries = sources
         self._sinks.apply(sinks)
 
     def _follow(self, seen: object) -> None:
@@ -100,6 +104,10 @@ class Cameras:
         if runner.state != CONNECTING:
             message = SinkMessage(runner.entry.name, state=runner.state, reason=runner.reason)
             self._sinks.put(runner.entry.sinks, message)
+
+
+def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:
+    return set(sinks if entry.sinks is None else entry.sinks)
 
 
 def _look_at(path: str) -> object:
