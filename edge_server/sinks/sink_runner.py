@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -129,8 +130,13 @@ class SinkRunner:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"sink-{self.entry.name}"[:60], daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"sink-{self.entry.name}"[:60], daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the next message tries again
+                self.state, self.reason = FAILED, "the system grants no thread"
+                return
+            self._thread = thread
         self._wake.notify_all()
 
     def _next(self) -> SinkMessage | None:
@@ -170,8 +176,10 @@ class SinkRunner:
             except EdgeServerError as error:
                 reason = error.message
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a sink must not stay silent for ever
-                _LOG.exception("sink '%s' failed in a way that nobody foresaw", self.entry.name)
                 reason = f"internal error: {type(error).__name__}"
+                # Without the error's text, which may hold the URL.
+                stack = "".join(traceback.format_tb(error.__traceback__))
+                _LOG.error("sink '%s' failed in a way that nobody foresaw: %s\n%s", self.entry.name, reason, stack)
             else:
                 failures = 0
                 with self._lock:

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from edge_server.config import SourceEntry
@@ -117,8 +118,10 @@ class SourceRunner:
             except EdgeServerError as error:
                 reason = error.message
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a camera must not stay silent for ever
-                _LOG.exception("source '%s' failed in a way that nobody foresaw", self.entry.name)
                 reason = f"internal error: {type(error).__name__}"
+                # Without the error's text, which may hold the URL.
+                stack = "".join(traceback.format_tb(error.__traceback__))
+                _LOG.error("source '%s' failed in a way that nobody foresaw: %s\n%s", self.entry.name, reason, stack)
             if self._stop.is_set():
                 break
             is_steady = self.state == RUNNING and time.monotonic() - began_s >= STEADY_S
@@ -137,7 +140,7 @@ class SourceRunner:
             self._stream.end()
 
     def _play(self) -> None:
-        """Read the source until it ends, then return if it is not live. Raises EdgeServerError."""
+        """Read the source, in a loop if it has an end, until the runner is stopped. Raises EdgeServerError."""
         # First the model: a camera need not be decoded for a model that does not serve.
         stream = self._open_stream()
         source = open_source(self.entry.url, fps=self.entry.fps, decoder=self.entry.decoder)

@@ -78,7 +78,7 @@ class SourceThread:
                 frame = encode_frame(picture, self._settings.encoding, FrameHeader())
                 if not self._wait_until_due():
                     break
-                sec, nanosec = divmod(time.time_ns(), 1_000_000_000)
+                sec, nanosec = divmod(picture.stamp_ns or time.time_ns(), 1_000_000_000)
                 self.picture_count += 1
                 for camera in self._cameras:
                     camera.offer(replace(frame, header=FrameHeader(sec, nanosec, camera.name, self.picture_count)))
