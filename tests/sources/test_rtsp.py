@@ -210,3 +210,11 @@ def test_opencv_without_gstreamer_is_named(monkeypatch):
 def test_a_url_cannot_leave_its_place_in_the_pipeline():
     pipeline = gstreamer_pipeline('rtsp://host/x" ! filesink location="/etc/passwd')
     assert '"rtsp://host/x\\" ! filesink location=\\"/etc/passwd"' in pipeline
+
+
+def test_without_pyav_opencv_is_tried_and_says_where_reasons_come_from(monkeypatch, free_ports):
+    monkeypatch.setattr(rtsp.importlib.util, "find_spec", lambda name: None)
+    port = free_ports(1)[0]
+    with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*edge-server\[sources\]") as caught:
+        open_rtsp(f"rtsp://me:geheim@127.0.0.1:{port}/x")
+    assert caught.value.message.startswith(f"rtsp://127.0.0.1:{port}: ")

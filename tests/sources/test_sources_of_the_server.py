@@ -170,3 +170,20 @@ def test_the_metrics_tell_the_state_of_each_source(cameras, folder, eventually):
     assert 'edge_source_running{source="b",model="sum"} 0' in text
     assert 'edge_source_failures_total{source="a",model="sum"} 0' in text
     assert 'edge_source_offline_seconds_total{source="b"' in text
+
+
+def test_an_unforeseen_error_is_told_without_its_text_and_the_source_goes_on(
+    cameras, folder, eventually, monkeypatch, caplog
+):
+    url = "rtsp://me:geheim@cam"
+
+    def fail(*args, **kwargs):
+        raise KeyError(url)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source_runner, "open_source", fail)
+        cameras.apply(entry(url=folder, fps=500))
+        assert eventually(lambda: cameras.report().reason == "internal error: KeyError")
+    assert eventually(lambda: cameras.report().state == "RUNNING")
+    assert "failed in a way that nobody foresaw" in caplog.text
+    assert "geheim" not in caplog.text
