@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import time
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -73,7 +74,10 @@ class PyavCamera:
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "SLICE"  # threads by frame would delay each picture
         codec = self._stream.codec_context
-        self.fps = float(self._stream.guessed_rate or 0) if codec is not None else 0.0
+        if codec is None:
+            self._container.close()
+            raise SourceError(f"{self._address}: expected video that FFmpeg decodes, such as H.264 or H.265")
+        self.fps = float(self._stream.guessed_rate or 0)
         self.title = f"{self._address} {codec.name} {codec.width}x{codec.height}"
         self._pictures = self._decode()
 
@@ -119,7 +123,7 @@ class PyavCamera:
                         f"{self._address}: expected at most {_MAX_PIXELS} pixels, given {frame.width}x{frame.height}"
                     )
                 stamp_ns = 0 if offset_ns is None or frame.pts is None else offset_ns + _ns(frame.pts, frame.time_base)
-                yield SourcePicture(frame.to_ndarray(format="bgr24"), stamp_ns=stamp_ns)
+                yield SourcePicture(stamp_ns=stamp_ns, convert=partial(frame.to_ndarray, format="bgr24"))
             if now_s - picture_s > _GARBAGE_S:
                 raise SourceError(f"{self._address}: data for {_GARBAGE_S:g} s without a picture in it{problem}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -21,8 +22,10 @@ class SourceError(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class SourcePicture:
-    """One picture: `pixels` as 8-bit BGR `(height, width, 3)`, or an encoded `file` in `format`.
+    """One picture: `pixels` as 8-bit BGR `(height, width, 3)`, `convert`, which returns them, or an encoded `file` in
+    `format`.
 
+    `convert` may be called by any thread, at any time, more than once.
     `stamp_ns` is when the camera took it, by the camera's clock, in nanoseconds since 1970; 0 if it does not say.
     """
 
@@ -31,6 +34,7 @@ class SourcePicture:
     format: str = ""
     name: str = ""
     stamp_ns: int = 0
+    convert: Callable[[], npt.NDArray[np.uint8]] | None = None
 
 
 class Source(Protocol):

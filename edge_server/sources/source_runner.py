@@ -8,11 +8,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 from edge_server.config import SourceEntry
 from edge_server.config.sources_config import shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import Delivery, FrameHeader, FrameResult, StreamRequest
+from edge_server.core.frame_stream_types import Delivery, Frame, FrameHeader, FrameResult, StreamRequest
 from edge_server.core.status_reports import SourceReport
 from edge_server.errors import EdgeServerError
 from edge_server.sources.frame_encoding import encode_frame
@@ -157,13 +158,20 @@ class SourceRunner:
                     source.rewind()
                     continue
                 has_pictures = True
-                frame = encode_frame(picture, "", self._header(picture))
+                header = self._header(picture)
                 if self._stop.wait(schedule.wait_s(time.monotonic())):
                     return
                 self._on_picture()
-                stream.receive(frame, self._streams.fault_of(frame))
+                stream.receive_deferred(header, partial(self._make_frame, picture, header))
         finally:
             source.close()
+
+    def _make_frame(self, picture: SourcePicture, header: FrameHeader) -> Frame:
+        frame = encode_frame(picture, "", header)
+        fault = self._streams.fault_of(frame)
+        if fault is not None:
+            raise fault
+        return frame
 
     def _open_stream(self) -> CameraStream:
         if self._stream is not None and not self._stream.is_over:

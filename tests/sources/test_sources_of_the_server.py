@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from edge_server.config import SourceEntry
 from edge_server.core.frame_stream_types import DropReason, StreamRequest
 from edge_server.errors import AlreadyExists, Superseded
 from edge_server.sources import source_runner
-from edge_server.sources.source_interface import SourcePicture
+from edge_server.sources.source_interface import SourceError, SourcePicture
 
 
 def entry(name="cam", url="pattern", model="sum", **fields) -> SourceEntry:
@@ -187,3 +188,32 @@ def test_an_unforeseen_error_is_told_without_its_text_and_the_source_goes_on(
     assert eventually(lambda: cameras.report().state == "RUNNING")
     assert "failed in a way that nobody foresaw" in caplog.text
     assert "geheim" not in caplog.text
+
+
+def test_only_pictures_that_run_are_converted(cameras, eventually, monkeypatch):
+    class Live:
+        title, fps, length, is_live = "live", 0.0, 0, True
+        read_count = convert_count = 0
+
+        def read(self):
+            if self.read_count == 2000:
+                raise SourceError("the camera is off")
+            self.read_count += 1
+            return SourcePicture(convert=self.convert)
+
+        def convert(self):
+            self.convert_count += 1
+            return np.zeros((8, 8, 3), np.uint8)
+
+        def close(self):
+            pass
+
+    live = Live()
+    monkeypatch.setattr(source_runner, "open_source", lambda *args, **kwargs: live)
+    cameras.apply(entry())
+    assert eventually(lambda: cameras.report().failures > 0)
+    assert eventually(lambda: cameras.stream().waiting_count == 0)
+    counts = cameras.stream().counts
+    assert counts.received == 2000
+    assert live.convert_count == counts.answered < 2000
+    assert cameras.is_exact()
