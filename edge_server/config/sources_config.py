@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from edge_server.config.setting import (
     BOOLEAN,
     OPTIONAL_PATH,
-    OPTIONAL_TEXT,
     TEXT,
     ConfigError,
     Kind,
@@ -76,6 +75,12 @@ def _parse_url(schemes: tuple[str, ...], text: str) -> str:
     return text
 
 
+def _parse_topic(text: str) -> str:
+    if not text.isprintable() or set(text) & {"+", "#"}:
+        raise ValueError("expected printable characters without '+' and '#'")
+    return text
+
+
 SOURCE_SCHEMES = ("rtsp", "rtsps", "http", "https")
 SINK_SCHEMES = ("mqtt", "mqtts", "http", "https")
 _SOURCE_URL = Kind("url", lambda text: _parse_url(SOURCE_SCHEMES, text), is_secret=True)
@@ -83,6 +88,7 @@ _SINK_URL = Kind("url", lambda text: _parse_url(SINK_SCHEMES, text), is_secret=T
 _NAME_KIND = Kind("name", _parse_name)
 _NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
 _SECONDS = number(0, 86_400)
+_TOPIC = Kind("topic", _parse_topic)
 
 
 def _key(kind: Kind, default: Any = None) -> Any:
@@ -123,8 +129,8 @@ class SinkEntry:
     url: str = _key(_SINK_URL)
     interval_s: float | None = _key(_SECONDS)
     on_change: bool | None = _key(BOOLEAN)
-    topic: str = _key(TEXT, "edge_server")
-    discovery: str = _key(OPTIONAL_TEXT, "homeassistant")
+    topic: str = _key(_TOPIC, "edge_server")
+    discovery: str = _key(_TOPIC, "homeassistant")
     max_mb: int = _key(integer(1, 1_000_000), 100)
 
 

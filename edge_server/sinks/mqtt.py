@@ -35,9 +35,6 @@ TIMEOUT_S = 5.0
 _KEEPALIVE_S = 30
 """A broker reports "offline" this long, and half as long again, after a server that vanished."""
 
-_MOST_LABELS = 256
-"""Most classes of one source with a topic."""
-
 
 class MqttBroker:
     """A broker of MQTT 3.1.1. Messages have quality of service 1."""
@@ -78,7 +75,9 @@ class MqttBroker:
         try:
             client.connect(parts.hostname, parts.port or (8883 if is_tls else 1883), _KEEPALIVE_S)
         except OSError as error:
-            raise SinkError(f"{self._shown}: {error.strerror or type(error).__name__}") from None
+            is_late = isinstance(error, TimeoutError)
+            reason = f"no answer within {TIMEOUT_S:g} s" if is_late else error.strerror or type(error).__name__
+            raise SinkError(f"{self._shown}: {reason}") from None
         self._client = client
         client.loop_start()
         if not self._connected.wait(TIMEOUT_S) or self._refusal:
@@ -111,7 +110,7 @@ class MqttBroker:
         for label, count in counts.items():
             topic = f"{base}/count/{_name(label)}"
             totals[topic] = totals.get(topic, 0) + count
-        for topic, count in list(totals.items())[:_MOST_LABELS]:
+        for topic, count in totals.items():
             self._retain(message.source, topic, str(count))
         label = best_class(result)
         if label:
