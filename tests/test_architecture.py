@@ -33,18 +33,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "streams": {"core", "errors", "config", "telemetry", "memory", "vision", "service"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol", "streams"},
+    "sources": {"core", "errors", "config", "telemetry", "vision", "service", "streams"},
+    "sinks": {"core", "errors", "config", "telemetry"},
     "ros": {"client", "core", "errors"},
     "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
     "tuning": {"client", "core", "errors", "protocol", "repository", "backends", "engines", "serving"},
     "process": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "streams", "frontends", "governor", "engines", "backends",
+        "streams", "sources", "sinks", "frontends", "governor", "engines", "backends",
     },
     "doctor": {"core", "errors", "config", "governor", "backends"},
     "ray": {"config", "errors", "process"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "process", "backends", "client", "governor", "ros", "tuning", "doctor",
+        "sources", "sinks", "frontends", "process", "backends", "client", "governor", "ros", "tuning", "doctor",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -77,6 +79,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "pynvml": ("governor/sensors/nvml.py", "governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
+    "av": ("sources/rtsp.py",),
+    "paho": ("sinks/mqtt.py",),
     "cryptography": ("repository/trust/signature.py",),
     "fsspec": ("repository/remote/object_store.py",),
     "s3fs": (),
@@ -406,7 +410,7 @@ def test_the_client_needs_nothing_of_the_server() -> None:
 
 HEAVY = (
     "onnxruntime", "opentelemetry", "openvino", "cv2", "tensorrt", "tensorrt_rtx", "pycuda", "torch", "onnx", "fsspec",
-    "cryptography", "treelite", "ai_edge_litert", "jax", "tensorflow", "redis",
+    "cryptography", "treelite", "ai_edge_litert", "jax", "tensorflow", "redis", "av", "paho",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 from edge_server.cli import http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
+from edge_server.cli.status_cameras import camera_lines
 from edge_server.cli.status_engines import engine_lines
 from edge_server.cli.status_machine import governor_lines
 from edge_server.cli.streaming.terminal import Screen
@@ -124,6 +125,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
         "ready": is_ready,
         "models": models,
         "streams": None if streams is None else streams["streams"],
+        "cameras": _request_optional(options, "/edge/v1/cameras"),
         "governor": _request_optional(options, "/edge/v1/governor"),
         "engines": _request_optional(options, "/edge/v1/engines"),
     }
@@ -156,6 +158,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if report["streams"]:
         rows = [_stream_row(stream) for stream in report["streams"]]
         lines += ["", render(STREAM_COLUMN_TITLES, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
+    if report["cameras"] is not None:
+        lines += camera_lines(report["cameras"], sys.stdout)
     if report["governor"] is not None:
         lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:

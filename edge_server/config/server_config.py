@@ -34,6 +34,7 @@ from edge_server.config.setting import (
     parse_boolean,
     setting,
 )
+from edge_server.config.sources_config import SourcesConfig
 from edge_server.config.trace_config import TraceConfig
 
 T = TypeVar("T")
@@ -743,6 +744,7 @@ class ServerConfig:
     grpc: GrpcConfig = _table("gRPC", GrpcConfig)
     auth: AuthConfig = _table("Access", AuthConfig)
     frames: FramesConfig = _table("Frame streams", FramesConfig)
+    sources: SourcesConfig = _table("Cameras of the server", SourcesConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
     governor: GovernorConfig = _table("Governor", GovernorConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)

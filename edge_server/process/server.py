@@ -42,8 +42,10 @@ from edge_server.telemetry.metrics_page import Metrics, Source
 from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
+    from edge_server.core.status_reports import CamerasReport
     from edge_server.frontends.grpc.server import GrpcFrontend
     from edge_server.frontends.http.frontend import HttpFrontend
+    from edge_server.process.cameras import Cameras
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class ServerProcess:
         )
         admission: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
         self._frames = FrameService(core.service, admission, config.frames)
+        self._cameras: Cameras | None = None
+        """Set once the models are loaded, if there are sources or sinks."""
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
@@ -222,6 +226,7 @@ class ServerProcess:
             streams=self._frames.reports,
             view=self._frames.view,
             metrics_port=lambda: self.ports.get("metrics"),
+            cameras=self._report_cameras if self._config.sources.is_used else None,
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -277,6 +282,8 @@ class ServerProcess:
         for source in (*self._sources, self._core.loads.families):
             metrics.add_source(source)
         metrics.add_source(self._frames.families)
+        if self._config.sources.is_used:
+            metrics.add_source(lambda: () if self._cameras is None else self._cameras.families())
         metrics.add_source(self._tokens.families)
         metrics.add_source(custom_families(service.model_families))
         cuda = self._core.service.shared_memory.cuda
@@ -314,9 +321,24 @@ class ServerProcess:
         on_started()
         if must_end:
             return False
+        if self._config.sources.is_used:
+            await asyncio.to_thread(self._start_cameras)
         if self._http is not None:
             self._http.prepare()
         return True
+
+    def _start_cameras(self) -> None:
+        from edge_server.process.cameras import Cameras
+
+        cameras = Cameras(self._config.sources, self._frames.stream_registry(), self._core.events.publish)
+        cameras.start()
+        self._closers.append(lambda: asyncio.to_thread(cameras.close))
+        self._cameras = cameras
+
+    def _report_cameras(self) -> CamerasReport:
+        from edge_server.core.status_reports import CamerasReport
+
+        return CamerasReport() if self._cameras is None else self._cameras.report()
 
     async def _set_first_desired_state(self) -> None:
         """Set the first desired state. In mode poll, follow the repositories from then on."""
@@ -383,6 +405,8 @@ class ServerProcess:
             await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
+        if self._cameras is not None:
+            await asyncio.to_thread(self._cameras.stop_sources)
         # Before the core refuses work, so that streams end with their last results instead of a refusal for each frame.
         self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)

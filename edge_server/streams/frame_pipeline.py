@@ -181,7 +181,8 @@ class FramePipeline:
         try:
             if flight.fault is not None:
                 raise flight.fault
-            frame = flight.frame
+            load = flight.load
+            frame = flight.frame if load is None else load()
             return None if frame is None else self._fit_pixels(flight, frame, side, rows[index])
         except Exception as error:  # noqa: BLE001 - one frame must not fail its batch: maps, logs and answers the error
             self._fail(flight, _known(error))

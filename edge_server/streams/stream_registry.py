@@ -15,7 +15,15 @@ from edge_server.config import FramesConfig
 from edge_server.core.frame_mailbox import FrameTally
 from edge_server.core.frame_stream_types import DropReason, Frame, StreamOpened, StreamRequest
 from edge_server.core.status_reports import FrameStreamReport
-from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotFound, Superseded, Throttled
+from edge_server.errors import (
+    AlreadyExists,
+    Draining,
+    EdgeServerError,
+    InvalidRequest,
+    NotFound,
+    Superseded,
+    Throttled,
+)
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.frame_admission import FrameAdmission
 from edge_server.streams.frame_counters import ModelTotals, families
@@ -58,13 +66,23 @@ class StreamRegistry:
         self._totals: dict[str, ModelTotals] = {}
         self._viewer_count = 0
         self._is_stopping = False
+        self._reserved_ids: frozenset[str] = frozenset()
 
-    def open(self, request: StreamRequest) -> CameraStream:
+    def reserve(self, stream_ids: frozenset[str]) -> None:
+        """Keep these ids, and no others, for streams of the server's own sources."""
+        self._reserved_ids = stream_ids
+
+    def open(self, request: StreamRequest, *, is_source: bool = False) -> CameraStream:
         """Open a stream. It ends an open stream of the same id and continues its counters.
 
-        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops.
+        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops, and
+        AlreadyExists for a client that gives the id of a source.
         """
         terms = terms_of(request, self._service)
+        if terms.stream_id in self._reserved_ids and not is_source:
+            raise AlreadyExists(
+                f"the stream id '{terms.stream_id}' is that of a camera that the server opens; expected another one"
+            )
         workers = self._workers_of(terms)
         side = workers.engine.answer_side()
         version = workers.engine.serving_version()

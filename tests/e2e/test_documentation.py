@@ -92,7 +92,7 @@ def run(*command: str | Path) -> str:
 def test_the_python_examples_work(server: Any) -> None:
     assert run(sys.executable, EXAMPLES / "infer_http.py", COFFEE, server.http).startswith("0.949 espresso")
     assert run(sys.executable, EXAMPLES / "infer_grpc.py", server.grpc) == "probabilities (1, 1000)\n"
-    portrait = ROOT / "edge_server" / "cli" / "sources" / "demo.jpg"
+    portrait = ROOT / "edge_server" / "sources" / "demo.jpg"
     lines = run(sys.executable, EXAMPLES / "camera_stream.py", portrait, server.grpc).splitlines()
     assert all(re.fullmatch(r"frame \d+: 0\.9\d at 17\d,6\d", line) for line in lines), lines
     assert lines

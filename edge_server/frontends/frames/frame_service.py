@@ -38,7 +38,7 @@ class FrameService:
         """Return the handler of a FrameService/Stream call."""
         from edge_server.frontends.frames.stream_call import FrameCall
 
-        return FrameCall(self._stream_registry, call)
+        return FrameCall(self.stream_registry, call)
 
     def reports(self) -> Sequence[FrameStreamReport]:
         """Return a report of each open stream."""
@@ -66,7 +66,8 @@ class FrameService:
         if streams is not None:
             streams.stop()
 
-    def _stream_registry(self) -> StreamRegistry:
+    def stream_registry(self) -> StreamRegistry:
+        """Return the registry; the first call creates it."""
         from edge_server.streams.stream_registry import StreamRegistry
 
         with self._lock:

@@ -215,6 +215,8 @@ def build_router(
     versions = ("Every version with its state, history and reason", operator.versions)
     add("model-repository", ("/edge/v1/versions",), GET=versions)
     add("statistics", ("/edge/v1/streams",), GET=("Frame streams: rates, drops, ages", operator.frame_streams))
+    cameras = ("Cameras that the server opens, and receivers of their results", operator.cameras)
+    add("statistics", ("/edge/v1/cameras",), GET=cameras)
     add("statistics", ("/edge/v1/governor",), GET=("Heat, power, and what is held back", operator.governor))
     add("statistics", ("/edge/v1/activity",), GET=("Queues, cache and tokens of all models", operator.activity))
     add("statistics", ("/edge/v1/engines",), GET=("TensorRT engines and their builds", operator.engines))

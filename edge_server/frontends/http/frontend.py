@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.config import CATEGORIES, HttpConfig, RestrictedGroup
-from edge_server.core.status_reports import FrameStreamReport
+from edge_server.core.status_reports import CamerasReport, FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden, NotFound, Unauthenticated
 from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
@@ -62,6 +62,7 @@ class HttpFrontend:
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
         view: Callable[[str], AbstractContextManager[StreamView]] = _no_view,
         metrics_port: Callable[[], int | None] = lambda: None,
+        cameras: Callable[[], CamerasReport] | None = None,
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
@@ -81,6 +82,7 @@ class HttpFrontend:
         self._streams = streams
         self._view = view
         self._metrics_port = metrics_port
+        self._cameras = cameras
         self._governor = governor
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
@@ -137,6 +139,7 @@ class HttpFrontend:
                 self._blocking,
                 is_guarded=self._is_guarded("model-repository"),
                 streams=self._streams,
+                cameras=self._cameras,
                 governor=self._governor,
                 engines=self._engines,
             ),

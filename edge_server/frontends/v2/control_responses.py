@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.status_reports import (
+    CamerasReport,
     CudaRegion,
     EngineBuildsReport,
     FrameStreamReport,
@@ -169,6 +171,17 @@ def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFam
             for version in versions
         ],
         "tokens": tokens,
+    }
+
+
+def cameras(report: CamerasReport) -> Json:
+    """Return the response of GET /edge/v1/cameras (not in Triton)."""
+    sources = [{**asdict(source), "offline_s": round(source.offline_s, 3)} for source in report.sources]
+    return {
+        "enabled": True,
+        "problem": report.problem,
+        "sources": sources,
+        "sinks": [asdict(sink) for sink in report.sinks],
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cli.sources.source_interface import SourcePicture
+from edge_server.sources.source_interface import SourcePicture
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,12 +12,12 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cli.sources.frame_encoding import encode_frame
-from edge_server.cli.sources.frame_schedule import FrameSchedule
-from edge_server.cli.sources.pattern import Pattern
-from edge_server.cli.sources.source_choice import open_source
-from edge_server.cli.sources.source_interface import Source, SourceError, SourcePicture
 from edge_server.core.frame_stream_types import FrameHeader
+from edge_server.sources.frame_encoding import encode_frame
+from edge_server.sources.frame_schedule import FrameSchedule
+from edge_server.sources.pattern import Pattern
+from edge_server.sources.source_choice import open_source
+from edge_server.sources.source_interface import Source, SourceError, SourcePicture
 
 HEADER = FrameHeader(1, 2, "cam", 3)
 
@@ -92,7 +92,7 @@ def test_a_real_video_is_read_to_its_end(bikes: Path) -> None:
 def test_a_file_that_is_no_video_is_refused_without_a_word_of_the_library(tmp_path: Path) -> None:
     path = tmp_path / "noise.mp4"
     path.write_bytes(random.Random(1).randbytes(5000))
-    code = f"from edge_server.cli.sources.source_choice import open_source; open_source({str(path)!r})"
+    code = f"from edge_server.sources.source_choice import open_source; open_source({str(path)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
     assert last.endswith(f"{path}: expected a video, given a file that OpenCV cannot open as one")
@@ -147,8 +147,8 @@ def test_the_pattern_has_any_size(size: tuple[int, int]) -> None:
 def test_the_pattern_needs_no_opencv() -> None:
     code = (
         "import sys; sys.modules['cv2'] = None\n"
-        "from edge_server.cli.sources.source_choice import open_source\n"
-        "from edge_server.cli.sources.frame_encoding import encode_frame\n"
+        "from edge_server.sources.source_choice import open_source\n"
+        "from edge_server.sources.frame_encoding import encode_frame\n"
         "from edge_server.core.frame_stream_types import FrameHeader\n"
         "shot = open_source('pattern').read()\n"
         "print(len(encode_frame(shot, 'mono8', FrameHeader()).data))\n"
@@ -182,7 +182,7 @@ def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
         ("/dev/null/video0", "there is no such camera"),
         (
             "/nowhere/film.mp4",
-            "expected a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; no such file",
+            "a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; no such file",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli.sources.source_interface import SourceError, SourcePicture, opencv
+from edge_server.sources.source_interface import SourceError, SourcePicture, opencv
 
 _MAX_FRAME_COUNT = 1 << 40
 """For files without an index, OpenCV reports huge frame counts. Counts from this on mean that the length is unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edge_server.cli.sources.source_interface import SourceError, SourcePicture
+from edge_server.sources.source_interface import SourceError, SourcePicture
 
 FORMATS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 """File extension -> format in a CompressedImage."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cli.sources.pattern import bounce
-from edge_server.cli.sources.source_interface import SourcePicture, opencv
+from edge_server.sources.pattern import bounce
+from edge_server.sources.source_interface import SourcePicture, opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt

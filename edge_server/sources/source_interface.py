@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
 
 
 class SourceError(InvalidRequest):
-    """A source cannot be opened or read."""
+    """A source cannot be opened or read. The message holds no part of a URL besides host and port."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePicture:
-    """One picture: `pixels` as 8-bit BGR `(height, width, 3)`, or an encoded `file` in `format`."""
+    """One picture: `pixels` as 8-bit BGR `(height, width, 3)`, `convert`, which returns them, or an encoded `file` in
+    `format`.
+
+    `convert` may be called by any thread, at any time, more than once.
+    `stamp_ns` is when the camera took it, by the camera's clock, in nanoseconds since 1970; 0 if it does not say.
+    """
 
     pixels: npt.NDArray[np.uint8] | None = None
     file: bytes = b""
     format: str = ""
     name: str = ""
+    stamp_ns: int = 0
+    convert: Callable[[], npt.NDArray[np.uint8]] | None = None
 
 
 class Source(Protocol):
@@ -54,8 +62,8 @@ class Source(Protocol):
 def opencv() -> ModuleType:
     """Return the module cv2 with its log output disabled. Raises Unsupported if OpenCV is not installed."""
     cv2 = decode.opencv()
-    # Log lines of OpenCV and FFmpeg would damage the live table. FFmpeg's log level can be set only by an environment
-    # variable; -8 means quiet.
+    # Log lines of OpenCV and FFmpeg would damage the live table and hold URLs. FFmpeg's log level can be set only by an
+    # environment variable; -8 means quiet.
     os.putenv("OPENCV_FFMPEG_LOGLEVEL", "-8")
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     return cv2

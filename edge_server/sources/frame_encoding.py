@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cli.sources.source_interface import SourceError, SourcePicture, opencv
 from edge_server.core.frame_stream_types import Frame, FrameHeader
+from edge_server.sources.source_interface import SourceError, SourcePicture, opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,9 +23,9 @@ def encode_frame(picture: SourcePicture, encoding: str, header: FrameHeader) -> 
     Without a conversion, the frame's data is a view of the picture. Raises SourceError for a file that cannot be
     decoded, and Unsupported if OpenCV is needed and missing.
     """
-    if picture.pixels is None and encoding in ("", picture.format):
+    if picture.file and encoding in ("", picture.format):
         return Frame(header, format=picture.format, data=picture.file)
-    pixels = _decode(picture) if picture.pixels is None else picture.pixels
+    pixels = _pixels(picture)
     if encoding in FILES:
         return Frame(header, format=encoding, data=_encode(pixels, encoding))
     pixels = _convert(pixels, encoding or "bgr8")
@@ -40,7 +40,11 @@ def encode_frame(picture: SourcePicture, encoding: str, header: FrameHeader) -> 
     )
 
 
-def _decode(picture: SourcePicture) -> npt.NDArray[np.uint8]:
+def _pixels(picture: SourcePicture) -> npt.NDArray[np.uint8]:
+    if picture.pixels is not None:
+        return picture.pixels
+    if picture.convert is not None:
+        return picture.convert()
     cv2 = opencv()
     try:
         pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(picture.file, np.uint8), cv2.IMREAD_COLOR)
