@@ -1,4 +1,4 @@
-"""fleet/haproxy/haproxy.cfg with a real HAProxy and two servers behind it: restarts, kills and rollouts lose no request."""
+"""fleet/haproxy/haproxy.cfg in a real HAProxy before two servers: restarts, kills and rollouts lose no request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import http.client
 import itertools
 import json
 import os
+import queue
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -117,9 +119,12 @@ class Replica:
         return self._log.read_text()
 
     def has_version(self, model: str, version: int) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(
-            f"http://127.0.0.1:{self.http}/v2/models/{model}/versions/{version}/ready", timeout=20
-        ) as reply:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(
+                f"http://127.0.0.1:{self.http}/v2/models/{model}/versions/{version}/ready", timeout=20
+            ) as reply,
+        ):
             return reply.status == 200
         return False
 
@@ -127,7 +132,7 @@ class Replica:
         """Return (model, version) -> state."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.http}/v2/repository/index", method="POST", data=b"")
         with urllib.request.urlopen(request, timeout=20) as reply:
-            return {(entry["name"], entry.get("version", "")): entry["state"] for entry in json.load(reply)}
+            return {(entry["name"], entry.get("version", "")): entry.get("state", "") for entry in json.load(reply)}
 
 
 class Fleet:
@@ -153,7 +158,6 @@ class Fleet:
             ("192.0.2.12:8001", f"127.0.0.1:{self.replicas[1].grpc}"),
         ):
             assert shipped in text
-            # A comment shows the same addresses; it does not matter there.
             text = text.replace(shipped, here)
         self._config = folder / "haproxy.cfg"
         self._config.write_text(text)
@@ -277,8 +281,10 @@ class Load:
         for thread in self._threads:
             thread.join(60)
 
-    def has(self, count: int) -> bool:
-        return min(self.counts["http"], self.counts["grpc"]) >= count
+    def wait_for_more(self, count: int) -> None:
+        """Wait for `count` more requests over each wire."""
+        goal = {wire: self.counts[wire] + count for wire in ("http", "grpc")}
+        wait_until(lambda: all(self.counts[wire] >= goal[wire] for wire in goal), 300)
 
     def _repeat(self, wire: str, infer: Callable[[str, Any], tuple[Any, str]]) -> None:
         for model, data in itertools.cycle(KINDS):
@@ -326,16 +332,16 @@ def test_three_rounds_of_restarts_by_sigterm_lose_no_request(fleet: Fleet) -> No
                 assert replica.end(signal.SIGTERM) == 0
                 replica.start()
                 fleet.wait_until_up(replica)
-        wait_until(lambda: load.has(LEAST_REQUESTS), 300)
+        load.wait_for_more(max(LEAST_REQUESTS - min(load.counts.values()), 0))
     check_nothing_is_lost(load, fleet)
 
 
 def test_a_killed_server_loses_no_request(fleet: Fleet) -> None:
     with Load(fleet) as load:
         for replica in fleet.replicas:
-            wait_until(lambda before=load.counts.total(): load.counts.total() > before + 500)
+            load.wait_for_more(250)
             assert replica.end(signal.SIGKILL) == -signal.SIGKILL
-            wait_until(lambda before=load.counts.total(): load.counts.total() > before + 500)
+            load.wait_for_more(250)
             replica.start()
             fleet.wait_until_up(replica)
     check_nothing_is_lost(load, fleet)
@@ -362,7 +368,7 @@ def test_a_broken_model_on_every_server_leaves_all_of_them_ready(fleet: Fleet) -
         for replica in fleet.replicas:
             wait_until(lambda replica=replica: replica.index().get(("broken", "1")) == "UNAVAILABLE")
             wait_until(lambda replica=replica: replica.index().get(("slow", "7")) == "UNAVAILABLE")
-        wait_until(lambda before=load.counts.total(): load.counts.total() > before + 500)
+        load.wait_for_more(250)
         states = fleet.servers("status")
     assert [states[f"http/{replica.name}"] for replica in fleet.replicas] == ["UP", "UP"]
     check_nothing_is_lost(load, fleet)
@@ -405,7 +411,7 @@ def test_a_request_of_a_killed_server_is_repeated_but_not_one_of_a_sequence(flee
         asking.join(60)
         replica.start()
         fleet.wait_until_up(replica)
-        assert isinstance(outcome[0], np.ndarray if is_repeated else InferenceServerException), (backend, outcome)
+        assert isinstance(outcome[0], np.ndarray if is_repeated else InferenceServerException), (backend, str(outcome[0]), fleet.log())
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
@@ -420,6 +426,19 @@ def test_all_requests_of_a_sequence_reach_the_same_server(fleet: Fleet, wire: st
             result = client.infer("sum", [given], sequence_id=42, sequence_start=number == 1, sequence_end=number == 20)
             sums.append(int(result.as_numpy("OUT")[0, 0]))
     assert sums == list(itertools.accumulate(range(1, 21)))
+
+
+def test_a_stream_gets_each_response_before_it_sends_the_next_request(fleet: Fleet) -> None:
+    results: queue.Queue[Any] = queue.Queue()
+    given = tritonclient.grpc.InferInput("INPUT0", list(SMALL.shape), "FP32")
+    given.set_data_from_numpy(SMALL)
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{fleet.grpc}") as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        for _ in range(3):
+            client.async_stream_infer("fast", [given])
+            result, error = results.get(timeout=30)
+            assert error is None
+            assert np.array_equal(result.as_numpy("OUTPUT0"), SMALL)
 
 
 def test_the_balancer_refuses_what_acts_on_one_machine(fleet: Fleet) -> None:
@@ -453,8 +472,6 @@ def test_the_balancer_refuses_what_acts_on_one_machine(fleet: Fleet) -> None:
 
 
 def test_a_server_drained_at_the_balancer_gets_no_request_on_any_port(fleet: Fleet) -> None:
-    import socket
-
     def command(line: str) -> None:
         with socket.socket(socket.AF_UNIX) as admin:
             admin.connect(str(fleet.socket))
@@ -469,6 +486,8 @@ def test_a_server_drained_at_the_balancer_gets_no_request_on_any_port(fleet: Fle
 
 
 def test_haproxy_has_metrics_of_each_server(fleet: Fleet) -> None:
-    found = re.findall(r'^haproxy_server_status\{proxy="(\w+)",server="(\w)",state="UP"\} 1$', fleet.get("/metrics"), re.M)
+    found = re.findall(
+        r'^haproxy_server_status\{proxy="(\w+)",server="(\w)",state="UP"\} 1$', fleet.get("/metrics"), re.M
+    )
     backends = ("http", "grpc", "http_sequences", "grpc_sequences")
     assert sorted(found) == sorted((backend, name) for backend in backends for name in "ab")
