@@ -416,6 +416,14 @@ def test_a_request_of_a_killed_server_is_repeated_but_not_one_of_a_sequence(flee
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_request_larger_than_the_balancers_buffer_is_answered(fleet: Fleet, wire: str) -> None:
+    module = tritonclient.http if wire == "http" else tritonclient.grpc
+    data = np.arange(2_000_000, dtype=np.float32).reshape(1, -1)
+    with module.InferenceServerClient(f"127.0.0.1:{getattr(fleet, wire)}") as client:
+        assert np.array_equal(triton_infer(module, client, "fast", data)[0], data)
+
+
+@pytest.mark.parametrize("wire", ["http", "grpc"])
 def test_all_requests_of_a_sequence_reach_the_same_server(fleet: Fleet, wire: str) -> None:
     module = tritonclient.http if wire == "http" else tritonclient.grpc
     sums = []
