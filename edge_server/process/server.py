@@ -381,6 +381,11 @@ class ServerProcess:
             for entry in service.repository_index()
             if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
         ]
+        if not service.is_ready():
+            lines.append(
+                "  /v2/health/ready answers 400, so that load balancers send nothing, until every model is served "
+                "(--strict-readiness=false changes that)"
+            )
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"

@@ -91,7 +91,7 @@ class HttpFrontend:
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
         self._cors = CorsPolicy(config.allowed_origins)
-        self._listener = Listener(self._find, service, self._cors if config.allowed_origins else None)
+        self._listener = Listener("HTTP", self._find, service, self._cors if config.allowed_origins else None)
         self._inference: InferenceContext | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")

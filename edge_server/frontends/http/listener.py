@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from edge_server.frontends.http.connection import Connections, NoDrainDelay, Req
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
+from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
 
@@ -20,10 +20,12 @@ class Listener:
 
     def __init__(
         self,
+        name: str,
         find: Callable[[RequestHead], RequestTarget | HttpResponse],
         server_state: ServerState | None = None,
         cors: CorsPolicy | None = None,
     ) -> None:
+        self._name = name
         self._find = find
         self._cors = cors
         self._server_state = server_state or NoDrainDelay()
@@ -54,9 +56,7 @@ class Listener:
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
-            # asyncio's text would repeat address and port. The error of an unknown host has no system errno.
-            reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error
-            raise ServingFault(f"cannot listen on {address}, port {port}: {reason}") from None
+            raise listen_error(self._name, address, port, error) from None
 
     def forget_heads(self) -> None:
         """See Connections. May be called before `open` and after `close`."""
