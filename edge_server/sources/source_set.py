@@ -72,12 +72,14 @@ class SourceSet:
     def close(self, timeout_s: float) -> None:
         """Stop all sources. Wait at most `timeout_s` for their threads."""
         self.apply({})
+        stopped, self._stopped = self._stopped, []
+        thread, self._thread = self._thread, None
         end_s = time.monotonic() + timeout_s
-        for runner in self._stopped:
-            runner.join(max(0.0, end_s - time.monotonic()))
-        if self._thread is not None:
+        if thread is not None:
             self._ready.put(None)
-            self._thread.join(max(0.0, end_s - time.monotonic()))
+            thread.join(timeout_s)
+        for runner in stopped:
+            runner.join(max(0.0, end_s - time.monotonic()))
 
     def reports(self) -> Sequence[SourceReport]:
         """Return reports of the sources, sorted by name."""
