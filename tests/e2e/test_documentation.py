@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES += [ROOT / "fleet" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = ROOT / "docs" / "examples"
 COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
