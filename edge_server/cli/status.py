@@ -60,8 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     if options.watch is not None:
         return _watch(options)
     try:
-        report = _report(options)
-    except _NO_REPORT as error:
+        report = read_report(options)
+    except NO_REPORT as error:
         print(f"edge-server status: {_error_text(options, error)}", file=sys.stderr)
         return 1
     # Outside `try`, so that a broken output pipe is not reported as a server that does not answer.
@@ -76,9 +76,9 @@ def _watch(options: argparse.Namespace) -> int:
     try:
         while True:
             try:
-                report = _report(options)
+                report = read_report(options)
                 lines = [json.dumps(report)] if options.json else _lines(report)
-            except _NO_REPORT as error:
+            except NO_REPORT as error:
                 problem = _error_text(options, error)
                 lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
                 if not options.json:
@@ -98,7 +98,8 @@ def _watch(options: argparse.Namespace) -> int:
         return 0
 
 
-_NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
+NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
+"""What `read_report` raises if no server answers, or one that is no edge-server."""
 
 
 def _error_text(options: argparse.Namespace, error: BaseException) -> str:
@@ -107,7 +108,7 @@ def _error_text(options: argparse.Namespace, error: BaseException) -> str:
     return f"no answer from {options.url}: {http_client.describe_failure(error)}"
 
 
-def _report(options: argparse.Namespace) -> dict[str, Any]:
+def read_report(options: argparse.Namespace) -> dict[str, Any]:
     """Query the server and return the report that --json prints. Raises as http_client.request_json."""
     server = http_client.request_json(options, "/v2")
     is_ready = _is_ready(options)
