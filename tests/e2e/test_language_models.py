@@ -561,9 +561,14 @@ class TestRealEngine:
         running = 'vllm:num_requests_running{model="exact",model_name="exact",version="1"} 0.0'
         assert eventually(lambda: running in tiny_server.read_metrics())
 
-    def test_a_killed_engine_fails_its_streams_and_comes_back(self, client: Any, tiny_server: Any) -> None:
+    def test_a_killed_engine_fails_its_streams_and_comes_back(
+        self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
+    ) -> None:
         import openai
 
+        folder = Path(f"/proc/{tiny_server.process.pid}")
+        assert ask(client, "count from three").choices[0].message.content == COUNT
+        files, pages = len(os.listdir(folder / "fd")), int((folder / "statm").read_text().split()[1])
         streams = [ask(client, "count from zero", stream=True) for _ in range(4)]
         children = children_of(tiny_server)
         assert len(children) == 2
@@ -579,6 +584,8 @@ class TestRealEngine:
         assert tiny_server.get("/v2/health/live")[0] == 200
         retrying = client.with_options(max_retries=5)
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
+        assert eventually(lambda: len(os.listdir(folder / "fd")) <= 1.1 * files)
+        assert int((folder / "statm").read_text().split()[1]) <= 1.1 * pages
 
 
 def embedding_model(folder: Path, parameters: dict[str, str], without: str = "") -> None:
