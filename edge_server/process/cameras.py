@@ -43,7 +43,7 @@ class Cameras:
 
     def start(self) -> None:
         """Start the sources. From then on a thread follows the file, if there is one."""
-        look = _look_at(self._config.file)
+        look = _file_identity(self._config.file)
         self._apply()
         if self._config.file:
             self._thread = threading.Thread(target=self._follow, args=(look,), name="sources-file", daemon=True)
@@ -92,7 +92,7 @@ class Cameras:
     def _follow(self, seen: object) -> None:
         applied = seen
         while not self._stop.wait(POLL_S):
-            before, seen = seen, _look_at(self._config.file)
+            before, seen = seen, _file_identity(self._config.file)
             if seen == before and seen != applied:
                 applied = seen
                 self._apply()
@@ -110,8 +110,8 @@ def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:
     return set(sinks if entry.sinks is None else entry.sinks)
 
 
-def _look_at(path: str) -> object:
-    """Return what changes with the file; None if there is none."""
+def _file_identity(path: str) -> object:
+    """Return inode, size and time of a file, or None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

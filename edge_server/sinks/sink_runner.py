@@ -179,7 +179,7 @@ class SinkRunner:
                 reason = f"internal error: {type(error).__name__}"
                 # Without the error's text, which may hold the URL.
                 stack = "".join(traceback.format_tb(error.__traceback__))
-                _LOG.error("sink '%s' failed in a way that nobody foresaw: %s\n%s", self.entry.name, reason, stack)
+                _LOG.error("sink '%s' failed unexpectedly: %s\n%s", self.entry.name, reason, stack)
             else:
                 failures = 0
                 with self._lock:
@@ -222,7 +222,7 @@ class SinkRunner:
 
 
 def _change_key(result: FrameResult) -> Hashable:
-    """Return what must differ for a result to be news; None if every result is: masks and tensors."""
+    """Return the part of a result whose change makes it worth sending, or None for masks and tensors: send each."""
     if result.error_code:
         return result.error_code
     if result.mask is not None or result.tensors:

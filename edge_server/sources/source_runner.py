@@ -122,7 +122,7 @@ class SourceRunner:
                 reason = f"internal error: {type(error).__name__}"
                 # Without the error's text, which may hold the URL.
                 stack = "".join(traceback.format_tb(error.__traceback__))
-                _LOG.error("source '%s' failed in a way that nobody foresaw: %s\n%s", self.entry.name, reason, stack)
+                _LOG.error("source '%s' failed unexpectedly: %s\n%s", self.entry.name, reason, stack)
             if self._stop.is_set():
                 break
             is_steady = self.state == RUNNING and time.monotonic() - began_s >= STEADY_S

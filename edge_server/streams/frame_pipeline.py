@@ -363,5 +363,5 @@ def _known(error: Exception) -> EdgeServerError:
     """Return the error for the client without its traceback, whose frames would keep the pixels alive."""
     if isinstance(error, EdgeServerError):
         return error.detached()
-    _LOG.error("a frame failed in a way that nobody foresaw", exc_info=error)
+    _LOG.error("unexpected error in a frame", exc_info=error)
     return ServingFault(f"internal error: {type(error).__name__}")

@@ -55,7 +55,7 @@ class DirectCall:
         raise RpcError(self._result or CallStatus(GrpcStatus.INTERNAL, "the call has not ended"))
 
     def cancel(self) -> None:
-        """Tell the server that nobody needs the response. `on_end` may still be called."""
+        """Cancel the request. `on_end` may still be called."""
         if self._handler is not None:
             self._handler.on_client_left()
 

@@ -214,7 +214,7 @@ class HttpFrontend:
         return category in self._restricted or self._tokens.requires_token(category)
 
     def _access(self, view: ViewEndpoints, request: GenerationRequest) -> Mapping[str, object]:
-        """Return what the page may show and change for the caller of a request.
+        """Return the rights that the page has for the caller of a request.
 
         It may change models only where a key or a token is required and given.
         """
