@@ -3,4 +3,22 @@
 Importing this package pulls in no runtime, no web framework and no gRPC: each is imported where it is first needed.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_server.process.embedded import InferResult as InferResult
+    from edge_server.process.embedded import RpcError as RpcError
+    from edge_server.process.embedded import Server as Server
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import the embeddable server at its first use."""
+    if name not in ("Server", "InferResult", "RpcError"):
+        raise AttributeError(f"module 'edge_server' has no attribute '{name}'")
+    from edge_server.process import embedded
+
+    return getattr(embedded, name)

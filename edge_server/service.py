@@ -118,6 +118,8 @@ class InferenceService:
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
         self._metadata = ServerMetadata(server_id, server_version, extensions)
+        self.is_explicit = is_explicit
+        """Whether models are loaded and unloaded on request."""
         self._readiness = readiness
         self.has_started = False
         """Whether the first desired state was reached."""

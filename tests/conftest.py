@@ -312,6 +312,12 @@ def boards() -> Any:
 
 
 @pytest.fixture(scope="session")
+def browsers() -> Any:
+    """The module tests/e2e/browser.py."""
+    return _module("e2e_browser", Path(__file__).parent / "e2e" / "browser.py")
+
+
+@pytest.fixture(scope="session")
 def fake_nvml() -> Any:
     """The module tests/governor/fake_nvml: GPUs that tell what a test wants, in this process or in another."""
     return _module("governor_fake_nvml", Path(__file__).parent / "governor" / "fake_nvml" / "__init__.py")

@@ -30,8 +30,13 @@ class Refused(Exception):
 def add_options(parser: argparse.ArgumentParser, timeout_s: float = 60.0) -> None:
     """Add --url, --header and --timeout."""
     parser.add_argument(
-        "--url", default=DEFAULT_URL, type=_url, help=f"HTTP address of the server; default: {DEFAULT_URL}"
+        "--url", default=DEFAULT_URL, type=server_url, help=f"HTTP address of the server; default: {DEFAULT_URL}"
     )
+    add_request_options(parser, timeout_s)
+
+
+def add_request_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
+    """Add --header and --timeout."""
     parser.add_argument(
         "--header",
         action="append",
@@ -100,7 +105,7 @@ def _error_message(error: urllib.error.HTTPError, url: str) -> str:
     return str(message) if message else f"HTTP {error.code} {error.reason}"
 
 
-def _url(text: str) -> str:
+def server_url(text: str) -> str:
     """Return http://HOST:PORT without a trailing slash. Accepts HOST:PORT too, as tritonclient does."""
     url = (text if "://" in text else f"http://{text}").rstrip("/")
     try:

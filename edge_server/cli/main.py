@@ -22,6 +22,7 @@ COMMANDS = {
     "optimize": "compare all runtimes and precisions for a model on this machine, and save the best one",
     "doctor": "examine this machine, list problems for serving models, and say how to fix them",
     "status": "show the models of a running server",
+    "fleet": "show the models of many running servers in one table, and which servers differ",
     "models": "show all versions of the models of a running server, with states and reasons",
     "events": "follow the events of a running server",
     "sign": "list and sign the files of models, for servers that accept only signed models",

@@ -13,6 +13,7 @@ from typing import Any, cast
 from edge_server.cli import http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
+from edge_server.cli.status_cameras import camera_lines
 from edge_server.cli.status_engines import engine_lines
 from edge_server.cli.status_machine import governor_lines
 from edge_server.cli.streaming.terminal import Screen
@@ -59,8 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     if options.watch is not None:
         return _watch(options)
     try:
-        report = _report(options)
-    except _NO_REPORT as error:
+        report = read_report(options)
+    except NO_REPORT as error:
         print(f"edge-server status: {_error_text(options, error)}", file=sys.stderr)
         return 1
     # Outside `try`, so that a broken output pipe is not reported as a server that does not answer.
@@ -75,9 +76,9 @@ def _watch(options: argparse.Namespace) -> int:
     try:
         while True:
             try:
-                report = _report(options)
+                report = read_report(options)
                 lines = [json.dumps(report)] if options.json else _lines(report)
-            except _NO_REPORT as error:
+            except NO_REPORT as error:
                 problem = _error_text(options, error)
                 lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
                 if not options.json:
@@ -97,7 +98,8 @@ def _watch(options: argparse.Namespace) -> int:
         return 0
 
 
-_NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
+NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
+"""What `read_report` raises if no server answers, or one that is no edge-server."""
 
 
 def _error_text(options: argparse.Namespace, error: BaseException) -> str:
@@ -106,7 +108,7 @@ def _error_text(options: argparse.Namespace, error: BaseException) -> str:
     return f"no answer from {options.url}: {http_client.describe_failure(error)}"
 
 
-def _report(options: argparse.Namespace) -> dict[str, Any]:
+def read_report(options: argparse.Namespace) -> dict[str, Any]:
     """Query the server and return the report that --json prints. Raises as http_client.request_json."""
     server = http_client.request_json(options, "/v2")
     is_ready = _is_ready(options)
@@ -124,6 +126,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
         "ready": is_ready,
         "models": models,
         "streams": None if streams is None else streams["streams"],
+        "cameras": _request_optional(options, "/edge/v1/cameras"),
         "governor": _request_optional(options, "/edge/v1/governor"),
         "engines": _request_optional(options, "/edge/v1/engines"),
     }
@@ -156,6 +159,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if report["streams"]:
         rows = [_stream_row(stream) for stream in report["streams"]]
         lines += ["", render(STREAM_COLUMN_TITLES, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
+    if report["cameras"] is not None:
+        lines += camera_lines(report["cameras"], sys.stdout)
     if report["governor"] is not None:
         lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import add_alias, add_tls_options, host_and_port, number, size, tls_of
-from edge_server.cli.sources.frame_encoding import FILES, RAW
-from edge_server.cli.sources.source_choice import open_source
-from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.annotated_output import WritingThread, open_writer
 from edge_server.cli.streaming.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
 from edge_server.cli.streaming.json_lines import JsonLines
@@ -23,6 +20,9 @@ from edge_server.cli.streaming.stream_sender import StreamOptions, StreamSender
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.client import Delivery, Returns
 from edge_server.errors import EdgeServerError
+from edge_server.sources.frame_encoding import FILES, RAW
+from edge_server.sources.source_choice import open_source
+from edge_server.sources.source_interface import Source
 
 DEFAULT_FPS = 30.0
 DEFAULT_TOP_K = 5
@@ -146,8 +146,9 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         "--source",
         required=True,
         metavar="WHAT",
-        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), 'demo' (a moving portrait, for "
-        "face_detection_yunet), or 'pattern' (a moving test picture with its number)",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0, rtsp://, or http:// for Motion "
+        "JPEG), 'demo' (a moving portrait, for face_detection_yunet), or 'pattern' (a moving test picture with its "
+        "number)",
     )
     group.add_argument(
         "--fps",

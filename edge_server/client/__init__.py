@@ -7,9 +7,10 @@ TLS) and `stream_errors`. May import core, errors and the codec of protocol. Use
 
 from edge_server.client.asyncio_stream import AioFrameStream
 from edge_server.client.endpoint import Tls
-from edge_server.client.flow_control import BackOff, Counters
+from edge_server.client.flow_control import Counters
 from edge_server.client.stream import FrameStream
 from edge_server.client.stream_errors import StreamError
+from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import (
     ClassScore,
     Delivery,

@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 
 from edge_server.client.endpoint import ServerEndpoint, Tls
-from edge_server.client.flow_control import BackOff, Counters
+from edge_server.client.flow_control import Counters
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import Callbacks, StreamProtocol
+from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import (
     Delivery,
     Frame,

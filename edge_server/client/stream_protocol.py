@@ -12,9 +12,10 @@ from typing import Any
 
 from edge_server import __version__
 from edge_server.client import pictures
-from edge_server.client.flow_control import BackOff, FlowControl
+from edge_server.client.flow_control import FlowControl
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
+from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import (
     Delivery,
     Frame,

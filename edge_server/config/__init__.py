@@ -28,6 +28,7 @@ from edge_server.config.server_config import (
 )
 from edge_server.config.setting import ConfigError, nearest
 from edge_server.config.setting_sources import process_environment, set_library_defaults
+from edge_server.config.sources_config import SinkEntry, SourceEntry, SourcesConfig
 from edge_server.config.trace_config import TraceConfig
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "RestrictedGroup",
     "ServeArguments",
     "ServerConfig",
+    "SinkEntry",
+    "SourceEntry",
+    "SourcesConfig",
     "TraceConfig",
     "chosen_cache",
     "describe",

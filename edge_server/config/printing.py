@@ -11,6 +11,7 @@ from edge_server.config.merge_settings import ServeArguments
 from edge_server.config.server_config import SETTINGS, TITLES, RestrictedGroup
 from edge_server.config.setting import Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
+from edge_server.config.sources_config import SinkEntry, SourceEntry, entry_text
 
 _SECRET = "***"
 
@@ -84,6 +85,8 @@ def _toml(value: object) -> str:
     elif isinstance(value, CacheSettings):
         pairs = [f"{key}={_SECRET if key == 'password' else text}" for key, text in value.values]
         value = ",".join([value.cache, *pairs])
+    elif isinstance(value, SourceEntry | SinkEntry):
+        value = entry_text(value)
     elif isinstance(value, re.Pattern):
         value = value.pattern if value.flags & re.IGNORECASE else f"(?-i){value.pattern}"
     elif value is None:

@@ -34,6 +34,7 @@ from edge_server.config.setting import (
     parse_boolean,
     setting,
 )
+from edge_server.config.sources_config import SourcesConfig
 from edge_server.config.trace_config import TraceConfig
 
 T = TypeVar("T")
@@ -58,8 +59,10 @@ CATEGORIES = (
     "statistics",
     "trace",
     "logging",
+    "view",
 )
-"""Triton's names for the groups of HTTP and gRPC endpoints that can be restricted."""
+"""Groups of HTTP and gRPC endpoints that can be restricted. The names are Triton's, except `view`: camera pictures,
+which only HTTP shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,13 @@ def _default_load_thread_count() -> int:
     return min(4, os.cpu_count() or 1)
 
 
+def _parse_origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", text):
+        raise ValueError("expected * or an origin as browsers send it, in lower case: https://dashboard.example:3000")
+    return text
+
+
+_ORIGIN = Kind("origin", _parse_origin)
 _RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True)
 _HEADER_PATTERN = Kind("regex", _parse_header_pattern)
 
@@ -337,6 +347,21 @@ class HttpConfig:
         "Host name under which browsers reach this server, such as behind a proxy. Web pages may control the server "
         "only under an IP address, localhost, this machine's names, or this name. Repeatable.",
         separator=",",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        "--http-allowed-origin",
+        _ORIGIN,
+        "Origin whose web pages may read responses (CORS), such as https://dashboard.example; * allows any. Such pages "
+        "may not change the server. Repeatable.",
+        separator=" ",
+    )
+    is_view_open: bool = setting(
+        False,
+        "--view-open",
+        BOOLEAN,
+        "Show camera pictures to other machines without a key. By default other machines need a key or a token for the "
+        "category view.",
     )
     tls_cert: str = setting("", "--http-tls-cert", OPTIONAL_PATH, "PEM file of the HTTPS certificate chain.")
     tls_key: str = setting("", "--http-tls-key", OPTIONAL_PATH, "PEM file of the HTTPS private key.")
@@ -719,6 +744,7 @@ class ServerConfig:
     grpc: GrpcConfig = _table("gRPC", GrpcConfig)
     auth: AuthConfig = _table("Access", AuthConfig)
     frames: FramesConfig = _table("Frame streams", FramesConfig)
+    sources: SourcesConfig = _table("Cameras of the server", SourcesConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
     governor: GovernorConfig = _table("Governor", GovernorConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import cast
 
 from edge_server.config.server_config import SETTINGS, TITLES
 from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
+from edge_server.config.toml_file import read_toml
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
 
 CONFIG_FLAG = "--config"
@@ -157,17 +157,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def read_file(path: str) -> dict[str, Given]:
     """Read a TOML file. Its tables and keys are the fields of ServerConfig and of their classes. Raises ConfigError."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{CONFIG_FLAG}: cannot read '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{CONFIG_FLAG}: '{path}' is not TOML: {error}") from error
+    document = read_toml(path, CONFIG_FLAG)
     given: dict[str, Given] = {}
     for section, table in document.items():
         if section not in TITLES and not isinstance(table, dict):

@@ -153,6 +153,15 @@ class VersionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """Template of a tokenizer that turns chats into prompts. `text` is Jinja; `tokens` are the special tokens that it
+    may name, e.g. `bos_token`."""
+
+    text: str
+    tokens: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Accelerator:
     """One entry of optimization.execution_accelerators: a runtime's accelerator and its options."""
 
@@ -204,6 +213,7 @@ class ModelSpec:
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: tuple[BatchOutput, ...] = ()
     is_cached: bool = False
+    chat_template: ChatTemplate | None = None
     cc_filenames: Mapping[str, str] = field(default_factory=dict)
     config_json: str = "{}"
     notes: tuple[str, ...] = ()

@@ -204,3 +204,51 @@ class EngineBuildsReport:
     cached_count: int
     cached_bytes: int
     pause: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """One camera that the server opens itself; its frame stream has the same name.
+
+    `state` is CONNECTING, RUNNING or FAILED. FAILED: it is opened again after a delay; `reason` says why. `reason` is
+    also set while the frames are answered with errors. `clock` is "camera" or "server": the clock of the stamps.
+    `failures` counts the ends of the source, `offline_s` is the time without it, both since it was added or changed.
+    """
+
+    name: str
+    url: str
+    model: str
+    state: str
+    reason: str = ""
+    clock: str = "server"
+    title: str = ""
+    failures: int = 0
+    offline_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """One receiver of results. At any time received = delivered + suppressed + dropped + waiting.
+
+    `state` is IDLE (nothing was sent yet), RUNNING or FAILED, then with a `reason`. `suppressed` counts messages
+    without news, or within the least interval; `dropped` those that a slow or absent receiver cost.
+    """
+
+    name: str
+    url: str
+    state: str
+    reason: str = ""
+    received: int = 0
+    delivered: int = 0
+    suppressed: int = 0
+    dropped: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CamerasReport:
+    """Sources and sinks. `problem` says why the last change of their file is not in use, else ""."""
+
+    sources: tuple[SourceReport, ...] = ()
+    sinks: tuple[SinkReport, ...] = ()
+    problem: str = ""

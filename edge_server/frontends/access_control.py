@@ -56,7 +56,26 @@ def unprotected_orders(config: ServerConfig) -> str:
     return f"any machine may give orders without a key: {what}"
 
 
+def picture_access(config: ServerConfig, *, needs_token: bool) -> str:
+    """Return who sees camera pictures, for the start line; "" if other machines cannot reach HTTP.
+
+    `needs_token`: requests of the category view need a token.
+    """
+    http = config.http
+    if not http.is_enabled or _is_local(http.address):
+        return ""
+    if needs_token or any("view" in group.categories for group in http.restricted):
+        return "camera pictures need a key"
+    if http.is_view_open:
+        return "any machine sees camera pictures without a key: --view-open"
+    return "camera pictures: this machine only; --view-open shows them to others"
+
+
+def _is_local(address: str) -> bool:
+    return address == "localhost" or is_this_machine(address.strip("[]"))
+
+
 def _unprotected(orders: set[str], address: str, restricted: tuple[RestrictedGroup, ...]) -> list[str]:
-    if address == "localhost" or is_this_machine(address.strip("[]")):
+    if _is_local(address):
         return []
     return sorted(orders - {category for group in restricted for category in group.categories})

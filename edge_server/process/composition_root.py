@@ -136,7 +136,7 @@ def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
 def _resolve_options(config: RepositoryConfig, capability: BuildCapability | None) -> ResolveOptions:
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
-        checks=(_check_vision, priority_class),
+        checks=(_check_vision, _check_chat_template, priority_class),
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
     if capability is None:
@@ -244,6 +244,14 @@ def _check_vision(spec: ModelSpec) -> None:
 
         image_plan(spec)
         perception_plan(spec)
+
+
+def _check_chat_template(spec: ModelSpec) -> None:
+    """Raise LoadError if the chat template of a model cannot be used."""
+    if spec.chat_template is not None:
+        from edge_server.frontends.openai.chat_template import check_chat_template
+
+        check_chat_template(spec)
 
 
 def _cache(config: ServerConfig) -> ResponseCache | None:

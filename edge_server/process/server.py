@@ -8,6 +8,7 @@ modules know every part of the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import unprotected_orders
+from edge_server.frontends.access_control import picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
@@ -41,8 +42,10 @@ from edge_server.telemetry.metrics_page import Metrics, Source
 from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
+    from edge_server.core.status_reports import CamerasReport
     from edge_server.frontends.grpc.server import GrpcFrontend
     from edge_server.frontends.http.frontend import HttpFrontend
+    from edge_server.process.cameras import Cameras
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,13 @@ def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessE
     end = EndRequest()
     on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
     core = build(config, log_settings, on_stranded)
-    return asyncio.run(ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end).run())
+    process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
+
+    async def run() -> int:
+        process.add_signal_handlers()
+        return await process.run(process.print_served_models)
+
+    return asyncio.run(run())
 
 
 def _ignore(reason: str) -> None:
@@ -81,7 +90,7 @@ def _ignore(reason: str) -> None:
 
 
 class ServerProcess:
-    """One run of the server on one event loop."""
+    """One run of the server on one event loop. `ports` has the open ports by name: http, grpc, metrics."""
 
     def __init__(
         self,
@@ -103,14 +112,18 @@ class ServerProcess:
         )
         admission: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
         self._frames = FrameService(core.service, admission, config.frames)
+        self._cameras: Cameras | None = None
+        """Set once the models are loaded, if there are sources or sinks."""
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._must_stop = False
         self.end = end
-        end.notify(self._wake)
+        end.notify(self.stop)
         self._addresses: list[str] = []
+        self.ports: dict[str, int] = {}
         self._tls: ssl.SSLContext | None = None
         largest_body = config.http.max_input_size_bytes
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
@@ -120,18 +133,20 @@ class ServerProcess:
         self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
-    async def run(self) -> int:
+    async def run(self, on_started: Callable[[], None]) -> int:
         """Open the front ends, load, serve, drain and close. Return the exit code.
 
-        Raises EdgeServerError when a port is taken.
+        `on_started` is called on the event loop when each model is loaded or has failed. Raises EdgeServerError when a
+        port is taken.
         """
         self._loop = asyncio.get_running_loop()
-        self._add_signal_handlers()
+        if self._must_stop:
+            self._stop.set()
         self._start_governor()
         self._supervision.begin()
         try:
             await self._open_front_ends()
-            if not await self._load():
+            if not await self._load(on_started):
                 return ExitCode.FAILED
             await self._stop.wait()
             is_clean = await self._drain()
@@ -159,7 +174,16 @@ class ServerProcess:
             )
         )
 
-    def _add_signal_handlers(self) -> None:
+    def stop(self) -> None:
+        """Make `run` drain, close and return. Returns at once. For any thread."""
+        self._must_stop = True
+        if self._loop is not None:
+            # The loop is closed if the server has ended by itself.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def add_signal_handlers(self) -> None:
+        """Drain at SIGTERM and SIGINT, reload settings at SIGHUP. For the main thread's event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -177,11 +201,6 @@ class ServerProcess:
         if governor is not None:
             checks.append(lambda: _governor_problem(governor.seconds_since_step()))
         return checks
-
-    def _wake(self) -> None:
-        """Make the event loop end the server. For any thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -205,6 +224,9 @@ class ServerProcess:
             self._core.service,
             self._config.http,
             streams=self._frames.reports,
+            view=self._frames.view,
+            metrics_port=lambda: self.ports.get("metrics"),
+            cameras=self._report_cameras if self._config.sources.is_used else None,
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -213,6 +235,7 @@ class ServerProcess:
         )
         port = await front.start()
         self._http = front
+        self.ports["http"] = port
         if self._config.http.tls_cert:
             self._supervision.add_reload(
                 ("http.tls_cert", "http.tls_key", "http.client_ca"),
@@ -242,6 +265,7 @@ class ServerProcess:
                 ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
             )
         self._grpc = front
+        self.ports["grpc"] = port
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -258,6 +282,8 @@ class ServerProcess:
         for source in (*self._sources, self._core.loads.families):
             metrics.add_source(source)
         metrics.add_source(self._frames.families)
+        if self._config.sources.is_used:
+            metrics.add_source(lambda: () if self._cameras is None else self._cameras.families())
         metrics.add_source(self._tokens.families)
         metrics.add_source(custom_families(service.model_families))
         cuda = self._core.service.shared_memory.cuda
@@ -271,11 +297,12 @@ class ServerProcess:
             metrics.add_source(self._core.engines.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
         port = await front.start()
+        self.ports["metrics"] = port
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "http" if self._tls is None else "https"
         self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
 
-    async def _load(self) -> bool:
+    async def _load(self, on_started: Callable[[], None]) -> bool:
         """Reach the first desired state, unless the server is stopped before that. Return False if the process must
         end."""
         core = self._core
@@ -291,12 +318,27 @@ class ServerProcess:
         if not must_end:
             # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
-        self._print_served_models()
+        on_started()
         if must_end:
             return False
+        if self._config.sources.is_used:
+            await asyncio.to_thread(self._start_cameras)
         if self._http is not None:
             self._http.prepare()
         return True
+
+    def _start_cameras(self) -> None:
+        from edge_server.process.cameras import Cameras
+
+        cameras = Cameras(self._config.sources, self._frames.stream_registry(), self._core.events.publish)
+        cameras.start()
+        self._closers.append(lambda: asyncio.to_thread(cameras.close))
+        self._cameras = cameras
+
+    def _report_cameras(self) -> CamerasReport:
+        from edge_server.core.status_reports import CamerasReport
+
+        return CamerasReport() if self._cameras is None else self._cameras.report()
 
     async def _set_first_desired_state(self) -> None:
         """Set the first desired state. In mode poll, follow the repositories from then on."""
@@ -325,7 +367,8 @@ class ServerProcess:
         await working
         return True
 
-    def _print_served_models(self) -> None:
+    def print_served_models(self) -> None:
+        """Print the ready line: version, addresses, and each model with how it runs or why it is not served."""
         service = self._core.service
         lines = []
         for report in service.instance_reports():
@@ -338,12 +381,18 @@ class ServerProcess:
             for entry in service.repository_index()
             if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
         ]
+        if not service.is_ready():
+            lines.append(
+                "  /v2/health/ready answers 400, so that load balancers send nothing, until every model is served "
+                "(--strict-readiness=false changes that)"
+            )
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        warning = unprotected_orders(self._config)
-        if warning:
-            first_line += f" ({warning})"
+        pictures = picture_access(self._config, needs_token=self._tokens.requires_token("view"))
+        for note in (unprotected_orders(self._config), pictures):
+            if note:
+                first_line += f" ({note})"
         print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:
@@ -361,6 +410,8 @@ class ServerProcess:
             await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
+        if self._cameras is not None:
+            await asyncio.to_thread(self._cameras.stop_sources)
         # Before the core refuses work, so that streams end with their last results instead of a refusal for each frame.
         self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)

@@ -21,6 +21,7 @@ from edge_server.core.ensemble_and_sequence_spec import (
 )
 from edge_server.core.model_spec import (
     Accelerator,
+    ChatTemplate,
     DynamicBatching,
     InputSpec,
     InstanceGroup,
@@ -69,7 +70,10 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def to_spec(
-    config: ConfigMessage, labels: Mapping[str, tuple[str, ...]] | None = None, notes: tuple[str, ...] = ()
+    config: ConfigMessage,
+    labels: Mapping[str, tuple[str, ...]] | None = None,
+    notes: tuple[str, ...] = (),
+    chat_template: ChatTemplate | None = None,
 ) -> ModelSpec:
     """Return the specification of a complete configuration. `labels` maps an output's name to its class names.
 
@@ -98,6 +102,7 @@ def to_spec(
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         is_cached=config.response_cache.enable,
+        chat_template=chat_template,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),

@@ -29,6 +29,7 @@ from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError
 from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
+from edge_server.streams.stream_view import StreamView
 from edge_server.vision.tracking import ByteTracker
 
 _MOST_NOTICES = 64
@@ -50,7 +51,8 @@ def _ignore_change() -> None:
 class FrameInFlight:
     """One frame between reception and its result. Timestamps are of time.monotonic_ns; 0 means not reached yet.
 
-    `frame` becomes None once the frame is answered. `fault` is the error that answers a refused frame in its turn.
+    `frame` becomes None once the frame is answered or dropped. `load` returns a frame that is made only if it runs.
+    `fault` is the error that answers a refused frame in its turn.
     `is_settled`: the worker has answered or refused it.
     """
 
@@ -60,6 +62,7 @@ class FrameInFlight:
     received_ns: int
     received_unix_ns: int
     fault: EdgeServerError | None = None
+    load: Callable[[], Frame] | None = None
     taken_ns: int = 0
     queued_ns: int = 0
     started_ns: int = 0
@@ -105,6 +108,8 @@ class CameraStream:
         self._leave = leave
         self._part = part
         self._is_held = False
+        self.view: StreamView | None = None
+        """The view, since somebody first looked at this stream. Set by the registry; workers read it unlocked."""
         self.in_hand_count = 0
         """Number of frames that workers have taken and not put down, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)
@@ -138,8 +143,16 @@ class CameraStream:
 
     def receive(self, frame: Frame, fault: EdgeServerError | None = None) -> None:
         """Add a received frame. A `fault` answers the frame when its turn comes; its data is not kept."""
-        now_ns = time.monotonic_ns()
-        flight = FrameInFlight(self, frame.header, None if fault else frame, now_ns, time.time_ns(), fault)
+        self._add(
+            FrameInFlight(self, frame.header, None if fault else frame, time.monotonic_ns(), time.time_ns(), fault)
+        )
+
+    def receive_deferred(self, header: FrameHeader, load: Callable[[], Frame]) -> None:
+        """Add a frame that `load` makes, on a worker's thread, only if it runs. An EdgeServerError of it answers."""
+        self._add(FrameInFlight(self, header, None, time.monotonic_ns(), time.time_ns(), load=load))
+
+    def _add(self, flight: FrameInFlight) -> None:
+        now_ns = flight.received_ns
         with self._lock:
             if self._is_over:
                 return
@@ -254,7 +267,7 @@ class CameraStream:
             if self._is_over:
                 return
             flight.result = result
-            flight.frame = None
+            flight.frame = flight.load = None
             self._running_count -= 1
             if self._order[0] is flight:
                 self._on_change()
@@ -381,7 +394,7 @@ class CameraStream:
             self._drop(flight, DropReason.CLOSED)
 
     def _drop(self, flight: FrameInFlight, reason: DropReason, detail: str = "") -> None:
-        flight.frame = None
+        flight.frame = flight.load = None
         self._tally.drop(reason)
         self._totals.dropped[reason] += 1
         self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -39,9 +40,10 @@ from edge_server.streams.model_plan import (
     runtime_words,
 )
 from edge_server.streams.sequence_step import step
+from edge_server.streams.stream_view import StreamView
 
 if TYPE_CHECKING:
-    from edge_server.core.frame_stream_types import Frame, Returns
+    from edge_server.core.frame_stream_types import Detection, Frame, Returns
     from edge_server.memory.region_pins import RegionView
     from edge_server.service import InferenceService
     from edge_server.vision.picture import Picture
@@ -55,12 +57,16 @@ _NORMAL = 2
 
 @dataclass(slots=True, eq=False)
 class PreparedFrame:
-    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later."""
+    """A frame whose pixels are written to a row. `picture` and `pin` are set only if the frame is drawn on later.
+
+    `view` is set if viewers of the stream wait for this picture.
+    """
 
     flight: FrameInFlight
     fit: FittedPicture
     picture: Picture | None = None
     pin: RegionView | None = None
+    view: StreamView | None = None
 
 
 class _Waiter:
@@ -175,21 +181,25 @@ class FramePipeline:
         try:
             if flight.fault is not None:
                 raise flight.fault
-            frame = flight.frame
+            load = flight.load
+            frame = flight.frame if load is None else load()
             return None if frame is None else self._fit_pixels(flight, frame, side, rows[index])
         except Exception as error:  # noqa: BLE001 - one frame must not fail its batch: maps, logs and answers the error
             self._fail(flight, _known(error))
             return None
 
     def _fit_pixels(self, flight: FrameInFlight, frame: Frame, side: InputPlan, row: Array) -> PreparedFrame:
-        is_drawn_on = flight.stream.terms.returns.has_annotated_jpeg
+        view = flight.stream.view
+        if view is not None and not view.wants(time.monotonic_ns()):
+            view = None
+        is_drawn_on = flight.stream.terms.returns.has_annotated_jpeg or view is not None
         pin = self._pinned(frame)
         try:
             data = memoryview(frame.data) if pin is None else pin.view
             picture = side.plan.read_frame(frame, data, model=self._model, is_drawn=is_drawn_on)
             fitted = PreparedFrame(flight, side.plan.write(picture, row, model=self._model))
             if is_drawn_on:
-                fitted.picture, fitted.pin, pin = picture, pin, None
+                fitted.picture, fitted.pin, fitted.view, pin = picture, pin, view, None
             return fitted
         finally:
             if pin is not None:
@@ -279,8 +289,10 @@ class FramePipeline:
                 result.detections = one.flight.stream.track(one.flight, seen.detections, threshold)
         if returns.tensors:
             result.tensors = _tensors(returns, index if side.has_rows else None, response, rows.array)
-        if one.picture is not None:
+        if one.picture is not None and returns.has_annotated_jpeg:
             result.annotated_jpeg = self._drawn(one.picture, result, returns)
+        if one.view is not None:
+            self._show(one, index, side, outputs, result.detections)
         result.version = response.version
         result.variant = side.spec.name if side.spec.name != self._model else ""
         result.runtime = side.runtime
@@ -288,6 +300,34 @@ class FramePipeline:
         result.height, result.width = one.fit.height, one.fit.width
         result.times = one.flight.times(time.monotonic_ns())
         return result
+
+    def _show(
+        self,
+        one: PreparedFrame,
+        index: int,
+        side: OutputPlan,
+        outputs: Mapping[str, Array],
+        tracked: tuple[Detection, ...],
+    ) -> None:
+        """Pass a frame to the viewers of its stream, with the results that the model declares.
+
+        `tracked` are the detections of the result, which may have numbers of tracks; empty if it has none.
+        """
+        from edge_server.vision.perception import Perception
+
+        assert one.view is not None
+        assert one.picture is not None
+        # The client may change shared memory once the frame is answered.
+        picture = one.picture if one.pin is None else one.picture.copy()
+        seen = Perception()
+        # An error here must not fail the frame of a stream that only wants tensors.
+        with contextlib.suppress(EdgeServerError):
+            if side.perception is not None:
+                row = index if side.has_rows else None
+                seen = side.perception.read(outputs, row, one.fit, side.perception.what, model=self._model)
+                if tracked:
+                    seen = dataclasses.replace(seen, detections=tracked)
+        one.view.show(picture, seen, time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:
         from edge_server.vision.draw import annotated_jpeg
@@ -331,5 +371,5 @@ def _known(error: Exception) -> EdgeServerError:
     """Return the error for the client without its traceback, whose frames would keep the pixels alive."""
     if isinstance(error, EdgeServerError):
         return error.detached()
-    _LOG.error("a frame failed in a way that nobody foresaw", exc_info=error)
+    _LOG.error("unexpected error in a frame", exc_info=error)
     return ServingFault(f"internal error: {type(error).__name__}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,22 @@ from edge_server.config import FramesConfig
 from edge_server.core.frame_mailbox import FrameTally
 from edge_server.core.frame_stream_types import DropReason, Frame, StreamOpened, StreamRequest
 from edge_server.core.status_reports import FrameStreamReport
-from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Superseded, Throttled
+from edge_server.errors import (
+    AlreadyExists,
+    Draining,
+    EdgeServerError,
+    InvalidRequest,
+    NotFound,
+    Superseded,
+    Throttled,
+)
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.frame_admission import FrameAdmission
 from edge_server.streams.frame_counters import ModelTotals, families
 from edge_server.streams.frame_pipeline import FramePipeline
 from edge_server.streams.model_workers import ModelWorkers
 from edge_server.streams.stream_terms import StreamTerms, terms_of
+from edge_server.streams.stream_view import StreamView
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
@@ -30,6 +40,10 @@ _LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 1024
 """Maximum number of stream ids with kept counters; the ids disconnected for longest are forgotten first."""
+
+
+MAX_VIEWERS = 10
+"""Maximum number of viewers of all streams together."""
 
 
 class StreamRegistry:
@@ -50,14 +64,25 @@ class StreamRegistry:
         """Ended streams that have frames with a worker."""
         self._tallies: OrderedDict[str, FrameTally] = OrderedDict()
         self._totals: dict[str, ModelTotals] = {}
+        self._viewer_count = 0
         self._is_stopping = False
+        self._reserved_ids: frozenset[str] = frozenset()
 
-    def open(self, request: StreamRequest) -> CameraStream:
+    def reserve(self, stream_ids: frozenset[str]) -> None:
+        """Keep these ids, and no others, for streams of the server's own sources."""
+        self._reserved_ids = stream_ids
+
+    def open(self, request: StreamRequest, *, is_source: bool = False) -> CameraStream:
         """Open a stream. It ends an open stream of the same id and continues its counters.
 
-        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops.
+        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops, and
+        AlreadyExists for a client that gives the id of a source.
         """
         terms = terms_of(request, self._service)
+        if terms.stream_id in self._reserved_ids and not is_source:
+            raise AlreadyExists(
+                f"the stream id '{terms.stream_id}' is that of a camera that the server opens; expected another one"
+            )
         workers = self._workers_of(terms)
         side = workers.engine.answer_side()
         version = workers.engine.serving_version()
@@ -88,6 +113,27 @@ class StreamRegistry:
             streams = list(self._open.values())
         for stream in streams:
             stream.stop()
+
+    @contextlib.contextmanager
+    def view(self, stream_id: str) -> Iterator[StreamView]:
+        """Yield the view of an open stream to one viewer. Raises NotFound, and Throttled for too many viewers."""
+        with self._lock:
+            stream = self._open.get(stream_id)
+            if stream is None:
+                raise NotFound(f"no frame stream '{stream_id[:80]}' is open")
+            if self._viewer_count >= MAX_VIEWERS:
+                raise Throttled(f"{MAX_VIEWERS} viewers look at frame streams already", retry_after_s=10.0)
+            view = stream.view = stream.view or StreamView()
+            view.viewer_count += 1
+            self._viewer_count += 1
+        try:
+            yield view
+        finally:
+            with self._lock:
+                view.viewer_count -= 1
+                self._viewer_count -= 1
+                if not view.viewer_count:
+                    view.release()
 
     def reports(self) -> list[FrameStreamReport]:
         """Return reports of the open streams, sorted by id."""
@@ -149,6 +195,8 @@ class StreamRegistry:
     def _leave(self, workers: ModelWorkers, stream: CameraStream) -> None:
         terms = stream.terms
         del self._open[terms.stream_id]
+        if stream.view is not None:
+            stream.view.end()
         self._end_sequence(stream)
         if stream.in_hand_count:
             self._parting.add(stream)

@@ -42,6 +42,11 @@ ENGINE_BUILD_RESUMED = "engine.build_resumed"
 ENGINE_BUILD_FAILED = "engine.build_failed"
 ENGINE_BUILD_CANCELLED = "engine.build_cancelled"
 ENGINE_READY = "engine.ready"
+SOURCE_RUNNING = "source.running"
+SOURCE_FAILED = "source.failed"
+SINK_RUNNING = "sink.running"
+SINK_FAILED = "sink.failed"
+SOURCES_FILE_REFUSED = "sources.file_refused"
 
 EventValue = str | int | float | bool | None
 

@@ -56,9 +56,14 @@ class _LogValues:
 
 
 class LogSettings:
-    """Log levels and log format, changed by /v2/logging while the server runs. Thread-safe."""
+    """Log levels and log format, changed by /v2/logging while the server runs. Thread-safe.
 
-    def __init__(self, config: LogConfig) -> None:
+    `sets_levels`: set the levels of the root logger and the server's logger. An embedded server leaves both to its
+    program, and changes have no effect.
+    """
+
+    def __init__(self, config: LogConfig, *, sets_levels: bool = True) -> None:
+        self._sets_levels = sets_levels
         self._lock = threading.Lock()
         self._file = config.file
         self._now = _LogValues(
@@ -119,6 +124,8 @@ class LogSettings:
 
     def _set_logger_levels(self) -> None:
         """Set the levels of the loggers, so that most unwanted records are dropped at little cost."""
+        if not self._sets_levels:
+            return
         level = self._now.verbose_level
         logging.getLogger(SERVER_LOGGER).setLevel(logging.DEBUG if level > 0 else logging.INFO)
         logging.getLogger().setLevel(logging.DEBUG if level > 1 else logging.WARNING)

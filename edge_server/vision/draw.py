@@ -42,17 +42,21 @@ _COLORS = np.array(
 _WHITE, _BLACK, _PANEL = (255, 255, 255), (0, 0, 0), (32, 32, 32)
 
 
-def annotated_jpeg(bgr: Pixels, perception: Perception, quality: int = 0) -> bytes:
+def annotated_jpeg(bgr: Pixels, perception: Perception, quality: int = 0, *, max_side: int = 0) -> bytes:
     """Return the frame as JPEG with mask, boxes, keypoints and best classes drawn in.
 
-    `bgr` (height, width, 3) is not changed. `quality` is 1..100; 0 means DEFAULT_QUALITY. Raises InvalidRequest for a
-    frame with a side over MAX_SIDE.
+    `bgr` (height, width, 3) is not changed. `quality` is 1..100; 0 means DEFAULT_QUALITY. A picture with a side over
+    `max_side` pixels is reduced to it; 0: never. Raises InvalidRequest for a frame with a side over MAX_SIDE.
     """
     height, width = bgr.shape[:2]
     if max(height, width) > MAX_SIDE:
         raise InvalidRequest(f"annotated JPEG: expected sides of at most {MAX_SIDE} pixels, given {width}x{height}")
     cv2 = opencv()
     canvas = annotated(bgr, perception)
+    if 0 < max_side < max(height, width):
+        scale = max_side / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        canvas = cv2.resize(canvas, size, interpolation=cv2.INTER_AREA)
     is_done, data = cv2.imencode(".jpg", canvas, (cv2.IMWRITE_JPEG_QUALITY, quality or DEFAULT_QUALITY))
     if not is_done:
         raise ServingFault(f"annotated JPEG: OpenCV does not encode a picture of {width}x{height}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,10 @@ class Picture:
     def height(self) -> int:
         """Height of the frame, in pixels."""
         return self.frame_size[1] if self.frame_size else self.pixels.shape[0]
+
+    def copy(self) -> Picture:
+        """Return a picture with pixels of its own."""
+        return replace(self, pixels=self.pixels.copy())
 
     def eight_bits(self) -> npt.NDArray[np.uint8]:
         """Return colour or gray with 8 bits per channel: the upper 8 of 16 bits, or the pixels themselves."""

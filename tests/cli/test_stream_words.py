@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from edge_server.cli.streaming.result_text import MAX_ELEMENTS, drop_as_json, result_as_json, result_in_words
+from edge_server.cli.streaming.result_text import drop_as_json, result_in_words
 from edge_server.core.frame_stream_types import (
     ClassScore,
     Detection,
@@ -20,6 +20,7 @@ from edge_server.core.frame_stream_types import (
     Mask,
 )
 from edge_server.core.tensor import DType, Tensor
+from edge_server.sinks.result_json import MAX_ELEMENTS, result_as_json
 
 HEADER = FrameHeader(12, 34, "front", 5)
 

@@ -159,6 +159,21 @@ def test_serve_with_a_bare_folder_is_told_the_flag(tmp_path: Path) -> None:
     assert f"did you mean '--model-repository={tmp_path}'?" in done.stderr
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("front_end", ["HTTP", "gRPC", "metrics"])
+def test_serve_on_a_port_that_is_taken_names_the_port_and_the_flag(
+    tmp_path: Path, listener: socket.socket, front_end: str
+) -> None:
+    flag, port = f"--{front_end.lower()}-port", listener.getsockname()[1]
+    free = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    done = edge("serve", f"--model-repository={tmp_path}", *free, f"{flag}={port}")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"edge-server serve: {front_end} cannot listen on 127.0.0.1:{port}: Address already in use. "
+        f"Stop the program that uses it (`edge-server doctor` names it), or choose another {flag}\n"
+    )
+
+
 @pytest.mark.parametrize("script", ["systemd/build_deb.sh", "jetson/install.sh"])
 def test_help_of_the_scripts_is_no_error(script: str) -> None:
     for flag in ("--help", "-h"):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.client.flow_control import BackOff, Counters, FlowControl
+from edge_server.client.flow_control import Counters, FlowControl
+from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import DropReason, Frame, FrameHeader
 
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES += [ROOT / "fleet" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = ROOT / "docs" / "examples"
 COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
@@ -59,7 +59,7 @@ def test_every_option_exists() -> None:
         blocks = [block.replace("\\\n", " ") for block in code]
         lines = [line for block in blocks for line in block.splitlines() if "edge-server" in line or "--" in line]
         for piece in (*spans, *lines):
-            if re.search(r"\b(pip|ruff|pytest|docker|git|apt|openssl|aiperf)\b", piece):
+            if re.search(r"\b(pip|ruff|pytest|docker|git|apt|openssl|aiperf|optimum-cli)\b", piece):
                 continue
             for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", piece):
                 assert option in known, f"{page.name}: {option} in {piece!r}"
@@ -92,7 +92,7 @@ def run(*command: str | Path) -> str:
 def test_the_python_examples_work(server: Any) -> None:
     assert run(sys.executable, EXAMPLES / "infer_http.py", COFFEE, server.http).startswith("0.949 espresso")
     assert run(sys.executable, EXAMPLES / "infer_grpc.py", server.grpc) == "probabilities (1, 1000)\n"
-    portrait = ROOT / "edge_server" / "cli" / "sources" / "demo.jpg"
+    portrait = ROOT / "edge_server" / "sources" / "demo.jpg"
     lines = run(sys.executable, EXAMPLES / "camera_stream.py", portrait, server.grpc).splitlines()
     assert all(re.fullmatch(r"frame \d+: 0\.9\d at 17\d,6\d", line) for line in lines), lines
     assert lines

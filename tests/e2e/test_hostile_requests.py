@@ -211,7 +211,7 @@ def test_what_is_not_a_json_object_is_refused(zoo: Any, text: bytes) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404), ("GET", "/v3", 404), ("GET", "/v2/models", 404),
+        ("GET", "/v3", 404), ("GET", "/v2/models", 404),
         ("POST", "/v2/models/same_INT32/infer/more", 404), ("GET", "/v2/../etc/passwd", 404), ("GET", "/%00", 404),
         ("GET", "/v2/models/nobody", 404), ("GET", "/v2/models/nobody/config", 404),
         ("GET", "/v2/models/nobody/versions/1", 404), ("GET", "/v2/models/versions/versions/3", 404),

@@ -49,6 +49,13 @@ TOOL = {
     },
 }
 
+TEMPLATES = {
+    "templated": "{% if messages[0].role == 'user' %}{{ messages[0].content + '' }}"
+                 "{% else %}{{ raise_exception('the first role must be user') }}{% endif %}",
+    "broken_template": "\n{% if %}",
+}  # fmt: skip
+"""Chat templates of Python models, by the model's name."""
+
 EMBEDDER = """
 import zlib
 
@@ -101,6 +108,12 @@ def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         'input { name: "text_input" data_type: TYPE_STRING dims: [1] } '
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }'
     )
+    for name, template in TEMPLATES.items():
+        shutil.copytree(models / "caller", models / name)
+        (models / name / "tokenizer").mkdir()
+        (models / name / "tokenizer/chat_template.jinja").write_text(template)
+        with (models / name / "config.pbtxt").open("a") as file:
+            file.write('parameters { key: "chat_tokenizer" value { string_value: "tokenizer" } }')
     for name, rows in (("embedder", 0), ("batched_embedder", 3)):
         (models / name / "1").mkdir(parents=True)
         (models / name / "1/model.py").write_text(EMBEDDER)
@@ -225,6 +238,35 @@ def test_a_python_model_and_an_ensemble_can_ask_a_language_model(server: Any) ->
     assert "it needs an input 'messages'" in answer["error"]["message"]
     _, answer = server.ask("/v2/models/ensemble/generate", {"QUESTION": "hello"})
     assert answer["ANSWER"] == "hello" + ANSWERS["hello"][:16]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
+class TestChatTemplateOfAPythonModel:
+    def test_a_chat_becomes_a_prompt(self, server: Any) -> None:
+        _, answer = server.ask("/v1/chat/completions", chat("hello", model="templated"))
+        assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"].upper()
+
+    @pytest.mark.parametrize(
+        ("message", "said"),
+        [
+            ({"role": "system", "content": "hello"}, "the first role must be user"),
+            ({"role": "user", "content": "hello", "more": 1}, None),
+        ],
+    )
+    def test_messages_that_the_template_refuses_are_a_bad_request(
+        self, server: Any, message: dict[str, Any], said: str | None
+    ) -> None:
+        status, answer = server.ask("/v1/chat/completions", {"model": "templated", "messages": [message]})
+        if said is None:
+            assert status == 200
+        else:
+            assert (status, answer["error"]["param"]) == (400, "messages")
+            assert said in answer["error"]["message"]
+
+    def test_a_template_that_cannot_be_compiled_does_not_load(self, server: Any) -> None:
+        (entry,) = [item for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "broken_template"]
+        assert "model 'broken_template': chat template, line 2" in entry["reason"]
 
 
 def test_a_prompt_is_repeated_unless_it_is_excluded(server: Any) -> None:
@@ -519,9 +561,14 @@ class TestRealEngine:
         running = 'vllm:num_requests_running{model="exact",model_name="exact",version="1"} 0.0'
         assert eventually(lambda: running in tiny_server.read_metrics())
 
-    def test_a_killed_engine_fails_its_streams_and_comes_back(self, client: Any, tiny_server: Any) -> None:
+    def test_a_killed_engine_fails_its_streams_and_comes_back(
+        self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
+    ) -> None:
         import openai
 
+        folder = Path(f"/proc/{tiny_server.process.pid}")
+        assert ask(client, "count from three").choices[0].message.content == COUNT
+        files, pages = len(os.listdir(folder / "fd")), int((folder / "statm").read_text().split()[1])
         streams = [ask(client, "count from zero", stream=True) for _ in range(4)]
         children = children_of(tiny_server)
         assert len(children) == 2
@@ -537,6 +584,8 @@ class TestRealEngine:
         assert tiny_server.get("/v2/health/live")[0] == 200
         retrying = client.with_options(max_retries=5)
         assert ask(retrying, "count from three").choices[0].message.content == COUNT
+        assert eventually(lambda: len(os.listdir(folder / "fd")) <= 1.1 * files)
+        assert int((folder / "statm").read_text().split()[1]) <= 1.1 * pages
 
 
 def embedding_model(folder: Path, parameters: dict[str, str], without: str = "") -> None:

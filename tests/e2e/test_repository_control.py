@@ -250,9 +250,13 @@ def test_a_broken_model_is_listed_with_its_reason_and_makes_a_strict_server_unre
         assert server.infer("good", body())[0] == 200
     with serve(repository.path, "--model-control-mode=none") as server:
         assert server.get("/v2/health/ready")[0] == 400
+        assert server.stop() == 0
+        assert "/v2/health/ready answers 400" in server.output()
     for flag in ("--strict-readiness=false", "--model-control-mode=poll"):
         with serve(repository.path, flag) as server:
             assert server.get("/v2/health/ready")[0] == 200
+            assert server.stop() == 0
+            assert "/v2/health/ready" not in server.output()
 
 
 def test_poll_mode_follows_the_folder(

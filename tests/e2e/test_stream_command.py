@@ -168,7 +168,7 @@ def test_without_a_terminal_it_says_a_line_now_and_then_and_a_summary(address: s
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--source=/nowhere.mp4"], 2, "/nowhere.mp4: expected a video file"),
+        (["--source=/nowhere.mp4"], 2, "/nowhere.mp4: expected rtsp://, http://, a video file"),
         (["--source=pattern", "--depth=100"], 1, "depth"),
         (["--source=pattern", "--returns=detections"], 1, "cannot answer with detections"),
         (["--source=pattern", "--returns=nonsense"], 2, "got 'nonsense'"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge_server.config import HttpConfig, LogConfig
+from edge_server.core.custom_metric import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.request_check import RequestCheck
@@ -152,6 +153,7 @@ class StubService:
         self.traces = Traces()
         self.events = EventBus(history_size=50)
         self.ready = True
+        self.is_explicit = False
         self.is_in_drain_delay = False
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.may_carry_code: list[bool] = []
@@ -233,6 +235,14 @@ class StubService:
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
+
+    def model_families(self) -> list[MetricFamilyView]:
+        counts = {"prompt_tokens_total": 3, "generation_tokens_total": 7, "num_requests_running": 1, "other": 9}
+        labels = {"model": "chat"}
+        return [
+            MetricFamilyView(f"vllm:{name}", "counter", "", (MetricSample(labels, value),))
+            for name, value in counts.items()
+        ]
 
     def submit(
         self,
@@ -327,8 +337,10 @@ class Site:
 def open_site() -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
-    def start(*, allows_code_upload: bool = False, tokens: Tokens | None = None, **config: Any) -> Site:
-        options = {"allows_code_upload": allows_code_upload, "tokens": tokens}
+    def start(
+        *, allows_code_upload: bool = False, tokens: Tokens | None = None, view: Any = None, **config: Any
+    ) -> Site:
+        options = {"allows_code_upload": allows_code_upload, "tokens": tokens, **({"view": view} if view else {})}
         sites.append(Site(StubService(), HttpConfig(port=0, **config), **options))
         return sites[-1]
 

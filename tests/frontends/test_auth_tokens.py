@@ -55,8 +55,8 @@ def test_without_a_file_nothing_is_closed() -> None:
         ([], set()),
         (["inference,statistics"], {"inference", "statistics"}),
         (["health"], {"health"}),
-        (["*"], {"inference", "statistics", "metadata", "model-config"}),
-        (["*", "health"], {"inference", "statistics", "metadata", "model-config", "health"}),
+        (["*"], {"inference", "statistics", "metadata", "model-config", "view"}),
+        (["*", "health"], {"inference", "statistics", "metadata", "model-config", "view", "health"}),
     ],
 )
 def test_the_ordering_categories_are_closed_and_those_that_a_line_names(

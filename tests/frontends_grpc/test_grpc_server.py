@@ -28,7 +28,7 @@ def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transpor
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ServingFault, match=rf"gRPC cannot listen on 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(ServingFault, match=rf"gRPC cannot listen on 127.0.0.1:{port}: .*in use.*--grpc-port"):
             GrpcFrontend(service, GrpcConfig(transport=transport, port=port)).start()
 
 

@@ -21,6 +21,7 @@ def program(path: Path, text: str = "exit 0") -> None:
 @pytest.mark.parametrize(
     ("script", "variable", "found"),
     [
+        ("fleet/fetch_haproxy.sh", "EDGE_TEST_HAPROXY", "bin/haproxy"),
         ("ros/fetch_colcon.sh", "EDGE_TEST_COLCON", "bin/colcon"),
         ("ros/fetch_ros1.sh", "EDGE_TEST_ROS1_MASTER", "usr/bin/rosmaster"),
         ("serving/fetch_redis.sh", "EDGE_TEST_REDIS_SERVER", "usr/bin/redis-server"),

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_server.cli.sources.source_interface import opencv
 from edge_server.core.frame_stream_types import Buffer
 from edge_server.errors import InvalidRequest
+from edge_server.sources.source_interface import opencv
 
 VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv")
 _WAITING = 8

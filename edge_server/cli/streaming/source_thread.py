@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_server.cli.sources.frame_encoding import encode_frame
-from edge_server.cli.sources.frame_schedule import FrameSchedule
-from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.stream_sender import StreamSender
 from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import EdgeServerError
+from edge_server.sources.frame_encoding import encode_frame
+from edge_server.sources.frame_schedule import FrameSchedule
+from edge_server.sources.source_interface import Source
 
 _POLL_S = 0.1
 
@@ -78,7 +78,7 @@ class SourceThread:
                 frame = encode_frame(picture, self._settings.encoding, FrameHeader())
                 if not self._wait_until_due():
                     break
-                sec, nanosec = divmod(time.time_ns(), 1_000_000_000)
+                sec, nanosec = divmod(picture.stamp_ns or time.time_ns(), 1_000_000_000)
                 self.picture_count += 1
                 for camera in self._cameras:
                     camera.offer(replace(frame, header=FrameHeader(sec, nanosec, camera.name, self.picture_count)))

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.cli.sources.source_interface import Source
 from edge_server.cli.streaming.frame_counts import FrameCounts, StreamFigures
 from edge_server.cli.streaming.json_lines import JsonLines
 from edge_server.cli.streaming.live_table import TableView, draw_table, plain_line, summary
-from edge_server.cli.streaming.result_text import REASONS, result_in_words
+from edge_server.cli.streaming.result_text import result_in_words
 from edge_server.cli.streaming.source_thread import SourceSettings, SourceThread
 from edge_server.cli.streaming.stream_sender import StreamSender
 from edge_server.cli.streaming.terminal import Screen
+from edge_server.sinks.result_json import REASONS
+from edge_server.sources.source_interface import Source
 
 _REDRAW_S = 0.2
 _PLAIN_S = 2.0

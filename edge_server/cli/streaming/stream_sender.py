@@ -10,9 +10,10 @@ from edge_server.cli.streaming.annotated_output import WritingThread
 from edge_server.cli.streaming.foxglove_output import FoxgloveOutput
 from edge_server.cli.streaming.frame_counts import FrameCounts
 from edge_server.cli.streaming.json_lines import JsonLines
-from edge_server.cli.streaming.result_text import drop_as_json, result_as_json, result_in_words
+from edge_server.cli.streaming.result_text import drop_as_json, result_in_words
 from edge_server.client import Delivery, FrameStream, StreamError, Tls
 from edge_server.core.frame_stream_types import Frame, FrameDropped, FrameResult, Returns, StreamOpened
+from edge_server.sinks.result_json import result_as_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edge_server.config import FramesConfig
 from edge_server.core.status_reports import FrameStreamReport
+from edge_server.errors import NotFound
 from edge_server.streams.frame_admission import FrameAdmission
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.grpc.call import RpcCall
     from edge_server.service import InferenceService
     from edge_server.streams.stream_registry import StreamRegistry
+    from edge_server.streams.stream_view import StreamView
     from edge_server.telemetry.metrics_page import Family
 
 SERVICE = "edge.frames.v1.FrameService"
@@ -35,11 +38,17 @@ class FrameService:
         """Return the handler of a FrameService/Stream call."""
         from edge_server.frontends.frames.stream_call import FrameCall
 
-        return FrameCall(self._stream_registry, call)
+        return FrameCall(self.stream_registry, call)
 
     def reports(self) -> Sequence[FrameStreamReport]:
         """Return a report of each open stream."""
         return [] if self._streams is None else self._streams.reports()
+
+    def view(self, stream_id: str) -> AbstractContextManager[StreamView]:
+        """See StreamRegistry.view. Raises NotFound before the first camera connects."""
+        if self._streams is None:
+            raise NotFound("no frame stream is open")
+        return self._streams.view(stream_id)
 
     def families(self) -> list[Family]:
         """Return the metrics of the streams; none before the first camera connects."""
@@ -57,7 +66,8 @@ class FrameService:
         if streams is not None:
             streams.stop()
 
-    def _stream_registry(self) -> StreamRegistry:
+    def stream_registry(self) -> StreamRegistry:
+        """Return the registry; the first call creates it."""
         from edge_server.streams.stream_registry import StreamRegistry
 
         with self._lock:

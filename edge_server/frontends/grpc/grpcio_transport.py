@@ -35,6 +35,7 @@ from edge_server.frontends.grpc.call import (
     client_error,
 )
 from edge_server.frontends.grpc.tls import tls_context
+from edge_server.frontends.listen_error import listen_error
 from edge_server.service import READING_THREAD_HOLD_US
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -80,9 +81,9 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
         target = f"{host}:{config.port}"
         # Checked first, because gRPC's library would print an error of its own.
-        bind_error = "" if config.port == 0 or config.reuses_port else _bind_error(config)
-        if bind_error:
-            raise ServingFault(f"gRPC cannot listen on {target}: {bind_error}")
+        bind_error = None if config.port == 0 or config.reuses_port else _bind_error(config)
+        if bind_error is not None:
+            raise listen_error("gRPC", config.address, config.port, bind_error)
         try:
             if first is not None:
                 tls = grpc.dynamic_ssl_server_credentials(first, self._take_new_certificates, config.is_mutual_tls)
@@ -95,7 +96,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
             reason = (
                 "gRPC's TLS library does not accept the certificate and its key" if is_tls else "it is not available"
             )
-            raise ServingFault(f"gRPC cannot listen on {target}: {_bind_error(config) or reason}")
+            raise listen_error("gRPC", config.address, config.port, _bind_error(config) or reason)
         server.start()
         self._server = server
         return int(port)
@@ -332,8 +333,8 @@ def _accepts_certificates(certificates: grpc.ServerCertificateConfiguration) -> 
     return bool(port)
 
 
-def _bind_error(config: GrpcConfig) -> str:
-    """Return the system's error message if the address cannot be bound, else ""."""
+def _bind_error(config: GrpcConfig) -> OSError | None:
+    """Return the system's error if the address cannot be bound, else None."""
     host = config.address.strip("[]")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0]
@@ -342,5 +343,5 @@ def _bind_error(config: GrpcConfig) -> str:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        return str(error)
-    return ""
+        return error
+    return None

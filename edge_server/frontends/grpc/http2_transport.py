@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from edge_server.config import GrpcConfig
-from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Refusal, ServingFault, Throttled
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Refusal, Throttled
 from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
@@ -38,6 +38,7 @@ from edge_server.frontends.http2.frames import Http2ErrorCode
 from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server, Http2Timer
+from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.service import READING_THREAD_HOLD_US
 
@@ -647,7 +648,7 @@ class Http2Transport:
         try:
             return self.server.start(config.address, config.port, reuses_port=config.reuses_port)
         except OSError as error:
-            raise ServingFault(f"gRPC cannot listen on {config.address}:{config.port}: {error}") from None
+            raise listen_error("gRPC", config.address, config.port, error) from None
 
     def renew_tls(self, config: GrpcConfig) -> None:
         """Use the TLS files of `config` for new handshakes. *Blocking.*

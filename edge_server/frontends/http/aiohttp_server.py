@@ -110,7 +110,7 @@ class AiohttpServer:
             response = await transport.call_handler(request)
             if isinstance(response, HttpResponse):
                 closes = response.closes
-                headers = {**response.headers, "Server": SERVER}
+                headers = {**response.headers, **own_headers(request)}
                 response = web.Response(body=response.body, status=response.status, headers=headers)
                 if closes:
                     response.force_close()
@@ -300,6 +300,13 @@ class AiohttpTransport(asyncio.Transport):
         # In another turn of the loop: aiohttp calls this while it processes its buffer.
         self._is_paused = False
         self._loop.call_soon(self._feed_body)
+
+
+def own_headers(request: web.BaseRequest) -> Mapping[str, str]:
+    """Return the headers of each response that do not depend on its endpoint."""
+    transport = request.transport
+    cors = transport.connection.cors_headers() if isinstance(transport, AiohttpTransport) else {}
+    return {**cors, "Server": SERVER}
 
 
 async def read_members(request: web.BaseRequest) -> dict[str, object]:

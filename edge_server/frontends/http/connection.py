@@ -27,6 +27,7 @@ from edge_server.frontends.http.client_timeouts import (
     slow_text,
     stalled_text,
 )
+from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead, parse_head
 from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_response, head_bytes, response_bytes
 from edge_server.frontends.memory_budget import MemoryBudget
@@ -140,6 +141,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_cached_heads",
         "_call",
         "_connections",
+        "_cors",
         "_decoder",
         "_discarded",
         "_drained",
@@ -176,6 +178,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._cached_heads = connections.cached_heads
         self._read_buffer = connections.read_buffer
         self._server_state = connections.server_state
+        self._cors = connections.cors
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._phase = _Phase.HEAD
@@ -198,7 +201,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Waits until the client reads more of a stream."""
         self._keeps_alive = True
         self.is_plain = True
-        """Whether the response needs no header about the connection."""
+        """Whether the response needs no header about the connection or the origin of the request."""
         self.is_streaming = False
         self._is_full = False
         self._is_reading_paused = False
@@ -341,7 +344,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 return
         self._head, target = head, _ = head_and_target
         self._keeps_alive = head.keeps_alive and not self._server_state.is_in_drain_delay
-        self.is_plain = self._keeps_alive and not head.is_http_1_0
+        self.is_plain = self._keeps_alive and not head.is_http_1_0 and self._cors is None
         size = head.body_size
         if size is None or len(data) - end < size:
             self._start_body(head, target, data, end)
@@ -519,7 +522,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Return the head of a response to the current request."""
         head = self._head
         shows_keep_alive = self._keeps_alive and head is not None and head.is_http_1_0
+        headers = {**headers, **self.cors_headers()}
         return head_bytes(status, headers, shows_keep_alive=shows_keep_alive, closes=not self._keeps_alive)
+
+    def cors_headers(self) -> Mapping[str, str]:
+        """Return the headers that allow a page of another origin to read the response to the current request."""
+        return {} if self._cors is None or self._head is None else self._cors.headers(self._head)
 
     def send_response(self, response: HttpResponse) -> None:
         """Send a complete response."""
@@ -531,6 +539,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert head is not None
         shows_keep_alive = self._keeps_alive and head.is_http_1_0
         has_body = head.method != "HEAD"
+        response.headers.update(self.cors_headers())
         return response_bytes(
             response, closes=not self._keeps_alive, shows_keep_alive=shows_keep_alive, has_body=has_body
         )
@@ -717,11 +726,13 @@ class Connections:
         find: Callable[[RequestHead], RequestTarget | HttpResponse],
         budget: MemoryBudget,
         server_state: ServerState,
+        cors: CorsPolicy | None = None,
     ) -> None:
         self._find = find
         self._loop = asyncio.get_running_loop()
         self.budget = budget
         self.server_state = server_state
+        self.cors = cors
         self.cached_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""

@@ -38,22 +38,42 @@ class CrossSiteCheck:
             if content_type in _FORM_TYPES:
                 raise Forbidden(f"Content-Type '{content_type}' is not accepted, expected application/json")
             return
-        hosts, origins = headers.getall("Host"), headers.getall("Origin")
+        self._check_origin(head)
+        if content_type not in _PAGE_TYPES and (content_type or head.body_size != 0):
+            raise Forbidden(
+                f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
+            )
+
+    def check_reader(self, head: RequestHead) -> None:
+        """Raise Forbidden for a GET whose response a page of another site could read.
+
+        Browsers send no Origin with a GET of the page's own site. A page of another site has none either if its name
+        points to this machine, but then Host has that name.
+        """
+        if "Origin" in head.headers:
+            self._check_origin(head)
+        else:
+            self._own_origin(head)
+
+    def _check_origin(self, head: RequestHead) -> None:
+        origins = head.headers.getall("Origin")
+        own_origin = self._own_origin(head)
+        if len(origins) != 1 or self._parse(origins[0]) != own_origin:
+            raise Forbidden(
+                "requests are accepted only from this server's own web pages "
+                f"({self._scheme}://{head.headers.get('Host')}), got Origin '{_shown(origins)}'"
+            )
+
+    def _own_origin(self, head: RequestHead) -> tuple[str, str, int]:
+        """Return scheme, host and port that the client asked for. Raises Forbidden if they are not this server's."""
+        hosts = head.headers.getall("Host")
         own_origin = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
         if own_origin is None or not self._is_this_server(own_origin[1]):
             raise Forbidden(
                 "requests of web pages must use an IP address or a name of this machine, "
                 f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
             )
-        if len(origins) != 1 or self._parse(origins[0]) != own_origin:
-            raise Forbidden(
-                f"requests are accepted only from this server's own web pages ({self._scheme}://{hosts[0]}), "
-                f"got Origin '{_shown(origins)}'"
-            )
-        if content_type not in _PAGE_TYPES and (content_type or head.body_size != 0):
-            raise Forbidden(
-                f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
-            )
+        return own_origin
 
     def _parse(self, origin: str) -> tuple[str, str, int] | None:
         """Return scheme, host and port of an origin, None if it is not valid."""

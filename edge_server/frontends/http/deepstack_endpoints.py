@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Request, Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, ServingFault, UnknownModel, Unsupported
+from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, UnknownModel, Unsupported
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.generate_endpoints import GenerationRequest
 from edge_server.frontends.http.image_bodies import form_parts
-from edge_server.frontends.http.inference_route import DECOUPLED, LoopDispatch
+from edge_server.frontends.http.inference_route import DECOUPLED, LoopDispatch, run_model
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
@@ -58,24 +57,7 @@ class DeepStackEndpoints:
             del body
         finally:
             request.release_body()
-        done: asyncio.Future[Response] = loop.create_future()
-
-        def receive(response: Response) -> None:
-            if done.done():
-                return
-            if not response.is_empty:
-                done.set_result(response)
-            elif response.is_final:
-                done.set_exception(ServingFault(f"model '{spec.name}' sent no response"))
-
-        inference = Request(model=spec.name, inputs={image.tensor.name: image.tensor})
-        ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive), may_stand_in=False)
-        try:
-            response = await done
-        finally:
-            ticket.cancel()
-        if response.error is not None:
-            raise response.error
+        response = await run_model(self._service, self._dispatch, spec, image.tensor)
         return await loop.run_in_executor(workers, image.predictions, response)
 
     def _chosen_model(self) -> ModelSpec:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.aiohttp_server import AiohttpResponse
+from edge_server.frontends.http.aiohttp_server import AiohttpResponse, own_headers
 from edge_server.frontends.http.request_head import parse_boolean, parse_query, parse_whole_number
-from edge_server.frontends.http.response import SERVER, json_response
+from edge_server.frontends.http.response import json_response
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.telemetry.event_bus import Event, EventBus
 
@@ -90,7 +90,7 @@ class EventEndpoints:
         try:
             # Without X-Accel-Buffering, nginx keeps events until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            response = web.StreamResponse(headers={**headers, **kind, "Server": SERVER})
+            response = web.StreamResponse(headers={**headers, **kind, **own_headers(request)})
             await response.prepare(request)
             await _write(request, response, b": the events of edge-server\n\n")
             while True:

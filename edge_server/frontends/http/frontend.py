@@ -8,35 +8,48 @@ import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
 
-from edge_server.config import HttpConfig, RestrictedGroup
-from edge_server.core.status_reports import FrameStreamReport
-from edge_server.errors import EdgeServerError, Forbidden
+from edge_server.config import CATEGORIES, HttpConfig, RestrictedGroup
+from edge_server.core.status_reports import CamerasReport, FrameStreamReport
+from edge_server.errors import EdgeServerError, Forbidden, NotFound, Unauthenticated
 from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
+from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
-from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationTarget
+from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationRequest, GenerationTarget
 from edge_server.frontends.http.inference_route import InferenceContext, LoopDispatch
 from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
+from edge_server.frontends.http.page_endpoints import PageEndpoints
 from edge_server.frontends.http.request_head import Headers, RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
+from edge_server.frontends.http.view_endpoints import ViewEndpoints
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.streams.stream_view import StreamView
 
 _LOG = logging.getLogger(__name__)
 
 # Threads for calls that wait for model loads; a few such calls must not delay each other or status requests.
 _BLOCKING_THREADS = 8
 _MAX_WORKER_THREADS = 4
+
+
+def _no_view(stream: str) -> AbstractContextManager[StreamView]:
+    raise NotFound(f"no frame stream '{stream[:80]}' is open")
 
 
 class HttpFrontend:
@@ -48,13 +61,19 @@ class HttpFrontend:
         config: HttpConfig,
         *,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+        view: Callable[[str], AbstractContextManager[StreamView]] = _no_view,
+        metrics_port: Callable[[], int | None] = lambda: None,
+        cameras: Callable[[], CamerasReport] | None = None,
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        """`budget` limits the bodies being received; without it, the front end has a budget of its own."""
+        """`budget` limits the bodies being received; without it, the front end has a budget of its own.
+
+        `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
+        """
         largest = config.max_input_size_bytes
         self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._tokens = tokens or Tokens()
@@ -62,6 +81,9 @@ class HttpFrontend:
         self._service = service
         self._config = config
         self._streams = streams
+        self._view = view
+        self._metrics_port = metrics_port
+        self._cameras = cameras
         self._governor = governor
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
@@ -69,7 +91,8 @@ class HttpFrontend:
         self._cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", config.allowed_hosts)
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
-        self._listener = Listener(self._find, service)
+        self._cors = CorsPolicy(config.allowed_origins)
+        self._listener = Listener("HTTP", self._find, service, self._cors if config.allowed_origins else None)
         self._inference: InferenceContext | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
@@ -93,7 +116,14 @@ class HttpFrontend:
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
         self._inference = InferenceContext(self._service, dispatch, self._workers, self._tokens, pattern)
-        is_guarded = "model-repository" in self._restricted or self._tokens.requires_token("model-repository")
+        view = ViewEndpoints(
+            self._service,
+            dispatch,
+            self._cross_site_check,
+            self._view,
+            is_guarded=partial(self._is_guarded, "view"),
+            is_open=config.is_view_open,
+        )
         self._events.open()
         self._router = build_router(
             ControlEndpoints(
@@ -108,12 +138,15 @@ class HttpFrontend:
             OperatorEndpoints(
                 self._service,
                 self._blocking,
-                is_guarded=is_guarded,
+                is_guarded=self._is_guarded("model-repository"),
                 streams=self._streams,
+                cameras=self._cameras,
                 governor=self._governor,
                 engines=self._engines,
             ),
             DeepStackEndpoints(self._service, dispatch),
+            PageEndpoints(partial(self._access, view), lambda: self._router.routes),
+            view,
         )
         # Cached heads were checked against the previous tokens: check them again.
         self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
@@ -170,11 +203,51 @@ class HttpFrontend:
         except NoSuchPath:
             return plain_error("Not Found", 404)
         except NoSuchMethod as error:
+            if (preflight := self._cors.preflight(head, error.allowed)) is not None:
+                return preflight
             response = plain_error("Method Not Allowed", 405)
             response.headers["Allow"] = str(error)
             return response
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             return failure_response(error, f"request {head.method} {head.target}")
+
+    def _is_guarded(self, category: str) -> bool:
+        """Return whether requests of a category need a key or a token."""
+        return category in self._restricted or self._tokens.requires_token(category)
+
+    def _access(self, view: ViewEndpoints, request: GenerationRequest) -> Mapping[str, object]:
+        """Return the rights that the page has for the caller of a request.
+
+        It may change models only where a key or a token is required and given.
+        """
+        headers = request.target.head.headers
+        allowed = {category: self._may_use(headers, category) for category in CATEGORIES}
+        if allowed["view"]:
+            try:
+                view.check(request)
+            except Forbidden:
+                allowed["view"] = False
+        return {
+            "version": self._service.server_metadata().version if allowed["metadata"] else "",
+            "is_ready": self._service.is_ready() if allowed["health"] else None,
+            "allowed": allowed,
+            "may_change_models": self._is_guarded("model-repository") and allowed["model-repository"],
+            "loads_on_request": self._service.is_explicit,
+            "takes_tokens": self._tokens.is_used,
+            "key_headers": sorted({group.key for group in self._restricted.values()}),
+            "metrics_port": self._metrics_port(),
+        }
+
+    def _may_use(self, headers: Headers, category: str) -> bool:
+        try:
+            self._admit(headers, category, self._tokens.name_of)
+        except Unauthenticated:
+            if "Authorization" in headers:
+                self._tokens.count_refused(category)  # somebody may be guessing
+            return False
+        except Forbidden:
+            return False
+        return True
 
     def _name_of(self, authorization: Sequence[str], category: str) -> str:
         try:

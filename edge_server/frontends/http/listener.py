@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
 from edge_server.frontends.http.connection import Connections, NoDrainDelay, RequestTarget, ServerState
+from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
+from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
 
@@ -18,9 +19,15 @@ class Listener:
     """Serves one address from `open` to `close`, on the event loop that calls `open`. `find`: see Connections."""
 
     def __init__(
-        self, find: Callable[[RequestHead], RequestTarget | HttpResponse], server_state: ServerState | None = None
+        self,
+        name: str,
+        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        server_state: ServerState | None = None,
+        cors: CorsPolicy | None = None,
     ) -> None:
+        self._name = name
         self._find = find
+        self._cors = cors
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
         self._server: Connections | None = None
@@ -43,15 +50,13 @@ class Listener:
         it only with a low limit. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
-        self._server = server = Connections(self._find, budget, self._server_state)
+        self._server = server = Connections(self._find, budget, self._server_state, self._cors)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
-            # asyncio's text would repeat address and port. The error of an unknown host has no system errno.
-            reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error
-            raise ServingFault(f"cannot listen on {address}, port {port}: {reason}") from None
+            raise listen_error(self._name, address, port, error) from None
 
     def forget_heads(self) -> None:
         """See Connections. May be called before `open` and after `close`."""

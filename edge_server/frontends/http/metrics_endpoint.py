@@ -35,7 +35,7 @@ class MetricsFrontend:
         self._address = address
         self._port = port
         self._aiohttp = AiohttpServer()
-        self._listener = Listener(self._find)
+        self._listener = Listener("metrics", self._find)
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""

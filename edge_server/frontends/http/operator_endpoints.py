@@ -1,4 +1,5 @@
-"""Operator endpoints beyond Triton's API: version history, rollback, unpin, governor, engine builds, frame streams."""
+"""Operator endpoints beyond Triton's API: version history, rollback, unpin, governor, engine builds, frame streams,
+cameras, activity."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from edge_server.core.status_reports import EngineBuildsReport, FrameStreamReport, GovernorState
+from edge_server.core.status_reports import CamerasReport, EngineBuildsReport, FrameStreamReport, GovernorState
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.aiohttp_server import read_members
@@ -73,12 +74,14 @@ class OperatorEndpoints:
         *,
         is_guarded: bool,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+        cameras: Callable[[], CamerasReport] | None = None,
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
     ) -> None:
         self._engines = engines
         self._service = service
         self._streams = streams
+        self._cameras = cameras
         self._governor = governor
         self._blocking = blocking
         self._is_guarded = is_guarded
@@ -90,6 +93,16 @@ class OperatorEndpoints:
 
     async def frame_streams(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         return json_response({"streams": control_responses.frame_streams(self._streams())})
+
+    async def activity(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+        return json_response(
+            control_responses.activity(self._service.statistics(None, None), self._service.model_families())
+        )
+
+    async def cameras(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+        if self._cameras is None:
+            return json_response({"enabled": False, "sources": [], "sinks": []})
+        return json_response(control_responses.cameras(self._cameras()))
 
     async def governor(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         if self._governor is None:

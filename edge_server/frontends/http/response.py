@@ -84,7 +84,9 @@ def response_bytes(
     response: HttpResponse, *, closes: bool, shows_keep_alive: bool = False, has_body: bool = True
 ) -> bytes:
     """Return the bytes of a response. `has_body` is False for HEAD requests: only the length of the body is sent."""
-    headers = {**response.headers, "Content-Length": str(len(response.body))}
+    headers = response.headers
+    if response.status != 204:  # RFC 9110, 8.6
+        headers = {**headers, "Content-Length": str(len(response.body))}
     head = head_bytes(response.status, headers, shows_keep_alive=shows_keep_alive, closes=closes)
     return head + response.body if has_body else head
 

@@ -78,19 +78,26 @@ class TextCall:
     def requests(self, spec: ModelSpec) -> list[Request]:
         """Return a request for each choice. Raises BadMember if the model cannot take them."""
         inputs = {item.name for item in spec.inputs}
-        source = "messages" if self.is_chat else "text_input"
+        source, prompts = "messages" if self.is_chat else "text_input", self.prompts
+        if self.is_chat and spec.chat_template is not None:
+            # Imported only for such models: it imports Jinja.
+            from edge_server.frontends.openai.chat_template import chat_prompt
+
+            try:
+                source, prompts = "text_input", tuple(chat_prompt(spec, chat) for chat in prompts)
+            except InvalidRequest as error:
+                raise BadMember("messages", error.message) from error
         if source not in inputs or spec.output("text_output") is None:
+            tokenizer = " (or the parameter chat_tokenizer)" if self.is_chat else ""
             raise BadMember(
                 "model",
-                f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}' "
-                "and an output 'text_output'",
+                f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}'"
+                f"{tokenizer} and an output 'text_output'",
             )
         if self.has_tools and spec.output("tool_calls") is None:
             raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
         return [
-            self._request(spec, inputs, source, prompt, choice)
-            for prompt in self.prompts
-            for choice in range(self.choices)
+            self._request(spec, inputs, source, prompt, choice) for prompt in prompts for choice in range(self.choices)
         ]
 
     def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str, choice: int) -> Request:

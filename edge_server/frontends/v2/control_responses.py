@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
+from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.status_reports import (
+    CamerasReport,
     CudaRegion,
     EngineBuildsReport,
     FrameStreamReport,
@@ -128,6 +131,58 @@ def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
         }
         for report in reports
     ]
+
+
+_TOKEN_COUNTS = {
+    "vllm:prompt_tokens_total": "prompt",
+    "vllm:generation_tokens_total": "generated",
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+}
+"""Metric of a language model -> its member in the response of GET /edge/v1/activity."""
+
+
+def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFamilyView]) -> Json:
+    """Return the response of GET /edge/v1/activity (not in Triton): counts since the load of each version, and of
+    language models the tokens since the load and the requests now."""
+    tokens: dict[str, dict[str, int]] = {}
+    for family in families:
+        member = _TOKEN_COUNTS.get(family.name)
+        if member is not None:
+            for sample in family.samples:
+                counts = tokens.setdefault(sample.labels["model"], dict.fromkeys(_TOKEN_COUNTS.values(), 0))
+                counts[member] += int(sample.value)
+    return {
+        "models": [
+            {
+                "name": version.name,
+                "version": str(version.version),
+                "waiting": version.pending_count,
+                "succeeded": version.success.count,
+                "failed": version.fail.count,
+                "failures": dict(version.failures),
+                "queue_ns": version.queue.ns,
+                "compute_ns": version.compute_input.ns + version.compute_infer.ns + version.compute_output.ns,
+                "computed": version.compute_infer.count,
+                "is_cached": version.is_cached,
+                "cache_hits": version.cache_hit.count,
+                "cache_misses": version.cache_miss.count,
+            }
+            for version in versions
+        ],
+        "tokens": tokens,
+    }
+
+
+def cameras(report: CamerasReport) -> Json:
+    """Return the response of GET /edge/v1/cameras (not in Triton)."""
+    sources = [{**asdict(source), "offline_s": round(source.offline_s, 3)} for source in report.sources]
+    return {
+        "enabled": True,
+        "problem": report.problem,
+        "sources": sources,
+        "sinks": [asdict(sink) for sink in report.sinks],
+    }
 
 
 def engine_builds(report: EngineBuildsReport) -> Json:

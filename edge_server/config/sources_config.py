@@ -1,0 +1,268 @@
+"""Sources and sinks: cameras that the server opens itself, and where their results go.
+
+An entry is one table of the file of `--sources-file`, or the text of one `--source` or `--sink`:
+`name=door,url=rtsp://camera/stream,model=faces`. URLs may hold credentials: no text of this module repeats one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from edge_server.config.setting import (
+    BOOLEAN,
+    OPTIONAL_PATH,
+    TEXT,
+    ConfigError,
+    Kind,
+    choice,
+    integer,
+    nearest,
+    number,
+    setting,
+)
+from edge_server.config.toml_file import read_toml
+
+_FILE_FLAG = "--sources-file"
+_MOST_ENTRIES = 256
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+DECODERS = ("auto", "pyav", "opencv", "gstreamer")
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be secret: only scheme, host and port. A path or a word is returned unchanged.
+
+    Cameras take passwords as user, in the query, and in the path.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    # After the last "@", as a password may contain "/" and "@".
+    host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return f"{scheme}://{host}"
+
+
+def _parse_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("expected 1 to 64 letters, digits, '_', '-' and '.'")
+    return text
+
+
+def _parse_url(schemes: tuple[str, ...], text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError("expected printable characters")
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+            raise ValueError(f"expected a path or {', '.join(f'{known}://' for known in schemes)}, given no '://'")
+        return text
+    if scheme not in schemes:
+        given = scheme if scheme.isalnum() and len(scheme) <= 20 else "another"
+        raise ValueError(f"expected a path or {', '.join(f'{known}://' for known in schemes)}, given {given}://")
+    try:
+        parts = urlsplit(text)
+        is_complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        raise ValueError(
+            f"expected {scheme}://[user:password@]host[:port][/path], with special characters of the password as %XX"
+        )
+    return text
+
+
+def _parse_topic(text: str) -> str:
+    if not text.isprintable() or set(text) & {"+", "#"}:
+        raise ValueError("expected printable characters without '+' and '#'")
+    return text
+
+
+SOURCE_SCHEMES = ("rtsp", "rtsps", "http", "https")
+SINK_SCHEMES = ("mqtt", "mqtts", "http", "https")
+_SOURCE_URL = Kind("url", lambda text: _parse_url(SOURCE_SCHEMES, text), is_secret=True)
+_SINK_URL = Kind("url", lambda text: _parse_url(SINK_SCHEMES, text), is_secret=True)
+_NAME_KIND = Kind("name", _parse_name)
+_NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
+_SECONDS = number(0, 86_400)
+_TOPIC = Kind("topic", _parse_topic)
+
+
+def _key(kind: Kind, default: Any = None) -> Any:
+    """Return the field of a key. Without a default, every entry needs the key."""
+    return field(default=default, metadata={"kind": kind}, repr=kind is not _SOURCE_URL and kind is not _SINK_URL)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """One camera. `version` 0 is the newest. `fps` is the largest rate, 0 for that of the source.
+
+    `sinks` are names of sinks; None sends the results to every sink.
+    """
+
+    what: ClassVar[str] = "source"
+    name: str = _key(_NAME_KIND)
+    url: str = _key(_SOURCE_URL)
+    model: str = _key(TEXT)
+    version: int = _key(integer(0, 2**31 - 1), 0)
+    fps: float = _key(number(0, 1000), 0.0)
+    priority: int = _key(integer(0, 9), 0)
+    weight: float = _key(number(0.01, 100), 1.0)
+    decoder: str = _key(choice(*DECODERS), "auto")
+    sinks: tuple[str, ...] | None = _key(_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkEntry:
+    """One receiver of results: a broker (mqtt://), a webhook (http://), or a file of JSON lines (a path).
+
+    `interval_s`: least seconds between two results of one source. `on_change`: only results whose classes or counts
+    differ from the last one. None: 1 s and true, for files 0 s and false. `topic` and `discovery` are the prefixes of
+    MQTT topics; an empty `discovery` switches Home Assistant's discovery off. `max_mb` bounds a file.
+    """
+
+    what: ClassVar[str] = "sink"
+    name: str = _key(_NAME_KIND)
+    url: str = _key(_SINK_URL)
+    interval_s: float | None = _key(_SECONDS)
+    on_change: bool | None = _key(BOOLEAN)
+    topic: str = _key(_TOPIC, "edge_server")
+    discovery: str = _key(_TOPIC, "homeassistant")
+    max_mb: int = _key(integer(1, 1_000_000), 100)
+
+
+_REQUIRED = {"source": ("name", "url", "model"), "sink": ("name", "url")}
+_Entry = TypeVar("_Entry", SourceEntry, SinkEntry)
+
+
+def _entry_of(kind: type[_Entry], values: Mapping[str, object]) -> _Entry:
+    """Return the entry of texts or TOML values. Raises ValueError, with no value of a URL in it."""
+    kinds: dict[str, Kind] = {item.name: item.metadata["kind"] for item in fields(kind)}
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in kinds:
+            shown = key[:40] if key.isidentifier() else "one with other characters"
+            raise ValueError(f"unknown key {shown}{nearest(key, kinds)}, expected {', '.join(kinds)}")
+        try:
+            parsed[key] = kinds[key].parse(_as_text(kinds[key], value))
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+    missing = [key for key in _REQUIRED[kind.what] if key not in parsed]
+    if missing:
+        raise ValueError(f"needs {' and '.join(missing)}")
+    return kind(**parsed)
+
+
+def _as_text(kind: Kind, value: object) -> str:
+    if kind is _NAMES and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "+".join(value)
+    # type() instead of isinstance(): a boolean is an int in Python, but not in TOML.
+    if type(value) is bool and bool in kind.toml_types:
+        return "true" if value else "false"
+    if type(value) is str or type(value) in kind.toml_types:
+        return str(value)
+    expected = "an array of names" if kind is _NAMES else " or ".join(item.__name__ for item in kind.toml_types)
+    raise ValueError(f"expected {expected}, got {type(value).__name__}")
+
+
+def _parse_entry(kind: type[_Entry], text: str) -> _Entry:
+    pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", text)]
+    if not all(key.isidentifier() and equals for key, equals, _ in pairs):
+        raise ValueError("expected key=value pairs with commas in between")
+    keys = [key for key, _, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice; write a URL with ',{twice}=' in it into the file of {_FILE_FLAG}")
+    return _entry_of(kind, {key: value for key, _, value in pairs})
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesConfig:
+    """Cameras that the server opens itself, and sinks, which receive their results."""
+
+    file: str = setting(
+        "",
+        _FILE_FLAG,
+        OPTIONAL_PATH,
+        "TOML file with a table [[sources]] for each camera that the server opens itself, and a table [[sinks]] for "
+        "each receiver of results. Read again after a change. See docs/cameras.md.",
+    )
+    sources: tuple[SourceEntry, ...] = setting(
+        (),
+        "--source",
+        Kind("key=value,...", lambda text: _parse_entry(SourceEntry, text), is_secret=True),
+        "A camera that the server opens itself, with the keys of a table [[sources]], such as "
+        "name=door,url=demo,model=faces. Other users of this machine can read command lines: passwords belong into "
+        "the file. Repeatable.",
+        separator=" ",
+    )
+    sinks: tuple[SinkEntry, ...] = setting(
+        (),
+        "--sink",
+        Kind("key=value,...", lambda text: _parse_entry(SinkEntry, text), is_secret=True),
+        "A receiver of the results, with the keys of a table [[sinks]], such as name=log,url=/tmp/results.jsonl. "
+        "Repeatable.",
+        separator=" ",
+    )
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.file or self.sources or self.sinks)
+
+
+def read_entries(config: SourcesConfig) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
+    """Return the sources and the sinks of the flags and of the file, by name.
+
+    Raises ConfigError for a file that cannot be read, wrong entries, names in double use and unknown sinks.
+    """
+    document = read_toml(config.file, _FILE_FLAG) if config.file else {}
+    for key in document:
+        if key not in ("sources", "sinks"):
+            raise ConfigError(f"{config.file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]")
+    sources = _by_name([*config.sources, *_entries(SourceEntry, config.file, document.get("sources", []))], "source")
+    sinks = _by_name([*config.sinks, *_entries(SinkEntry, config.file, document.get("sinks", []))], "sink")
+    for source in sources.values():
+        for name in source.sinks or ():
+            if name not in sinks:
+                raise ConfigError(f"source '{source.name}': there is no sink '{name}'{nearest(name, sinks)}")
+    return sources, sinks
+
+
+def _entries(kind: type[_Entry], path: str, tables: object) -> list[_Entry]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: expected tables [[{kind.what}s]]")
+    found = []
+    for number_, table in enumerate(tables, 1):
+        name = table.get("name")
+        label = f"'{name}'" if isinstance(name, str) and _NAME.fullmatch(name) else f"{number_}"
+        try:
+            found.append(_entry_of(kind, table))
+        except ValueError as error:
+            raise ConfigError(f"{path}: {kind.what} {label}: {error}") from None
+    return found
+
+
+def _by_name(entries: Sequence[_Entry], what: str) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for entry in entries:
+        if entry.name in found:
+            raise ConfigError(f"two {what}s have the name '{entry.name}'")
+        found[entry.name] = entry
+    if len(found) > _MOST_ENTRIES:
+        raise ConfigError(f"expected at most {_MOST_ENTRIES} {what}s, given {len(found)}")
+    return found
+
+
+def entry_text(entry: SourceEntry | SinkEntry) -> str:
+    """Return an entry as the text of its flag, with the URL as `shown_url`."""
+    shown = []
+    for item in fields(entry):
+        value = getattr(entry, item.name)
+        if value == item.default:
+            continue
+        text = shown_url(value) if item.name == "url" else "+".join(value) if isinstance(value, tuple) else str(value)
+        shown.append(f"{item.name}={text.lower() if isinstance(value, bool) else text}")
+    return ",".join(shown)

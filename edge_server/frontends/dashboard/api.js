@@ -1,0 +1,77 @@
+// Requests to the server, with the key that the user has entered.
+
+const STORE = "edge-server-key";
+
+/** What the page may do for this caller, from /edge/v1/page. */
+export let access = { allowed: {}, may_change_models: false, key_headers: [], takes_tokens: false };
+
+export const key = () => sessionStorage.getItem(STORE) ?? "";
+
+export function setKey(value) {
+  if (value) sessionStorage.setItem(STORE, value);
+  else sessionStorage.removeItem(STORE);
+}
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+function headersWith(more) {
+  const headers = new Headers(more);
+  const value = key();
+  if (value) {
+    if (access.takes_tokens) headers.set("Authorization", `Bearer ${value}`);
+    for (const name of access.key_headers) headers.set(name, value);
+  }
+  return headers;
+}
+
+/** Return the response. Throws Refused for an error of the server, TypeError without a connection. */
+export async function request(path, { headers = {}, ...options } = {}) {
+  const response = await fetch(path, { cache: "no-store", ...options, headers: headersWith(headers) });
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text;
+  try {
+    const { error } = JSON.parse(text);
+    message = error?.message ?? error ?? text;
+  } catch { /* The body is no JSON: show it as it is. */ }
+  throw new Refused(response.status, String(message || `status ${response.status}`));
+}
+
+export const getJson = async (path) => (await request(path)).json();
+
+export async function postJson(path, value) {
+  const response = await request(path, {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value),
+  });
+  const text = await response.text();
+  return text ? JSON.parse(text) : null;
+}
+
+export async function refreshAccess() {
+  access = await getJson("edge/v1/page");
+  return access;
+}
+
+/** Yield {event, data, id} of a stream of server-sent events. EventSource could send no key. */
+export async function* serverEvents(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const fields = { event: "message", data: "", id: "" };
+      for (const line of text.slice(0, end).split("\n")) {
+        const found = /^(event|data|id): ?(.*)$/.exec(line);
+        if (found) fields[found[1]] = found[2];
+      }
+      if (fields.data) yield fields;
+    }
+  }
+}

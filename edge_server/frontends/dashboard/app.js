@@ -1,0 +1,96 @@
+// The page: asks the server every two seconds while it is visible, and at once when an event comes.
+
+import { access, getJson, key, postJson, refreshAccess, setKey } from "./api.js";
+import { byId, note, setBadge, setText } from "./dom.js";
+import { followEvents, reopenEvents } from "./events.js";
+import { updateActivity, updateMachine } from "./machine.js";
+import { updateModels } from "./models.js";
+import { updateStreams } from "./streams.js";
+import { tryModel, updateTry } from "./tryit.js";
+
+const INTERVAL_MS = 2000;
+const EVENT_WAIT_MS = 80;
+
+let timer = 0;
+let isRunning = false;
+let isWanted = false;
+
+async function refresh() {
+  clearTimeout(timer);
+  if (isRunning) {
+    isWanted = true;
+    return;
+  }
+  isRunning = true;
+  isWanted = false;
+  try {
+    await update();
+    byId("problem").dataset.lost === "yes" && note(byId("problem"), "");
+    byId("problem").dataset.lost = "";
+  } catch (error) {
+    setBadge(byId("ready"), "no answer", "bad");
+    byId("problem").dataset.lost = "yes";
+    note(byId("problem"), `The server does not answer (${error.message}). Trying again.`);
+  }
+  isRunning = false;
+  timer = setTimeout(refresh, isWanted ? EVENT_WAIT_MS : INTERVAL_MS);
+  if (document.hidden) clearTimeout(timer);
+}
+
+async function update() {
+  const now = await refreshAccess();
+  const allowed = (category, work) => (now.allowed[category] ? work() : null);
+  const [index, loaded, activity, streams, governor] = await Promise.all([
+    allowed("model-repository", () => postJson("v2/repository/index", {})),
+    allowed("metadata", () => getJson("edge/v1/models")),
+    allowed("statistics", () => getJson("edge/v1/activity")),
+    allowed("statistics", () => getJson("edge/v1/streams")),
+    allowed("statistics", () => getJson("edge/v1/governor")),
+  ]);
+  setText(byId("version"), now.version);
+  setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
+  byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
+  showMetricsLink(now.metrics_port);
+  updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);
+  updateStreams(streams?.streams);
+  updateMachine(governor);
+  updateActivity(activity);
+  const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
+  updateTry([...new Set(ready.map((entry) => entry.name))].sort());
+}
+
+function showMetricsLink(port) {
+  const link = byId("metrics-link");
+  link.hidden = !port;
+  if (port) link.href = `${location.protocol}//${location.hostname}:${port}/metrics`;
+}
+
+// -- the key
+
+const dialog = byId("key-dialog");
+
+byId("key").addEventListener("click", () => {
+  byId("key-value").value = key();
+  setText(byId("key-result"), "");
+  dialog.showModal();
+});
+
+dialog.addEventListener("close", async () => {
+  if (!["save", "forget"].includes(dialog.returnValue)) return;
+  setKey(dialog.returnValue === "save" ? byId("key-value").value.trim() : "");
+  await refresh();
+  reopenEvents();
+  if (key() && !access.may_change_models && !Object.values(access.allowed).every(Boolean)) {
+    setText(byId("key-result"), "The server does not accept this key.");
+    dialog.showModal();
+  }
+});
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) refresh();
+});
+
+await refresh();
+followEvents((event) => {
+  if (/^(model|server|engine)\./.test(event.kind) && event.kind !== "engine.build_progress") setTimeout(refresh, EVENT_WAIT_MS);
+});

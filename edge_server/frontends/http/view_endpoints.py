@@ -1,0 +1,184 @@
+"""View endpoints: live pictures of frame streams for people, and the results of one image file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from edge_server.core.frame_stream_types import Buffer
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest
+from edge_server.frontends.access_control import is_this_machine
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.cross_site_check import CrossSiteCheck
+from edge_server.frontends.http.generate_endpoints import GenerationRequest
+from edge_server.frontends.http.inference_route import LoopDispatch, run_model
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.streams.stream_view import StreamView
+    from edge_server.vision.perception import PerceptionPlan
+    from edge_server.vision.resize import FittedPicture
+
+_WRITE_LIMIT_S = 10.0
+"""A viewer that does not read a picture for this time is disconnected."""
+
+_PICTURE_WAIT_S = 2.0
+"""How long a request for one picture waits: a camera may be silent, and browsers open few connections to a server."""
+
+PICTURE_TYPE = "multipart/x-mixed-replace"
+"""Content type of Motion JPEG."""
+
+_PICTURE_HEADERS = {
+    "Cache-Control": "no-store",
+    # A page of another site must not show the pictures.
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Accel-Buffering": "no",
+}
+
+_NOT_ALLOWED = (
+    "camera pictures are shown to this machine only; to show them to other machines, require a key by "
+    "--http-restricted-api=view:<key>=<value> or a token for 'view', or open them to everyone by --view-open"
+)
+
+
+class ViewEndpoints:
+    """The handlers. Live on one event loop.
+
+    `view` returns the view of a frame stream, see StreamRegistry.view. `is_guarded` returns whether requests of the
+    category view need a key or a token: then other machines may look too. `is_open`: they may look without one.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        dispatch: LoopDispatch,
+        cross_site_check: CrossSiteCheck,
+        view: Callable[[str], AbstractContextManager[StreamView]],
+        *,
+        is_guarded: Callable[[], bool],
+        is_open: bool,
+    ) -> None:
+        self._service = service
+        self._dispatch = dispatch
+        self._cross_site_check = cross_site_check
+        self._view = view
+        self._is_guarded = is_guarded
+        self._is_open = is_open
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise Forbidden if a caller that the keys and tokens admit may not see pictures."""
+        if self._is_guarded():
+            return
+        transport = request.connection.transport
+        peer = None if transport is None else transport.get_extra_info("peername")
+        if not self._is_open and not is_this_machine(peer[0] if peer else None):
+            raise Forbidden(_NOT_ALLOWED)
+        # Without a key, also where --http-allowed-origin lets other sites read everything else.
+        self._cross_site_check.check_reader(request.target.head)
+
+    async def picture(self, request: GenerationRequest) -> HttpResponse:
+        """Respond with the next picture, or with 204 if none comes within a moment."""
+        self.check(request)
+        with self._view(request.target.names["stream"]) as view:
+            try:
+                jpeg = await asyncio.wait_for(_next_picture(view, request.target.workers), _PICTURE_WAIT_S)
+            except asyncio.TimeoutError:
+                jpeg = None
+        if jpeg is None:
+            return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+        return HttpResponse(bytes(jpeg), headers={"Content-Type": "image/jpeg", **_PICTURE_HEADERS})
+
+    async def pictures(self, request: GenerationRequest) -> None:
+        """Send pictures until the stream ends or the viewer leaves."""
+        self.check(request)
+        connection = request.connection
+        with self._view(request.target.names["stream"]) as view:
+            connection.begin_stream(200, {"Content-Type": f"{PICTURE_TYPE}; boundary=picture", **_PICTURE_HEADERS})
+            while (jpeg := await _next_picture(view, request.target.workers)) is not None:
+                part = b"--picture\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n"
+                try:
+                    await asyncio.wait_for(connection.write(part % (len(jpeg), jpeg)), _WRITE_LIMIT_S)
+                except asyncio.TimeoutError:
+                    raise ConnectionAbortedError("a viewer does not read the pictures") from None
+
+    async def perception(self, request: GenerationRequest) -> HttpResponse:
+        """Run a model on an image file and return its classes and detections in the picture's pixels."""
+        spec = self._service.model_spec(request.target.names["model"], None)
+        loop, workers = asyncio.get_running_loop(), request.target.workers
+        try:
+            body = await request.read_body()
+            plan, tensor, fit = await loop.run_in_executor(workers, _prepare, spec, body)
+            del body
+        finally:
+            request.release_body()
+        response = await run_model(self._service, self._dispatch, spec, tensor)
+        return await loop.run_in_executor(workers, _perceived, spec, plan, fit, response)
+
+
+async def _next_picture(view: StreamView, workers: Executor) -> Buffer | None:
+    """Return the next picture of a stream as JPEG, None when the stream has ended."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(arrived.set)
+
+    view.ask(tell)
+    try:
+        await arrived.wait()
+    finally:
+        view.forget(tell)
+    return None if view.is_over else await loop.run_in_executor(workers, view.jpeg)
+
+
+def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
+    """Return the plan for the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
+    # Imported for the first image: a server without images saves the memory.
+    from edge_server.vision.image_plan import image_plan
+    from edge_server.vision.perception import perception_plan
+
+    try:
+        images, plan = image_plan(spec), perception_plan(spec)
+    except BadModelConfig as error:
+        raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
+    if images is None or plan is None:
+        raise InvalidRequest(
+            f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
+            "parameters how an image becomes its input and what its outputs mean"
+        )
+    return plan, *images.fit_file(memoryview(body), model=spec.name)
+
+
+def _perceived(spec: ModelSpec, plan: PerceptionPlan, fit: FittedPicture, response: Response) -> HttpResponse:
+    outputs = {tensor.name: tensor.array for tensor in response.outputs}
+    row = 0 if spec.max_batch_size else None
+    seen = plan.read(outputs, row, fit, plan.what, model=spec.name)
+    return json_response(
+        {
+            "model": spec.name,
+            "version": str(response.version),
+            "width": fit.width,
+            "height": fit.height,
+            "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
+            "detections": [
+                {
+                    "x_min": item.x_min,
+                    "y_min": item.y_min,
+                    "x_max": item.x_max,
+                    "y_max": item.y_max,
+                    "score": item.score,
+                    "class_index": item.class_index,
+                    "label": item.label,
+                    "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
+                }
+                for item in seen.detections
+            ],
+        }
+    )

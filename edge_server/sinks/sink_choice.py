@@ -1,0 +1,23 @@
+"""Choice of the sink for a URL or a path."""
+
+from __future__ import annotations
+
+from edge_server.config import SinkEntry
+from edge_server.sinks.json_lines import JsonLinesFile
+from edge_server.sinks.mqtt import MqttBroker
+from edge_server.sinks.sink_interface import Sink
+from edge_server.sinks.webhook import Webhook
+
+
+def make_sink(entry: SinkEntry) -> Sink:
+    """Return the sink of an entry, not open yet."""
+    if entry.url.startswith(("mqtt://", "mqtts://")):
+        return MqttBroker(entry.url, entry.topic, entry.discovery)
+    if entry.url.startswith(("http://", "https://")):
+        return Webhook(entry.url)
+    return JsonLinesFile(entry.url, entry.max_mb * 1_000_000)
+
+
+def is_file(entry: SinkEntry) -> bool:
+    """Return whether the sink is a file, which takes every result unless the entry says otherwise."""
+    return "://" not in entry.url

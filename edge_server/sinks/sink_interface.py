@@ -1,0 +1,50 @@
+"""Interface of sinks, and the messages that they send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge_server.core.frame_stream_types import FrameResult
+from edge_server.errors import EdgeServerError
+from edge_server.sinks.result_json import result_as_json
+
+REMOVED = "REMOVED"
+"""State of a source that is no longer configured."""
+
+
+class SinkError(EdgeServerError):
+    """A receiver does not answer, refuses, or is full. The message holds no part of a URL besides host and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMessage:
+    """A result of a source, or without one a change of the source's state: RUNNING, FAILED with a reason, REMOVED.
+
+    `clock` tells whose time the stamp is: "camera" or "server".
+    """
+
+    source: str
+    result: FrameResult | None = None
+    clock: str = ""
+    state: str = ""
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        if self.result is None:
+            document = {"kind": "source", "source": self.source, "state": self.state}
+            return {**document, "reason": self.reason} if self.reason else document
+        return {**result_as_json(self.source, self.result, self.result.times.finished_us / 1e6), "clock": self.clock}
+
+
+class Sink(Protocol):
+    """A receiver of messages. One thread uses it. All methods may block, for at most a few seconds."""
+
+    def open(self) -> None:
+        """Connect. Called before the first `send`, and again after an error. Raises SinkError."""
+
+    def send(self, message: SinkMessage) -> None:
+        """Send a message, and return once the receiver has it. Raises SinkError."""
+
+    def close(self) -> None:
+        """Disconnect. Does nothing if not open."""

@@ -1,0 +1,98 @@
+"""Stream view: the newest picture of a frame stream with its results drawn in, for people who look at it.
+
+A picture is made only on demand. Each viewer asks for the next one when it has sent the one before, so a viewer that
+does not read costs nothing. The worker only passes pixels and results on; a thread of the viewer draws and encodes
+them, once for all viewers of the stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edge_server.core.frame_stream_types import Buffer
+
+if TYPE_CHECKING:
+    from edge_server.vision.perception import Perception
+    from edge_server.vision.picture import Picture
+
+MAX_PICTURES_PER_S = 5
+"""Maximum number of pictures a second of one stream."""
+
+MAX_SIDE = 960
+"""Longer side of a picture, in pixels; larger frames are reduced."""
+
+_INTERVAL_NS = 1_000_000_000 // MAX_PICTURES_PER_S
+
+
+class StreamView:
+    """The view of one stream. Thread-safe. `viewer_count` belongs to the registry, under its lock."""
+
+    def __init__(self) -> None:
+        self.viewer_count = 0
+        self._lock = threading.Lock()
+        self._encoding = threading.Lock()
+        self._waiting: set[Callable[[], None]] = set()
+        self._next_ns = 0
+        self._newest: tuple[Picture, Perception] | None = None
+        self._jpeg: Buffer = b""
+        self.is_over = False
+        """Whether the stream has ended. Viewers have been told."""
+
+    # -- viewers
+
+    def ask(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once, on any thread, when there is a new picture or the stream has ended."""
+        with self._lock:
+            self._waiting.add(tell)
+        if self.is_over:
+            self._tell()
+
+    def release(self) -> None:
+        """Release the newest picture: there is no viewer any more."""
+        with self._lock:
+            self._newest, self._jpeg = None, b""
+
+    def forget(self, tell: Callable[[], None]) -> None:
+        """Withdraw `ask`: the viewer has left."""
+        with self._lock:
+            self._waiting.discard(tell)
+
+    def jpeg(self) -> Buffer:
+        """Return the newest picture as JPEG. *Blocking* for the time of drawing and encoding."""
+        from edge_server.vision.draw import annotated_jpeg
+
+        with self._encoding:
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                picture, seen = newest
+                self._jpeg = annotated_jpeg(picture.bgr(), seen, max_side=MAX_SIDE)
+            return self._jpeg
+
+    # -- the stream
+
+    def wants(self, now_ns: int) -> bool:
+        """Return whether a viewer waits for a picture, and the last one is old enough."""
+        return bool(self._waiting) and now_ns >= self._next_ns
+
+    def show(self, picture: Picture, seen: Perception, now_ns: int) -> None:
+        """Set the newest picture if a viewer still waits. The caller must not change its pixels any more."""
+        with self._lock:
+            if not self._waiting:
+                return
+            self._newest = picture, seen
+        # A picture that comes late does not delay the next one: frames seldom come exactly when a picture is due.
+        self._next_ns = max(self._next_ns + _INTERVAL_NS, now_ns + _INTERVAL_NS // 2)
+        self._tell()
+
+    def end(self) -> None:
+        """Note that the stream has ended."""
+        self.is_over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for tell in waiting:
+            tell()

@@ -1,0 +1,98 @@
+"""Cameras that the installed server opens itself: seen in `status`, metrics and events, and changed by their file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+EYES = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "image_color" value { string_value: "rgb" } }
+parameters { key: "image_scale" value { string_value: "1" } }
+"""
+CAMERAS = """
+[[sources]]
+name = "door"
+url = "demo"
+model = "eyes"
+fps = 20
+
+[[sources]]
+name = "gate"
+url = "rtsp://me:geheim@127.0.0.1:1/geheim"
+model = "eyes"
+
+[[sinks]]
+name = "log"
+url = "{out}"
+"""
+
+
+def status(server: Any, *options: str) -> str:
+    done = subprocess.run(
+        [str(COMMAND), "status", f"--url=http://{server.http}", *options], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+def test_cameras_are_opened_shown_changed_and_closed(
+    serve: Callable[..., AbstractContextManager[Any]],
+    repository: Any,
+    tmp_path: Path,
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    repository.add("eyes", EYES)
+    file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
+    file.write_text(CAMERAS.format(out=out))
+    with serve(repository.path, f"--sources-file={file}") as server:
+        assert eventually(lambda: out.exists() and out.read_text().count('"kind": "result"') > 20)
+        report = json.loads(status(server, "--json"))
+        cameras = report["cameras"]
+        door, gate = cameras["sources"]
+        assert (door["name"], door["state"], door["reason"]) == ("door", "RUNNING", "")
+        assert (gate["name"], gate["state"], gate["url"]) == ("gate", "FAILED", "rtsp://127.0.0.1:1")
+        assert gate["reason"]
+        sink = cameras["sinks"][0]
+        assert sink["received"] == sink["delivered"] + sink["suppressed"] + sink["dropped"] + sink["waiting"]
+        stream = next(one for one in report["streams"] if one["stream_id"] == "door")
+        assert stream["received"] == stream["answered"] + sum(stream["dropped"].values()) + stream["waiting"]
+        text = status(server)
+        assert "door" in text
+        assert f"source gate: {gate['reason']}" in text
+        metrics = server.read_metrics()
+        assert 'edge_source_running{source="door",model="eyes"} 1' in metrics
+        assert 'edge_source_running{source="gate",model="eyes"} 0' in metrics
+        assert 'edge_sink_messages_total{sink="log",result="delivered"}' in metrics
+        _, events = server.ask("/edge/v1/events?follow=false")
+        kinds = [event["kind"] for event in events]
+        assert {"source.running", "source.failed", "sink.running"} <= set(kinds)
+
+        file.write_text(CAMERAS.format(out=out).replace("geheim", "geheim2").replace('"door"', '"yard"'))
+        assert eventually(
+            lambda: [one["name"] for one in server.ask("/edge/v1/cameras")[1]["sources"]] == ["gate", "yard"]
+        )
+        file.write_text("[[sources]]\nname = 'x'")
+        assert eventually(lambda: "needs url and model" in server.ask("/edge/v1/cameras")[1]["problem"])
+        seen = json.dumps(report) + text + metrics + json.dumps(events) + server.log() + out.read_text()
+        assert server.stop() == 0
+        assert "geheim" not in seen + server.log()
+        assert [json.loads(line)["kind"] for line in out.read_text().splitlines()]
+
+
+def test_a_server_without_cameras_says_so(zoo: Any) -> None:
+    assert zoo.ask("/edge/v1/cameras") == (200, {"enabled": False, "sources": [], "sinks": []})

@@ -1,0 +1,296 @@
+"""The page at `/` in a real browser, with models, a camera and the sensors of a board.
+
+tests/e2e/fetch_chromium.sh fetches the browser; without it the tests skip. With EDGE_TEST_SCREENSHOTS=docs/images they
+renew the pictures of the documentation.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "tests/data/coffee.jpg"
+ANSWER = "An edge server runs neural networks where the data is: beside the camera, without a detour through the cloud."
+KEY = "window.confirm = () => true; document.querySelector('#key-value').value = arguments[0];"
+DROP = """
+const bytes = Uint8Array.from(atob(arguments[0]), (character) => character.charCodeAt(0));
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([bytes], "picture.jpg", { type: "image/jpeg" }));
+document.querySelector("#try-drop").dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+"""
+GREEN_PIXELS = """
+const image = document.querySelector(".camera img");
+const canvas = document.createElement("canvas");
+canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;
+if (!canvas.width) return 0;
+const pen = canvas.getContext("2d");
+pen.drawImage(image, 0, 0);
+const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
+let count = 0;
+for (let at = 0; at < data.length; at += 4) count += data[at] < 110 && data[at + 1] > 180 && data[at + 2] < 130;
+return count;
+"""
+"""Pixels in the colour of the first class's boxes."""
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browsers.open_browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def board(boards: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    made = boards.Board("orin_nano_jp6", tmp_path_factory.mktemp("board") / "files")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server(browser: Any, serve: Any, board: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    for name in ("efficientnet_lite0", "face_detection_yunet"):
+        shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
+    module_repository.add("scale", identity("FP32", "4"))
+    talker = module_repository.add("assistant", 'backend: "scripted_llm"')
+    (talker / "1/script.json").write_text(json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02}))
+    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
+    with serve(module_repository.path, *flags) as running:
+        yield running
+        browser.open("about:blank")
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+@pytest.fixture
+def page(server: Any, browser: Any) -> Any:
+    browser.look(1280, 900)
+    browser.console()
+    browser.open(server.url("/"))
+    browser.wait("document.querySelector('#ready').textContent === 'ready'")
+    yield browser
+    # A camera may end between two pictures: the browser logs the 404.
+    left = [message for message in browser.console() if not ("/picture - " in message and "404" in message)]
+    assert left == [], "the page leaves nothing in the console"
+
+
+@contextlib.contextmanager
+def camera(server: Any, name: str = "front_door") -> Iterator[None]:
+    command = [str(Path(sys.executable).parent / "edge-server"), "stream", "--source=demo",
+               "--model=face_detection_yunet", f"--address={server.grpc}", f"--name={name}", "--fps=15"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def row(name: str) -> str:
+    return f"document.querySelector('[data-model=\"{name}\"]')"
+
+
+def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
+    page.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
+    page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
+    page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
+    page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
+    assert "4 of 4 ready" in page.text()
+
+
+def test_a_model_that_is_copied_in_appears_and_one_that_fails_says_why(page: Any, module_repository: Any) -> None:
+    module_repository.add_sub("late", 'backend: "onnxruntime"')
+    page.wait(f"{row('late')}?.innerText.includes('READY')")
+    (module_repository.path / "late/2").mkdir()
+    (module_repository.path / "late/2/model.onnx").write_bytes(b"not a model")
+    page.wait("document.querySelector('#models-rows').innerText.includes('UNAVAILABLE')")
+    failed = "document.querySelector('tr:not([hidden]) .reason.bad')"
+    assert page.run(f"return {failed}.closest('tbody').innerText").startswith("late")
+    page.wait("document.querySelector('li[data-kind=\"model.failed\"]')")
+    shutil.rmtree(module_repository.path / "late")
+    page.wait(f"!{row('late')}?.innerText.includes('READY')")
+
+
+def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"efficientnet_lite0\"]')")
+    page.click('[data-model="efficientnet_lite0"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
+    page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
+
+
+def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
+    page.click('[data-model="face_detection_yunet"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    face = ROOT / "edge_server/sources/demo.jpg"
+    page.run(DROP, base64.b64encode(face.read_bytes()).decode())
+    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
+
+
+def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:
+    browser.open(server.url("/"))
+    browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
+    browser.click('[data-model="efficientnet_lite0"] .actions button')
+    browser.wait("document.querySelector('#try-drop')")
+    browser.run(DROP, base64.b64encode(b"no picture").decode())
+    browser.wait("document.querySelector('#try-result .error')?.textContent.includes('image')")
+    # The browser itself logs the refusal.
+    assert len(browser.console()) == 1
+
+
+def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
+    page.click('[data-model="assistant"] .actions button')
+    page.wait("document.querySelector('#try-prompt')")
+    page.run("document.querySelector('#try-prompt').value = arguments[0]", "What is an edge server?")
+    page.click("#try-form button.primary")
+    page.wait("document.querySelector('#try-result .output')?.textContent.startsWith('An edge')")
+    page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
+    page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
+
+
+def test_tensors_are_typed_as_json(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
+    page.click('[data-model="scale"] .actions button')
+    page.wait("document.querySelector('#try-json')")
+    page.click("#try-form button.primary")
+    page.wait("document.querySelector('#try-result .output')?.textContent.includes('OUTPUT0')")
+
+
+def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> None:
+    with camera(server):
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+        page.wait(f"(() => {{ {GREEN_PIXELS} }})() > 300")
+        first = page.run("return document.querySelector('.camera img').src")
+        page.wait(f"document.querySelector('.camera img').src !== {json.dumps(first)}")
+        page.click(".camera button")
+        page.wait("document.querySelector('.camera img').hidden")
+    page.wait("!document.querySelector('.camera')")
+
+
+def test_heat_is_shown_with_what_it_holds_back(page: Any, board: Any) -> None:
+    board.set_temperature("tj-thermal", 98.5)
+    try:
+        page.wait("document.querySelector('#machine-state').textContent === 'HOT'")
+        page.wait("document.querySelector('#machine-charts').innerText.includes('held back')")
+    finally:
+        board.set_temperature("tj-thermal", 45.0)
+
+
+def test_without_a_key_the_page_offers_no_order(page: Any) -> None:
+    page.wait(f"{row('scale')}?.innerText.includes('READY')")
+    labels = "[...document.querySelectorAll('.actions button:not([hidden])')].map((one) => one.textContent)"
+    assert set(page.run(f"return {labels}")) == {"Try"}
+    assert page.run("return document.querySelector('#key').hidden")
+
+
+def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
+    browser: Any, serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
+) -> None:
+    repository.add("one", identity())
+    for version in (1, 2):
+        repository.add("two", identity(), version)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"anna {hashlib.sha256(b'open sesame').hexdigest()} model-repository,view\n")
+    flags = ("--model-control-mode=explicit", "--load-model=*", f"--auth-tokens-file={tokens}")
+    with serve(repository.path, *flags) as server:
+        browser.console()
+        browser.open(server.url("/"))
+        browser.wait("document.querySelector('#events-note').textContent.includes('need a key')")
+        browser.wait(f"{row('one')}?.innerText.includes('READY')")
+        assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 2
+        browser.click("#key")
+        browser.run(KEY, "wrong")
+        browser.click('#key-dialog button[value="save"]')
+        browser.wait("document.querySelector('#key-result').textContent.includes('does not accept')")
+        browser.run(KEY, "open sesame")
+        browser.click('#key-dialog button[value="save"]')
+        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Unload one\"]:not([hidden])')")
+        browser.wait("document.querySelector('#events-note').hidden && document.querySelector('#events-list li')")
+        browser.click('[aria-label="Unload one"]')
+        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Load one\"]:not([hidden])')")
+        browser.click('[aria-label="Load one"]')
+        browser.wait(f"{row('one')}?.innerText.includes('READY')")
+        browser.click('[aria-label="Roll back two"]:not([hidden])')
+        browser.wait("document.querySelector('#models-rows').innerText.includes('pinned to version 1')")
+        browser.wait("document.querySelector('li[data-kind=\"model.pinned\"]')")
+        browser.click('[aria-label="Remove the pin of two"]:not([hidden])')
+        browser.wait("!document.querySelector('#models-rows').innerText.includes('pinned')")
+        assert browser.console() == []
+        browser.run("sessionStorage.clear()")
+        browser.open("about:blank")
+        assert server.stop() == 0
+
+
+def test_names_from_outside_are_shown_as_text(page: Any, server: Any) -> None:
+    with camera(server, "<img src=x onerror=alert(1)>"):
+        page.wait("document.querySelector('.camera h3')?.textContent === '<img src=x onerror=alert(1)>'")
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
+def test_axe_finds_no_serious_fault(page: Any, server: Any, size: tuple[int, int], is_dark: bool) -> None:
+    axe = os.environ.get("EDGE_TEST_AXE", "")
+    if not axe:
+        pytest.skip("no axe-core: tests/e2e/fetch_chromium.sh fetches it from npm's registry")
+    page.look(*size, is_dark=is_dark)
+    with camera(server):
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+        page.wait("document.querySelector('#try-drop, #try-json, #try-prompt')")
+        found = faults(page, Path(axe))
+        page.open(server.url("/docs/api"))
+        page.wait("document.querySelectorAll('.operation').length > 40")
+        found += faults(page, Path(axe))
+    assert found == []
+
+
+def faults(page: Any, axe: Path) -> list[str]:
+    page.run(axe.read_text())
+    found = page.run_async("axe.run().then((found) => arguments[0](found.violations))")
+    return [
+        f"{item['impact']} {item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
+        for item in found
+        if item["impact"] in ("serious", "critical")
+    ]
+
+
+def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
+    page.look(390, 844)
+    with camera(server):
+        page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
+        assert page.run("return document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
+def test_pictures_for_the_documentation(page: Any, server: Any, board: Any) -> None:
+    folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
+    with camera(server), camera(server, "back_yard"):
+        page.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
+        for step in range(24):
+            board.set_temperature("tj-thermal", 55.0 + step)
+            path, kind = "/v2/models/efficientnet_lite0/infer", {"Content-Type": "image/jpeg"}
+            server.request("POST", path, PICTURE.read_bytes(), kind)
+            time.sleep(1)
+        page.run("window.scrollTo(0, 0)")
+        page.look(1280, 1120)
+        page.screenshot(folder / "page_light.webp", quality=80)
+        page.look(1280, 1120, is_dark=True)
+        page.screenshot(folder / "page_dark.webp", quality=80)
+        page.look(390, 1180)
+        page.screenshot(folder / "page_phone.webp", quality=80)
+    board.set_temperature("tj-thermal", 45.0)

@@ -1,0 +1,130 @@
+"""`edge-server fleet status` with real servers that differ, and hosts that do not answer as they should."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+
+def fleet_status(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [str(COMMAND), "fleet", "status", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Three servers: two are equal, the third serves an older version of one model and fails to load another."""
+    folder = tmp_path_factory.mktemp("repositories")
+    for name, version in (("first", "2"), ("second", "2"), ("third", "1")):
+        (folder / name / "echo" / version).mkdir(parents=True)
+        (folder / name / "echo/config.pbtxt").write_text(
+            'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
+            'output { name: "O" data_type: TYPE_FP32 dims: [1] }'
+        )
+    (folder / "third/broken/1").mkdir(parents=True)
+    (folder / "third/broken/1/model.py").write_text("raise RuntimeError('no weights')")
+    with serve(folder / "first") as first, serve(folder / "second") as second, serve(folder / "third") as third:
+        yield [first.http, second.http, third.http]
+
+
+def test_equal_servers_are_one_table_and_success(addresses: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("\n".join(addresses[:2]))
+    code, text = fleet_status(str(tmp_path / "hosts"))
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0].split()[:3] == ["HOST", "STATE", "SERVER"]
+    assert [line.split()[:2] for line in lines[2:]] == [[address, "READY"] for address in addresses[:2]]
+
+
+def test_who_differs_and_what_failed_is_said(addresses: list[str]) -> None:
+    code, text = fleet_status(*addresses)
+    assert code == 1
+    assert f"{addresses[2]} differs: echo: version 1, most others: version 2" in text
+    assert "no weights" in text
+    assert f"{addresses[0]} differs" not in text
+    code, text = fleet_status("--json", *addresses)
+    hosts = json.loads(text)["hosts"]
+    assert code == 1
+    assert [host["url"] for host in hosts] == [f"http://{address}" for address in addresses]
+    assert [len(host["differs"]) for host in hosts] == [0, 0, 1]
+    assert hosts[2]["report"]["models"][0]["name"] == "broken"
+
+
+def expired_https(folder: Path) -> socket.socket:
+    """Return a listener with a certificate that ended in the year 2000."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime(1999, 1, 1))
+        .not_valid_after(datetime(2000, 1, 1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(
+        certificate.public_bytes(pem)
+        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem")
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                context.wrap_socket(peer, server_side=True).close()
+            except (ssl.SSLError, OSError):
+                peer.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listener
+
+
+def test_each_host_that_does_not_answer_has_its_reason_and_the_others_are_shown(
+    addresses: list[str], tmp_path: Path
+) -> None:
+    with (
+        socket.socket() as closed,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        expired_https(tmp_path) as expired,
+    ):
+        closed.bind(("127.0.0.1", 0))
+        nobody, mute = (f"127.0.0.1:{item.getsockname()[1]}" for item in (closed, silent))
+        old = f"https://127.0.0.1:{expired.getsockname()[1]}"
+        code, text = fleet_status("--timeout=2", addresses[0], nobody, mute, old, "no-such-host.invalid")
+        expired.shutdown(socket.SHUT_RDWR)
+    assert code == 1
+    lines = {line.split(": ")[0]: line for line in text.splitlines() if ": " in line}
+    assert "nothing listens there" in lines[nobody]
+    assert "within 2 s" in lines[mute] or "timed out" in lines[mute]
+    assert "certificate" in lines[old]
+    assert "no-such-host.invalid:8000" in lines
+    assert addresses[0] not in lines
+    assert text.count("NO ANSWER") == 4

@@ -1,0 +1,59 @@
+"""The chat template of a tokenizer's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_server.core.model_spec import ChatTemplate
+from edge_server.errors import BadModelConfig
+from edge_server.repository.chat_template import read_chat_template
+
+
+def write(folder: Path, config: object = None, template: str = "") -> Path:
+    (folder / "tokenizer").mkdir()
+    if config is not None:
+        (folder / "tokenizer/tokenizer_config.json").write_text(json.dumps(config))
+    if template:
+        (folder / "tokenizer/chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_the_configuration_has_the_template_and_the_special_tokens(tmp_path: Path) -> None:
+    config = {"chat_template": "T", "bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": None}
+    found = read_chat_template("m", write(tmp_path, config), "tokenizer")
+    assert found == ChatTemplate("T", {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def test_a_file_of_its_own_comes_first(tmp_path: Path) -> None:
+    assert read_chat_template("m", write(tmp_path, {"chat_template": "T"}, "F"), "tokenizer").text == "F"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    config = {"chat_template": [{"name": "tool_use", "template": "A"}, {"name": "default", "template": "B"}]}
+    assert read_chat_template("m", write(tmp_path, config), "tokenizer").text == "B"
+
+
+@pytest.mark.parametrize(
+    ("config", "folder", "said"),
+    [
+        (None, "tokenizer", "expected 'tokenizer/chat_template.jinja', or 'chat_template' in"),
+        ({"chat_template": 3}, "tokenizer", "expected 'tokenizer/chat_template.jinja', or"),
+        ({"chat_template": ["T"]}, "tokenizer", "expected 'tokenizer/chat_template.jinja', or"),
+        ([], "tokenizer", "is not a JSON object"),
+        ({"chat_template": "T"}, "elsewhere", "expected 'elsewhere/chat_template.jinja', or"),
+        ({"chat_template": "T"}, "../tokenizer", "expected a relative path inside the model's directory"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, config: object, folder: str, said: str) -> None:
+    with pytest.raises(BadModelConfig, match="model 'm': parameter chat_tokenizer: ") as caught:
+        read_chat_template("m", write(tmp_path, config), folder)
+    assert said in caught.value.message
+
+
+def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (write(tmp_path) / "tokenizer/tokenizer_config.json").write_text("{")
+    with pytest.raises(BadModelConfig, match=r"'tokenizer/tokenizer_config.json' is not JSON"):
+        read_chat_template("m", tmp_path, "tokenizer")
