@@ -12,7 +12,6 @@ from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import ENGINE_BACKENDS, ENGINE_PRECISIONS, PLATFORM_OF_BACKEND
-from edge_server.repository.chat_template import read_chat_template
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
@@ -100,7 +99,11 @@ def _make_spec(
         if output.label_filename
     }
     tokenizer = config.parameters["chat_tokenizer"].string_value if "chat_tokenizer" in config.parameters else ""
-    template = read_chat_template(model.name, model.path, tokenizer) if tokenizer else None
+    template = None
+    if tokenizer:
+        from edge_server.repository.chat_template import read_chat_template  # an idle server does without it
+
+        template = read_chat_template(model.name, model.path, tokenizer)
     spec = to_spec(config, labels, notes, template)
     for check in options.checks:
         check(spec)

@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from edge_server.core.frame_stream_types import Buffer
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
@@ -22,6 +21,7 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
+    from edge_server.core.frame_stream_types import Buffer
     from edge_server.streams.stream_view import StreamView
     from edge_server.vision.perception import PerceptionPlan
     from edge_server.vision.resize import FittedPicture
