@@ -7,6 +7,7 @@ Runtime GenAI, and tests/data/tiny_embeddings with OpenVINO GenAI.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.util
 import json
 import os
@@ -470,8 +471,11 @@ def ask(client: Any, question: str, **more: Any) -> Any:
 
 
 def children_of(server: Any) -> list[int]:
-    files = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    return [int(child) for file in files for child in file.read_text().split()]
+    found: list[int] = []
+    for file in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            found += map(int, file.read_text().split())
+    return found
 
 
 class TestRealEngine:
