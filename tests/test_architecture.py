@@ -82,6 +82,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "av": ("sources/rtsp.py",),
     "paho": ("sinks/mqtt.py",),
     "cryptography": ("repository/trust/signature.py",),
+    "foxglove": ("cli/streaming/foxglove_output.py",),
     "fsspec": ("repository/remote/object_store.py",),
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),

@@ -7,7 +7,6 @@ file and one line in `_MODULES`. Other packages add backends as entry points; se
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import threading
 
 from edge_server.backends.backend_helpers import message_line
@@ -55,6 +54,8 @@ _made: dict[str, Backend] = {}
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all backends: the server's own, installed or not, then those of other packages."""
+    import importlib.metadata  # here, because it needs a megabyte that an idle server has no use for
+
     others = sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - _MODULES.keys())
     return (*_MODULES, *others)
 
@@ -80,6 +81,8 @@ def load_backend(name: str) -> Backend:
 
 def _load_foreign_backend(name: str) -> Backend:
     """Return the backend that another package registers under that name. Raises BackendMissing."""
+    import importlib.metadata
+
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(

@@ -97,6 +97,13 @@ def size(text: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT such as 127.0.0.1:8765, got '{text}'")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def header(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not key or not separator or "\n" in text or "\r" in text:

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.options import add_alias, add_tls_options, number, size, tls_of
+from edge_server.cli.options import add_alias, add_tls_options, host_and_port, number, size, tls_of
 from edge_server.cli.streaming.annotated_output import WritingThread, open_writer
+from edge_server.cli.streaming.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
 from edge_server.cli.streaming.json_lines import JsonLines
 from edge_server.cli.streaming.source_thread import SourceSettings
 from edge_server.cli.streaming.stream_run import RunSettings, StreamRun
@@ -36,21 +37,28 @@ def run(arguments: Sequence[str]) -> int:
     try:
         fps = _rate(options.fps, source)
         stream_options = _stream_options(options, keeps_all=fps == 0 and not source.is_live)
+        base = options.name or "camera"
+        names = [base] if options.streams == 1 else [f"{base}-{index}" for index in range(options.streams)]
+        host, port = options.foxglove or ("", 0)
+        foxglove = FoxgloveOutput(host, port, names) if host else None
         writers = _open_writers(options, fps or source.fps or DEFAULT_FPS)
     except EdgeServerError:
         source.close()
         raise
     lines = JsonLines(sys.stdout) if options.json else None
-    base = options.name or "camera"
     # Unique by default, because a new stream replaces an open stream with the same id.
     suffix = "" if options.name else f"-{secrets.token_hex(4)}"
-    cameras = []
-    for index, writer in enumerate(writers):
-        name = base if options.streams == 1 else f"{base}-{index}"
-        cameras.append(StreamSender(name, name + suffix, stream_options, writer, lines))
+    cameras = [
+        StreamSender(name, name + suffix, stream_options, writer, lines, foxglove)
+        for name, writer in zip(names, writers, strict=True)
+    ]
     source_settings = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
     settings = RunSettings(options.model, options.address, source, source_settings)
-    return _run(settings, cameras, lines)
+    try:
+        return _run(settings, cameras, lines)
+    finally:
+        if foxglove is not None:
+            foxglove.close()
 
 
 def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
@@ -176,6 +184,14 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="PATH",
         help="write the pictures with the results drawn in, as a video (.mp4, .avi, .mkv, .mov) or into a folder",
+    )
+    group.add_argument(
+        "--foxglove",
+        type=host_and_port,
+        nargs="?",
+        const=host_and_port(DEFAULT_ADDRESS),
+        metavar="HOST:PORT",
+        help=f"listen for Foxglove viewers ({DEFAULT_ADDRESS}), and show them the pictures with the detections",
     )
     group.add_argument(
         "--json",

@@ -6,7 +6,9 @@ monotonic clock.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -43,11 +45,15 @@ class FrameLimits:
 
 @dataclass(slots=True)
 class FrameTally:
-    """The counters of a stream id. At any time received = answered + sum(dropped) + waiting."""
+    """The counters of a stream id. At any time received = answered + sum(dropped) + waiting.
+
+    `track_ids` gives the numbers of its tracks: none comes twice, also after a reconnect.
+    """
 
     received: int = 0
     answered: int = 0
     dropped: dict[DropReason, int] = field(default_factory=dict)
+    track_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def waiting(self) -> int:

@@ -92,7 +92,7 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """std_msgs/Header and a sequence number. The server returns it unchanged and does not interpret it.
+    """std_msgs/Header and a sequence number. The server returns it unchanged. Only tracking reads it: the stamp.
 
     `sec` holds both the uint32 of ROS 1 and the int32 of ROS 2.
     """
@@ -145,7 +145,11 @@ class Keypoint:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One detected object. The box lies within the frame. `label` is "" if the model has no labels."""
+    """One detected object. The box lies within the frame. `label` is "" if the model has no labels.
+
+    `track_id` is the same number, above 0, in all frames of a stream that show this object; 0 if the object is not
+    tracked, or not yet.
+    """
 
     x_min: float
     y_min: float
@@ -155,6 +159,7 @@ class Detection:
     class_index: int
     label: str = ""
     keypoints: tuple[Keypoint, ...] = ()
+    track_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

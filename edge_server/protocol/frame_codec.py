@@ -221,7 +221,9 @@ def _detection_wire(item: Detection) -> Any:
         place = {"x": point.x, "y": point.y, "score": point.score}
         _check_floats("Keypoint", **place)
         keypoints.append(_wire("Keypoint", **place))
-    return _wire("Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints)
+    return _wire(
+        "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints, track_id=item.track_id
+    )
 
 
 # -- messages to nouns
@@ -289,7 +291,7 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
         tuple(
             Detection(
                 item.x_min, item.y_min, item.x_max, item.y_max, item.score, item.class_index, item.label,
-                tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints),
+                tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints), item.track_id,
             )
             for item in wire.detections
         ),

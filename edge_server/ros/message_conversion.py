@@ -60,13 +60,18 @@ class HypothesisMessage:
 
 @dataclass(frozen=True, slots=True)
 class DetectionMessage:
-    """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame; theta and id are empty."""
+    """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame; theta is empty.
+
+    `track_id` is the field `id` of ROS 2, the same for an object in all frames; "" without tracking. ROS 1 has no such
+    field.
+    """
 
     center_x: float
     center_y: float
     size_x: float
     size_y: float
     hypothesis: HypothesisMessage
+    track_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,7 @@ def detections_message(result: FrameResult, *, has_numbers: bool = False) -> Det
             size_x=found.x_max - found.x_min,
             size_y=found.y_max - found.y_min,
             hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
+            track_id=str(found.track_id) if found.track_id else "",
         )
         for found in result.detections
     )

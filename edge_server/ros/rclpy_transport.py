@@ -171,6 +171,7 @@ def _make_detection(box: DetectionMessage, header: FrameHeader) -> Any:
     found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
     _fill_hypothesis(found.hypothesis, box.hypothesis)
     made.results = [found]
+    made.id = box.track_id
     return made
 
 

@@ -132,7 +132,7 @@ class MessageTypes:
                     bbox=self._new(
                         "vision_msgs/msg/BoundingBox2D", center=center, size_x=box.size_x, size_y=box.size_y
                     ),
-                    id="",
+                    id=box.track_id,
                 )
             )
         return self._new("vision_msgs/msg/Detection2DArray", header=header, detections=found)

@@ -80,6 +80,8 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
         "class_index": item.class_index,
         "label": item.label,
     }
+    if item.track_id:
+        fields["track_id"] = item.track_id
     if item.keypoints:
         fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
     return fields

@@ -6,12 +6,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+
+import numpy as np
 
 from edge_server.core.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.core.frame_stream_types import (
     Credit,
+    Detection,
     DropReason,
     Frame,
     FrameDropped,
@@ -27,6 +30,7 @@ from edge_server.errors import Draining, EdgeServerError
 from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
 from edge_server.streams.stream_view import StreamView
+from edge_server.vision.tracking import ByteTracker
 
 _MOST_NOTICES = 64
 """Maximum number of unsent drop notices; further drops appear only in the counts."""
@@ -127,6 +131,11 @@ class CameraStream:
         self._running_count = 0
         self.correlation_id: int | str | None = None
         """Correlation id of the stream's sequence; None before the first frame and for a model without sequences."""
+        self._tracker: ByteTracker | None = None
+        self._tracked_at_ns = (0, 0)
+        """Stamp and time of arrival of the last tracked frame."""
+        self._settled = threading.Condition(lock)
+        """Notified when a taken frame is settled."""
         self.most_running = 2
         """Maximum number of chosen, unanswered frames: one runs while another is prepared."""
 
@@ -207,10 +216,40 @@ class CameraStream:
         if self.is_eligible:
             self._wake()
 
+    def track(
+        self, flight: FrameInFlight, detections: tuple[Detection, ...], threshold: float
+    ) -> tuple[Detection, ...]:
+        """Return the detections of a taken frame with the numbers of their tracks.
+
+        Waits until the stream's earlier frames are settled. It cannot wait for itself: a worker takes frames in order,
+        at most one per stream at a time. `threshold` is that of ByteTracker.
+        """
+        with self._settled:
+            self._settled.wait_for(lambda: self._is_over or self._is_first(flight))
+            if self._is_over:
+                return detections
+        # Only this thread uses the tracker until `finish` or `refuse`.
+        tracker = self._tracker
+        if tracker is None:
+            tracker = self._tracker = ByteTracker(self._tally.track_ids.__next__, threshold)
+        tracker.threshold = threshold
+        header, (stamp_ns, received_ns) = flight.header, self._tracked_at_ns
+        self._tracked_at_ns = header.sec * 1_000_000_000 + header.nanosec, flight.received_ns
+        step_ns = self._tracked_at_ns[0] - stamp_ns
+        if step_ns <= 0:  # frames without stamps, or a clock that was set back
+            step_ns = flight.received_ns - received_ns
+        boxes = np.array([(one.x_min, one.y_min, one.x_max, one.y_max) for one in detections], float).reshape(-1, 4)
+        ids = tracker.update(boxes, np.array([one.score for one in detections], float), step_ns / 1e9)
+        return tuple(replace(one, track_id=track_id) for one, track_id in zip(detections, ids, strict=True))
+
+    def _is_first(self, flight: FrameInFlight) -> bool:
+        return next(other for other in self._order if not other.is_settled) is flight
+
     def refuse(self, flight: FrameInFlight, reason: DropReason, detail: str) -> None:
         """Drop a taken frame that does not run."""
         with self._lock:
             flight.is_settled = True
+            self._settled.notify_all()
             if self._is_over:
                 return
             self._order.remove(flight)
@@ -224,6 +263,7 @@ class CameraStream:
         """Set the result of a taken frame."""
         with self._lock:
             flight.is_settled = True
+            self._settled.notify_all()
             if self._is_over:
                 return
             flight.result = result
@@ -278,6 +318,7 @@ class CameraStream:
         if self._is_over:
             return
         self._is_over = True
+        self._settled.notify_all()
         self._error = error
         self._notices.clear()
         self._drop_waiting()

@@ -43,7 +43,7 @@ from edge_server.streams.sequence_step import step
 from edge_server.streams.stream_view import StreamView
 
 if TYPE_CHECKING:
-    from edge_server.core.frame_stream_types import Frame, Returns
+    from edge_server.core.frame_stream_types import Detection, Frame, Returns
     from edge_server.memory.region_pins import RegionView
     from edge_server.service import InferenceService
     from edge_server.vision.picture import Picture
@@ -284,12 +284,15 @@ class FramePipeline:
             row = index if side.has_rows else None
             seen = side.perception.read(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
+            threshold = side.perception.track_threshold
+            if threshold is not None and returns.has_detections:
+                result.detections = one.flight.stream.track(one.flight, seen.detections, threshold)
         if returns.tensors:
             result.tensors = _tensors(returns, index if side.has_rows else None, response, rows.array)
         if one.picture is not None and returns.has_annotated_jpeg:
             result.annotated_jpeg = self._drawn(one.picture, result, returns)
         if one.view is not None:
-            self._show(one, index, side, outputs, returns)
+            self._show(one, index, side, outputs, result.detections)
         result.version = response.version
         result.variant = side.spec.name if side.spec.name != self._model else ""
         result.runtime = side.runtime
@@ -304,9 +307,12 @@ class FramePipeline:
         index: int,
         side: OutputPlan,
         outputs: Mapping[str, Array],
-        returns: Returns,
+        tracked: tuple[Detection, ...],
     ) -> None:
-        """Pass a frame to the viewers of its stream, with the results that the model declares."""
+        """Pass a frame to the viewers of its stream, with the results that the model declares.
+
+        `tracked` are the detections of the result, which may have numbers of tracks; empty if it has none.
+        """
         from edge_server.vision.perception import Perception
 
         assert one.view is not None
@@ -319,6 +325,8 @@ class FramePipeline:
             if side.perception is not None:
                 row = index if side.has_rows else None
                 seen = side.perception.read(outputs, row, one.fit, side.perception.what, model=self._model)
+                if tracked:
+                    seen = dataclasses.replace(seen, detections=tracked)
         one.view.show(picture, seen, time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:

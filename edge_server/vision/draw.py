@@ -138,8 +138,9 @@ class _Pen:
             self._cv2.circle(self._canvas, centre, radius * 16, shade, -1, self._cv2.LINE_AA, 4)
 
     def name(self, found: Detection) -> None:
-        """Write label and score on a plate above the box, or inside its upper edge if there is no room."""
-        text = self._measure(f"{found.label or f'class {found.class_index}'} {found.score:.2f}")
+        """Write label, track and score on a plate above the box, or inside its upper edge if there is no room."""
+        track = f" #{found.track_id}" if found.track_id else ""
+        text = self._measure(f"{found.label or f'class {found.class_index}'}{track} {found.score:.2f}")
         color = _color(found.class_index)
         (left, top), _ = self._corners(found)
         left -= self._line // 2

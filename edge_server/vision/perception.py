@@ -67,6 +67,11 @@ class PerceptionPlan:
         declared = (plan.labels for plan in (self.detections, self.mask, self.classes) if plan is not None)
         return next((labels for labels in declared if labels), ())
 
+    @property
+    def track_threshold(self) -> float | None:
+        """Least score that starts a track in a frame stream; None: no tracking."""
+        return None if self.detections is None else self.detections.declaration.track_threshold
+
     def settle(self, returns: Returns, *, model: str) -> Returns:
         """Return the settled results of a stream's `Returns`.
 

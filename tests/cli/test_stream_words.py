@@ -42,12 +42,12 @@ def test_classes_are_named_with_their_scores() -> None:
 
 def test_detections_are_counted_by_kind_with_the_best_score_of_each() -> None:
     boxes = [Detection(1, 2, 30, 40, score, 0, "person") for score in (0.5, 0.875, 0.6)]
-    cycle = Detection(0, 0, 5, 5, 0.7, 1, keypoints=(Keypoint(1, 2, 0.5),))
+    cycle = Detection(0, 0, 5, 5, 0.7, 1, keypoints=(Keypoint(1, 2, 0.5),), track_id=9)
     result = FrameResult(HEADER, detections=(*boxes, cycle))
     assert result_in_words(result) == "3 person 0.88, 1 class 1 0.70"
     first, *_, last = told(result)["detections"]  # type: ignore[misc]
     assert first == {"box": [1, 2, 30, 40], "score": 0.5, "class_index": 0, "label": "person"}
-    assert last["keypoints"] == [[1, 2, 0.5]]  # type: ignore[index]
+    assert (last["keypoints"], last["track_id"]) == ([[1, 2, 0.5]], 9)  # type: ignore[index]
 
 
 def test_a_picture_with_nothing_in_it_has_an_empty_list() -> None:

@@ -393,7 +393,8 @@ def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
 
 def test_the_list_of_models_names_those_that_give_text_or_embeddings(server: Any) -> None:
     _, answer = server.ask("/v1/models")
-    assert [model["id"] for model in answer["data"]] == ["batched_embedder", "caller", "embedder", "talker"]
+    listed = [model["id"] for model in answer["data"] if model["id"] not in TEMPLATES]  # loaded where jinja2 is
+    assert listed == ["batched_embedder", "caller", "embedder", "talker"]
     assert server.ask("/v1/models/talker")[1]["object"] == "model"
     assert server.ask("/v1/models/plain")[0] == 404
 

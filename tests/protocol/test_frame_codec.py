@@ -182,7 +182,7 @@ def result_noun(item: object) -> FrameResult:
         tuple(
             Detection(
                 each.x_min, each.y_min, each.x_max, each.y_max, each.score, each.class_index, each.label,
-                tuple(Keypoint(point.x, point.y, point.score) for point in each.keypoints),
+                tuple(Keypoint(point.x, point.y, point.score) for point in each.keypoints), each.track_id,
             )
             for each in item.detections
         ),

@@ -28,7 +28,7 @@ FAKE = Path(__file__).parent / "fake_ros2"
 HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera_optical", seq=7)
 RESULT = FrameResult(
     HEADER,
-    detections=(Detection(10, 20, 50, 80, 0.5, 3, "cat"),),
+    detections=(Detection(10, 20, 50, 80, 0.5, 3, "cat", track_id=7),),
     classes=(ClassScore(3, 0.75, "cat"), ClassScore(1, 0.25)),
     mask=Mask(2, 3, "mono8", bytes(6)),
     annotated_jpeg=b"\xff\xd8 picture",
@@ -153,6 +153,7 @@ def test_a_detection_is_written_field_by_field(rclpy: Any, transport: RclpyTrans
     assert (found.bbox.center.position.x, found.bbox.center.position.y) == (30.0, 50.0)
     assert (found.bbox.size_x, found.bbox.size_y) == (40.0, 60.0)
     assert (found.results[0].hypothesis.class_id, found.results[0].hypothesis.score) == ("cat", 0.5)
+    assert found.id == "7"
     assert found.header.frame_id == "camera_optical"
 
 

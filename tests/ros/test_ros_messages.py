@@ -109,6 +109,12 @@ def test_detections_become_boxes_by_centre_and_size() -> None:
     assert second.hypothesis.class_id == "12"
 
 
+def test_a_detection_has_the_number_of_its_track_as_text_and_none_without_a_track() -> None:
+    found = (Detection(10, 20, 30, 60, 0.75, 3, "dog", track_id=2**64 - 1), Detection(0, 0, 1, 1, 0.5, 12))
+    message = detections_message(FrameResult(HEADER, detections=found))
+    assert [box.track_id for box in message.detections] == ["18446744073709551615", ""]
+
+
 def test_class_ids_are_numbers_when_asked_for() -> None:
     result = FrameResult(
         HEADER, detections=(Detection(0, 0, 1, 1, 0.5, 3, "dog"),), classes=(ClassScore(4, 0.5, "cat"),)

@@ -50,6 +50,17 @@ def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
     assert types.encode(message) == bytes(types.store.serialize_cdr(value, message.kind.value))
 
 
+def test_the_number_of_a_track_is_the_id_of_its_detection() -> None:
+    from edge_server.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    message = DetectionsMessage(
+        HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, "17"), DetectionMessage(0, 0, 0, 0, CUP))
+    )
+    value = types.decode(types.encode(message), message.kind.value)
+    assert [found.id for found in value.detections] == ["17", ""]
+
+
 def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
     from edge_server.ros.ros2_types import MessageTypes
 

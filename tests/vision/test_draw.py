@@ -63,6 +63,14 @@ def test_the_name_stands_above_the_box_or_inside_it_at_the_upper_edge() -> None:
     assert upper[2:16, 202:250].mean() > 0.9
 
 
+def test_the_number_of_a_track_stands_beside_the_name() -> None:
+    plain, tracked = (
+        changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog", (), track),))))
+        for track in (0, 12)
+    )
+    assert tracked[180:198].any(axis=0).sum() > plain[180:198].any(axis=0).sum() + 20
+
+
 def test_a_name_at_the_right_edge_is_moved_into_the_picture() -> None:
     marks = changed(annotated(frame(), Perception(detections=(Detection(630, 200, 640, 300, 0.5, 1, "a long name"),))))
     assert marks[185:198, 540:640].mean() > 0.9

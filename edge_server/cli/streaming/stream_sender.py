@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from edge_server.cli.streaming.annotated_output import WritingThread
+from edge_server.cli.streaming.foxglove_output import FoxgloveOutput
 from edge_server.cli.streaming.frame_counts import FrameCounts
 from edge_server.cli.streaming.json_lines import JsonLines
 from edge_server.cli.streaming.result_text import drop_as_json, result_in_words
@@ -36,7 +37,13 @@ class StreamSender:
     """
 
     def __init__(
-        self, name: str, stream_id: str, options: StreamOptions, writer: WritingThread | None, lines: JsonLines | None
+        self,
+        name: str,
+        stream_id: str,
+        options: StreamOptions,
+        writer: WritingThread | None,
+        lines: JsonLines | None,
+        foxglove: FoxgloveOutput | None = None,
     ) -> None:
         self.name = name
         self.opened: StreamOpened | None = None
@@ -46,6 +53,7 @@ class StreamSender:
         self.last_error = ""
         self.writer = writer
         self._lines = lines
+        self._foxglove = foxglove
         self._lock = threading.Lock()
         self._counts = FrameCounts(name)
         self._is_finishing = False
@@ -74,6 +82,8 @@ class StreamSender:
                 return
             self._counts.count_offered(frame.header.seq, time.monotonic())
             self._stream.send(frame)
+        if self._foxglove is not None:
+            self._foxglove.show_frame(self.name, frame)
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a frame can be offered without replacing another. Return False after the timeout."""
@@ -141,6 +151,8 @@ class StreamSender:
             self.last_error = result_in_words(result)
         if self._lines is not None:
             self._lines.write(result_as_json(self.name, result, age_s))
+        if self._foxglove is not None and not result.error_code:
+            self._foxglove.show_result(self.name, result)
         if self.writer is not None and result.annotated_jpeg:
             self.writer.put(result.header.seq, result.annotated_jpeg)
         # Without the annotated picture, which is large and not needed here.

@@ -12,6 +12,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.access_control import ORDERING_CATEGORIES
 from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
+from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationHandler
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
@@ -99,6 +100,7 @@ def build_router(
     openai: OpenAiEndpoints,
     events: EventEndpoints,
     operator: OperatorEndpoints,
+    deepstack: DeepStackEndpoints,
     page: PageEndpoints,
     view: ViewEndpoints,
 ) -> PathRouter:
@@ -151,6 +153,13 @@ def build_router(
         add_task("inference", (f"{base}/embeddings",), "POST", "Embed texts, as in OpenAI's API", openai.embed)
         add_task("metadata", (f"{base}/models",), "GET", "List the models for text, as in OpenAI's API", openai.models)
         add_task("metadata", (f"{base}/models/{{model}}",), "GET", "One model, as in OpenAI's API", openai.model)
+    add_task(
+        "inference",
+        ("/v1/vision/detection", "/v1/vision/custom/{model}"),
+        "POST",
+        "Detect objects in the image of a form, as in DeepStack's API",
+        deepstack.detect,
+    )
     add("health", ("/v2/health/live",), GET=("Whether the server runs", control.live))
     add("health", ("/v2/health/ready",), GET=("Whether the server and its models accept inference", control.ready))
     add("health", _model_paths("/ready"), GET=("Whether a model accepts inference", control.model_ready))

@@ -23,6 +23,7 @@ from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
+from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationRequest, GenerationTarget
@@ -143,6 +144,7 @@ class HttpFrontend:
                 governor=self._governor,
                 engines=self._engines,
             ),
+            DeepStackEndpoints(self._service, dispatch),
             PageEndpoints(partial(self._access, view), lambda: self._router.routes),
             view,
         )

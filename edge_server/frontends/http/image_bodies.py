@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.message import Message
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from edge_server.core.model_spec import ModelSpec
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 FORM_TYPE = "multipart/form-data"
 
+MAX_PARTS = 16
+"""Maximum number of parts of a form."""
+
+_MAX_HEADERS_BYTES = 8 * 1024
+"""Of a part. The rest is not read."""
+
 
 def is_image_body(content_type: str) -> bool:
     """Return whether a body of this type is an image file, alone or as the only part of a form."""
@@ -29,16 +35,41 @@ def is_image_body(content_type: str) -> bool:
 
 def form_file(body: Body, content_type: str) -> memoryview:
     """Return the file in a form with one part, as `curl -F image=@frame.jpg` sends it. Raises InvalidRequest."""
+    parts = form_parts(body, content_type)
+    if len(parts) != 1:
+        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
+    return parts[0][1]
+
+
+def form_parts(body: Body, content_type: str) -> list[tuple[str, memoryview]]:
+    """Return the parts of a form: the name of each, and its content as a view.
+
+    Raises InvalidRequest for a malformed form and for more than MAX_PARTS parts.
+    """
     message = Message()
     message["Content-Type"] = content_type
     boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
     view = memoryview(body)
-    delimiters = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
-    # A part must have headers, as curl and browsers send them.
-    headers = re.compile(rb"\r\n\r\n").search(view, delimiters[0].end()) if len(delimiters) == 2 and boundary else None
-    if headers is None or delimiters[0][1] or not delimiters[1][1] or headers.end() > delimiters[1].start():
-        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
-    return view[headers.end() : delimiters[1].start()]
+    delimiters = list(
+        islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?=\r\n|\Z)", view), MAX_PARTS + 1)
+    )
+    is_closed = [bool(delimiter[1]) for delimiter in delimiters]
+    malformed = InvalidRequest(
+        f"a body of type {FORM_TYPE} must have 1 to {MAX_PARTS} parts with headers, and its boundary at the end"
+    )
+    if not boundary or len(delimiters) < 2 or is_closed != [False] * (len(delimiters) - 1) + [True]:
+        raise malformed
+    parts = []
+    for this, following in pairwise(delimiters):
+        # A part must have headers, as curl and browsers send them.
+        headers = re.compile(rb"\r\n\r\n").search(view, this.end(), following.start())
+        if headers is None:
+            raise malformed
+        lines = bytes(view[this.end() : headers.start()][:_MAX_HEADERS_BYTES])
+        name = re.search(rb';[ \t]*name="([^"\r\n]*)"', lines)
+        content = view[headers.end() : following.start()]
+        parts.append(("" if name is None else name[1].decode("utf-8", "replace"), content))
+    return parts
 
 
 class ImageBodies:

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Parameter, Response, SubmittedRequest
+from edge_server.core.request_response import Parameter, Request, Response, SubmittedRequest
+from edge_server.core.tensor import Tensor
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.body_reader import Body, BodyReader
@@ -96,6 +98,29 @@ class LoopDispatch:
         while self.arrived:
             receiver, response = self.arrived.popleft()
             receiver(response)
+
+
+async def run_model(service: InferenceService, dispatch: LoopDispatch, spec: ModelSpec, tensor: Tensor) -> Response:
+    """Run a model, and no variant of it, on one input tensor. Return its first response; raise its error."""
+    done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def receive(response: Response) -> None:
+        if done.done():
+            return
+        if not response.is_empty:
+            done.set_result(response)
+        elif response.is_final:
+            done.set_exception(ServingFault(f"model '{spec.name}' sent no response"))
+
+    request = Request(model=spec.name, inputs={tensor.name: tensor})
+    ticket = service.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
+    try:
+        response = await done
+    finally:
+        ticket.cancel()
+    if response.error is not None:
+        raise response.error
+    return response
 
 
 class InferenceContext:

@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Request, Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest, ServingFault
+from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.generate_endpoints import GenerationRequest
-from edge_server.frontends.http.inference_route import LoopDispatch
+from edge_server.frontends.http.inference_route import LoopDispatch, run_model
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.service import InferenceService
 
@@ -119,22 +118,7 @@ class ViewEndpoints:
             del body
         finally:
             request.release_body()
-        done: asyncio.Future[Response] = loop.create_future()
-
-        def receive(response: Response) -> None:
-            if not response.is_empty and not done.done():
-                done.set_result(response)
-            elif response.is_final and not done.done():
-                done.set_exception(ServingFault(f"model '{spec.name}' sent no response"))
-
-        inference = Request(model=spec.name, version=None, inputs={tensor.name: tensor})
-        ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive), may_stand_in=False)
-        try:
-            response = await done
-        finally:
-            ticket.cancel()
-        if response.error is not None:
-            raise response.error
+        response = await run_model(self._service, self._dispatch, spec, tensor)
         return await loop.run_in_executor(workers, _perceived, spec, plan, fit, response)
 
 

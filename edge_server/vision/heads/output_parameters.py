@@ -1,4 +1,4 @@
-"""Output parameters of a model configuration: keys that begin with detection_, class_ or mask_.
+"""Output parameters of a model configuration: `track`, `deepstack`, and keys with detection_, class_ or mask_.
 
 All values are strings; lists are comma-separated. The class names are those of the output with the classes
 (`label_filename`, as in Triton).
@@ -18,6 +18,9 @@ All values are strings; lists are comma-separated. The class names are those of 
 | detection_strides | pixels of the input per cell, one number for each grid | the head's |
 | detection_variances | scale of offsets for centre and size, with priors | 0.1,0.2 |
 | detection_keypoints | number of points (x, y, score) after the classes | 0 |
+| deepstack | true: answer DeepStack clients that name no model, see docs/cameras.md | false |
+| track | bytetrack: number the objects of each frame stream, see `vision.tracking` | no numbers |
+| detection_track_threshold | 0 to 1: weaker detections continue a track, but do not start one | 0.5 |
 | class_output | name of the output with a score for each class | the one with labels, or the only one |
 | class_activation | none, sigmoid or softmax | none |
 | mask_output | name of the output with the mask | the one with labels, or the only one |
@@ -107,6 +110,10 @@ class Activation(enum.Enum):
     SOFTMAX = "softmax"
 
 
+class TrackMethod(enum.Enum):
+    BYTETRACK = "bytetrack"
+
+
 class MaskLayout(enum.Enum):
     PLANAR = "planar"
     PACKED = "packed"
@@ -154,7 +161,10 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
     ),
 }
 
-_COMMON = ("detection_head", "detection_outputs", "detection_score_threshold", "detection_max")
+_COMMON = (
+    "detection_head", "detection_outputs", "detection_score_threshold", "detection_max", "track",
+    "detection_track_threshold", "deepstack",
+)  # fmt: skip
 _DETECTION_KEYS = (*_COMMON, *sorted({key for traits in TRAITS.values() for key in traits.keys}))
 _CLASS_KEYS = ("class_output", "class_activation")
 _MASK_KEYS = ("mask_output", "mask_layout", "mask_activation", "mask_threshold", "mask_unseen")
@@ -181,6 +191,10 @@ class DetectionDeclaration:
     strides: tuple[int, ...]
     variances: tuple[float, float]
     keypoint_count: int
+    track_threshold: float | None
+    """Least score that starts a track; None: no tracking."""
+    is_deepstack: bool
+    """Whether the model answers DeepStack clients that name no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +227,7 @@ class OutputDeclaration:
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> OutputDeclaration:
     """Return the declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
-    if not any(key.startswith(_PREFIXES) or key == "image_top_k" for key in parameters):
+    if not any(key.startswith(_PREFIXES) or key in ("image_top_k", "track", "deepstack") for key in parameters):
         return OutputDeclaration(None, None, None)
     reader = _Reader(model, parameters)
     reader.check_keys()
@@ -262,6 +276,8 @@ class _Reader:
             strides=self._strides(traits.strides),
             variances=self._variances(),
             keypoint_count=self._integer("detection_keypoints", 0, 0, 1000),
+            track_threshold=self._track_threshold(),
+            is_deepstack=self._boolean("deepstack"),
         )
 
     def classes(self) -> ClassDeclaration | None:
@@ -284,6 +300,14 @@ class _Reader:
             threshold=self._number("mask_threshold", 0.5, 1.0),
             unseen=self._integer("mask_unseen", 0, 0, 65535),
         )
+
+    def _track_threshold(self) -> float | None:
+        threshold = self._number("detection_track_threshold", 0.5, 1.0)
+        if self._choice("track", TrackMethod) is not None:
+            return threshold
+        if "detection_track_threshold" in self._parameters:
+            self.refuse("detection_track_threshold", "track beside it: bytetrack")
+        return None
 
     def _background(self) -> int | None:
         return (

@@ -1,0 +1,135 @@
+"""DeepStack's object detection on the HTTP port, which video recorders such as Frigate and Blue Iris speak:
+/v1/vision/detection, and /v1/vision/custom/{model}, which names the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, UnknownModel, Unsupported
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.generate_endpoints import GenerationRequest
+from edge_server.frontends.http.image_bodies import form_parts
+from edge_server.frontends.http.inference_route import DECOUPLED, LoopDispatch, run_model
+from edge_server.frontends.http.response import HttpResponse, error_response, json_response
+from edge_server.frontends.v2.json_parser import to_json
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.core.frame_stream_types import Detection
+    from edge_server.vision.heads.detections import DetectionPlan
+    from edge_server.vision.resize import FittedPicture
+
+MAX_PREDICTIONS = 20
+"""Maximum number of objects in a response, the best. Frigate's client has room for 20, and fails with more."""
+
+
+class DeepStackEndpoints:
+    """The handlers. Live on one event loop. The `api_key` of a form is ignored: access is checked by headers."""
+
+    def __init__(self, service: InferenceService, dispatch: LoopDispatch) -> None:
+        self._service = service
+        self._dispatch = dispatch
+
+    async def detect(self, request: GenerationRequest) -> HttpResponse:
+        """Respond with the objects in the image of a form, in pixels of the image."""
+        try:
+            return json_response({"success": True, "predictions": await self._detect(request)})
+        except EdgeServerError as error:
+            response = error_response(error)
+            response.body = to_json({"success": False, "error": error.message})
+            return response
+
+    async def _detect(self, request: GenerationRequest) -> list[dict[str, Any]]:
+        name = request.target.names.get("model")
+        spec = self._chosen_model() if name is None else self._service.model_spec(name, None)
+        if spec.is_decoupled:
+            raise Unsupported(DECOUPLED)
+        loop, workers = asyncio.get_running_loop(), request.target.workers
+        content_type = request.target.head.headers.get("Content-Type") or ""
+        try:
+            body = await request.read_body()
+            image = await loop.run_in_executor(workers, _Image, spec, body, content_type)
+            del body
+        finally:
+            request.release_body()
+        response = await run_model(self._service, self._dispatch, spec, image.tensor)
+        return await loop.run_in_executor(workers, image.predictions, response)
+
+    def _chosen_model(self) -> ModelSpec:
+        """Return the model with the parameter `deepstack`, else the only one with detections. Raises UnknownModel."""
+        specs = []
+        for name in sorted({entry.name for entry in self._service.repository_index(only_ready=True)}):
+            spec = self._service.model_spec(name, None)
+            if "detection_head" in spec.parameters:
+                specs.append(spec)
+        stated = [spec for spec in specs if spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
+        candidates = stated or specs
+        if len(candidates) == 1:
+            return candidates[0]
+        given = ", ".join(f"'{spec.name}'" for spec in candidates) or "none"
+        raise UnknownModel(
+            "expected one ready model with the parameter 'deepstack: true', or a single one with 'detection_head', "
+            f"given {given}; /v1/vision/custom/NAME names a model"
+        )
+
+
+class _Image:
+    """The image of a form, fitted into a model's input."""
+
+    def __init__(self, spec: ModelSpec, body: Body, content_type: str) -> None:
+        """Raises InvalidRequest and Unsupported."""
+        # Imported for the first image: a server without images saves the memory.
+        from edge_server.vision.image_plan import image_plan
+        from edge_server.vision.perception import perception_plan
+
+        form = dict(form_parts(body, content_type))
+        if not form.get("image"):
+            given = ", ".join(f"'{name[:40]}'" for name in form)
+            raise InvalidRequest(f"expected a form with a file named 'image', given {given}")
+        self._spec = spec
+        self._least_score = _least_score(form)
+        try:
+            images, plan = image_plan(spec), perception_plan(spec)
+        except BadModelConfig as error:
+            raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
+        if images is None or plan is None or plan.detections is None:
+            raise InvalidRequest(
+                f"model '{spec.name}' does not detect objects: its configuration has no parameter 'detection_head'"
+            )
+        self._plan: DetectionPlan = plan.detections
+        self._fit: FittedPicture
+        self.tensor: Tensor
+        self.tensor, self._fit = images.fit_file(form["image"], model=spec.name)
+
+    def predictions(self, response: Response) -> list[dict[str, Any]]:
+        """Return the objects, best first. Raises BackendError for outputs of undeclared shapes."""
+        outputs = {tensor.name: tensor.array for tensor in response.outputs}
+        found = self._plan.read(outputs, 0 if self._spec.max_batch_size else None, self._fit, model=self._spec.name)
+        return [_prediction(item) for item in found if item.score >= self._least_score][:MAX_PREDICTIONS]
+
+
+def _least_score(form: Mapping[str, memoryview]) -> float:
+    text = bytes(form.get("min_confidence", b"")[:40]).decode("utf-8", "replace").strip()
+    try:
+        least = float(text or 0)
+    except ValueError:
+        least = -1.0
+    if not 0 <= least <= 1:
+        raise InvalidRequest(f"expected min_confidence from 0 to 1, given '{text}'")
+    return least
+
+
+def _prediction(item: Detection) -> dict[str, Any]:
+    return {
+        "label": item.label or f"class {item.class_index}",
+        "confidence": item.score,
+        "x_min": round(item.x_min),
+        "y_min": round(item.y_min),
+        "x_max": round(item.x_max),
+        "y_max": round(item.y_max),
+    }

@@ -1,0 +1,116 @@
+"""`edge-server stream --foxglove` against the installed server, seen by a viewer's WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytestmark = pytest.mark.full
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+DETECTOR = "face_detection_yunet"
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+    """A server whose detector also tracks."""
+    folder = module_repository.path / DETECTOR
+    shutil.copytree(bundled_repository / DETECTOR, folder)
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "track" value { string_value: "bytetrack" } }\n')
+    with serve(module_repository.path) as server:
+        yield server
+
+
+def command(server: Any, *arguments: str) -> list[str]:
+    return [
+        str(COMMAND), "stream", f"--address={server.grpc}", f"--model={DETECTOR}", "--source=demo", "--name=door",
+        *arguments,
+    ]  # fmt: skip
+
+
+async def view(port: int, picture_topic: str) -> dict[str, str]:
+    """Subscribe to all topics. Return their schemas when a picture and a tracked detection have come."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                socket = await session.ws_connect(
+                    f"ws://127.0.0.1:{port}", protocols=["foxglove.sdk.v1"], max_msg_size=1 << 24
+                )
+                break
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.05)
+        schemas: dict[str, str] = {}
+        topics: dict[int, str] = {}
+        waiting = {picture_topic, "/door/detections"}
+        while waiting:
+            message = await socket.receive()
+            assert message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY), message
+            if message.type is aiohttp.WSMsgType.TEXT:
+                for channel in json.loads(message.data).get("channels", []):
+                    topics[channel["id"]] = channel["topic"]
+                    schemas[channel["topic"]] = channel["schemaName"]
+                    subscription = {"id": channel["id"], "channelId": channel["id"]}
+                    await socket.send_json({"op": "subscribe", "subscriptions": [subscription]})
+            elif message.data[0] == 1:
+                (number,) = struct.unpack_from("<I", message.data, 1)
+                if topics[number] == picture_topic or re.search(rb"#\d+ 0\.", message.data):
+                    waiting.discard(topics[number])
+        await socket.close()
+        return schemas
+
+
+@pytest.mark.parametrize(("encoding", "topic"), [("jpeg", "/door/image/compressed"), ("bgr8", "/door/image")])
+def test_a_viewer_gets_the_pictures_and_the_tracked_detections(
+    server: Any, free_ports: Callable[[int], list[int]], encoding: str, topic: str
+) -> None:
+    pytest.importorskip("foxglove", reason="needs foxglove-sdk")
+    (port,) = free_ports(1)
+
+    process = subprocess.Popen(
+        command(server, f"--foxglove=127.0.0.1:{port}", f"--encoding={encoding}", "--loop"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        schemas = asyncio.run(asyncio.wait_for(view(port, topic), LIMIT_S))
+    finally:
+        process.terminate()
+        said, _ = process.communicate(timeout=LIMIT_S)
+    assert schemas == {
+        "/door/image": "foxglove.RawImage",
+        "/door/image/compressed": "foxglove.CompressedImage",
+        "/door/detections": "foxglove.ImageAnnotations",
+    }
+    assert process.returncode == 0, said
+
+
+def test_an_address_in_use_is_said_and_nothing_is_sent(server: Any) -> None:
+    pytest.importorskip("foxglove", reason="needs foxglove-sdk")
+    done = subprocess.run(command(server, f"--foxglove={server.http}"), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert f"--foxglove={server.http}: cannot listen" in done.stderr
+
+
+def test_without_the_package_the_message_names_it(server: Any, tmp_path: Path) -> None:
+    (tmp_path / "foxglove.py").write_text("raise ImportError\n")
+    done = subprocess.run(
+        command(server, "--foxglove"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert "--foxglove needs foxglove-sdk: pip install 'edge-server[foxglove]'" in done.stderr
