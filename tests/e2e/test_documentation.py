@@ -20,9 +20,9 @@ COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
 OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
-    "--model-repositry",
+    "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime",
 }  # fmt: skip
-"""Options of curl, python, the installer and the package builder; and the misspelling in an error message."""
+"""Options of curl, python, docker, the installer and the package builder; and the misspelling in an error message."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_every_option_exists() -> None:
         blocks = [block.replace("\\\n", " ") for block in code]
         lines = [line for block in blocks for line in block.splitlines() if "edge-server" in line or "--" in line]
         for piece in (*spans, *lines):
-            if re.search(r"\b(pip|ruff|pytest|docker|git|apt|openssl|aiperf|optimum-cli)\b", piece):
+            if re.search(r"\b(pip|ruff|pytest|docker|podman|git|apt|openssl|aiperf|optimum-cli)\b", piece):
                 continue
             for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", piece):
                 assert option in known, f"{page.name}: {option} in {piece!r}"
