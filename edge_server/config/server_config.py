@@ -106,6 +106,12 @@ def _parse_header_pattern(text: str) -> re.Pattern[str] | None:
         raise ValueError(f"expected a regular expression: {error}") from error
 
 
+def _parse_zmq_address(text: str) -> str:
+    if text and not re.fullmatch(r"ipc:///[^\s]+|tcp://[^\s/]+:[0-9]{1,5}", text):
+        raise ValueError("expected ipc:///PATH or tcp://HOST:PORT")
+    return text
+
+
 def _parse_backend_setting(text: str) -> tuple[str, str, str]:
     """Parse `backend,key=value`, or `key=value` for all backends. Values may contain commas and equals signs."""
     left, equals, value = text.partition("=")
@@ -487,6 +493,19 @@ class FramesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FrigateConfig:
+    """The video recorder Frigate as a client."""
+
+    zmq_address: str = setting(
+        "",
+        "--frigate-zmq",
+        Kind("address", _parse_zmq_address),
+        "Answer Frigate's detectors of type zmq at this ZeroMQ address: ipc:///PATH or tcp://HOST:PORT. It asks for no "
+        "key. Needs the extra frigate.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Prometheus endpoint. `parse_serve` sets an empty `address` to the address of HTTP."""
 
@@ -745,6 +764,7 @@ class ServerConfig:
     auth: AuthConfig = _table("Access", AuthConfig)
     frames: FramesConfig = _table("Frame streams", FramesConfig)
     sources: SourcesConfig = _table("Cameras of the server", SourcesConfig)
+    frigate: FrigateConfig = _table("Frigate", FrigateConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
     governor: GovernorConfig = _table("Governor", GovernorConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.access_control import picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
@@ -214,6 +214,8 @@ class ServerProcess:
             await self._open_http()
         if self._config.grpc.is_enabled:
             await self._open_grpc()
+        if self._config.frigate.zmq_address:
+            self._open_frigate(self._config.frigate.zmq_address)
         if self._config.metrics.is_enabled:
             await self._open_metrics()
 
@@ -268,6 +270,17 @@ class ServerProcess:
         self.ports["grpc"] = port
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
+
+    def _open_frigate(self, address: str) -> None:
+        from edge_server.frontends.frigate.zmq_detector import ZmqDetector
+
+        restricted = self._config.http.restricted
+        if self._tokens.requires_token("inference") or any("inference" in group.categories for group in restricted):
+            raise InvalidRequest("--frigate-zmq: inference needs a key here, and ZeroMQ clients of Frigate send none")
+        front = ZmqDetector(self._core.service, address)
+        front.start()
+        self._closers.append(front.stop)
+        self._addresses.append(f"Frigate {address}")
 
     async def _open_metrics(self) -> None:
         from edge_server.frontends.http.metrics_endpoint import MetricsFrontend

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, UnknownModel, Unsupported
+from edge_server.errors import EdgeServerError, InvalidRequest, Unsupported
+from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.generate_endpoints import GenerationRequest
 from edge_server.frontends.http.image_bodies import form_parts
-from edge_server.frontends.http.inference_route import DECOUPLED, LoopDispatch, run_model
+from edge_server.frontends.http.inference_route import DECOUPLED
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
+from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Detection
-    from edge_server.vision.heads.detections import DetectionPlan
     from edge_server.vision.resize import FittedPicture
 
 MAX_PREDICTIONS = 20
@@ -46,7 +47,7 @@ class DeepStackEndpoints:
 
     async def _detect(self, request: GenerationRequest) -> list[dict[str, Any]]:
         name = request.target.names.get("model")
-        spec = self._chosen_model() if name is None else self._service.model_spec(name, None)
+        spec = detection_model(self._service) if name is None else self._service.model_spec(name, None)
         if spec.is_decoupled:
             raise Unsupported(DECOUPLED)
         loop, workers = asyncio.get_running_loop(), request.target.workers
@@ -60,48 +61,19 @@ class DeepStackEndpoints:
         response = await run_model(self._service, self._dispatch, spec, image.tensor)
         return await loop.run_in_executor(workers, image.predictions, response)
 
-    def _chosen_model(self) -> ModelSpec:
-        """Return the model with the parameter `deepstack`, else the only one with detections. Raises UnknownModel."""
-        specs = []
-        for name in sorted({entry.name for entry in self._service.repository_index(only_ready=True)}):
-            spec = self._service.model_spec(name, None)
-            if "detection_head" in spec.parameters:
-                specs.append(spec)
-        stated = [spec for spec in specs if spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
-        candidates = stated or specs
-        if len(candidates) == 1:
-            return candidates[0]
-        given = ", ".join(f"'{spec.name}'" for spec in candidates) or "none"
-        raise UnknownModel(
-            "expected one ready model with the parameter 'deepstack: true', or a single one with 'detection_head', "
-            f"given {given}; /v1/vision/custom/NAME names a model"
-        )
-
 
 class _Image:
     """The image of a form, fitted into a model's input."""
 
     def __init__(self, spec: ModelSpec, body: Body, content_type: str) -> None:
         """Raises InvalidRequest and Unsupported."""
-        # Imported for the first image: a server without images saves the memory.
-        from edge_server.vision.image_plan import image_plan
-        from edge_server.vision.perception import perception_plan
-
         form = dict(form_parts(body, content_type))
         if not form.get("image"):
             given = ", ".join(f"'{name[:40]}'" for name in form)
             raise InvalidRequest(f"expected a form with a file named 'image', given {given}")
         self._spec = spec
         self._least_score = _least_score(form)
-        try:
-            images, plan = image_plan(spec), perception_plan(spec)
-        except BadModelConfig as error:
-            raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
-        if images is None or plan is None or plan.detections is None:
-            raise InvalidRequest(
-                f"model '{spec.name}' does not detect objects: its configuration has no parameter 'detection_head'"
-            )
-        self._plan: DetectionPlan = plan.detections
+        images, self._plan = detection_plans(spec)
         self._fit: FittedPicture
         self.tensor: Tensor
         self.tensor, self._fit = images.fit_file(form["image"], model=spec.name)

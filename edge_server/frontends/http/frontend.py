@@ -27,7 +27,7 @@ from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationRequest, GenerationTarget
-from edge_server.frontends.http.inference_route import InferenceContext, LoopDispatch
+from edge_server.frontends.http.inference_route import InferenceContext
 from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
@@ -35,6 +35,7 @@ from edge_server.frontends.http.page_endpoints import PageEndpoints
 from edge_server.frontends.http.request_head import Headers, RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
 from edge_server.frontends.http.view_endpoints import ViewEndpoints
+from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
 

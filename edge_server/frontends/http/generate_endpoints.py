@@ -17,9 +17,10 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import HttpConnection
-from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopDispatch
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, failure_response, json_response
+from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json

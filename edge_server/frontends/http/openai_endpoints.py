@@ -13,8 +13,9 @@ from typing import Any
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
-from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopDispatch
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
+from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,

@@ -16,8 +16,8 @@ from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.generate_endpoints import GenerationRequest
-from edge_server.frontends.http.inference_route import LoopDispatch, run_model
 from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from edge_server.core.request_response import Response
-from edge_server.frontends.http.inference_route import LoopDispatch
+from edge_server.frontends.loop_dispatch import LoopDispatch
 
 
 def response(number: int, *, is_final: bool = True) -> Response:

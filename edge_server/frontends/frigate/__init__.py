@@ -1,0 +1,1 @@
+"""Frigate's detector of type `zmq`: frames over ZeroMQ, for video recorders."""

@@ -1,0 +1,81 @@
+"""Responses of models on an event loop, for front ends that live on one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request, Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import ServingFault
+from edge_server.service import InferenceService
+
+Receiver = Callable[[Response], None]
+
+
+class LoopDispatch:
+    """Passes responses from any thread to their receivers on the event loop, in order of arrival.
+
+    A batch produces many responses within microseconds. The loop is woken once for all waiting responses, because each
+    wake-up costs a system call.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Must be called on the loop's thread."""
+        self._loop = loop
+        self.arrived: deque[tuple[Receiver, Response]] = deque()
+        self._is_scheduled = False
+        self.thread_id = get_ident()
+
+    def deliver(self, receiver: Receiver, response: Response) -> None:
+        """Pass one response. Returns at once and never raises.
+
+        On the loop's own thread, the receiver is usually called before this returns.
+        """
+        if get_ident() == self.thread_id and not self.arrived:
+            receiver(response)
+            return
+        self.arrived.append((receiver, response))
+        # No lock is needed: the loop clears the flag before it empties the queue. A thread that finds the flag set has
+        # appended its response before that, so the loop gets it. If two threads find the flag clear, the loop is woken
+        # twice, which does no harm.
+        if self._is_scheduled:
+            return
+        self._is_scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._call_receivers)
+        except RuntimeError:
+            self.arrived.clear()  # the loop is closed: there are no receivers
+
+    def _call_receivers(self) -> None:
+        self._is_scheduled = False
+        while self.arrived:
+            receiver, response = self.arrived.popleft()
+            receiver(response)
+
+
+async def run_model(service: InferenceService, dispatch: LoopDispatch, spec: ModelSpec, tensor: Tensor) -> Response:
+    """Run a model, and no variant of it, on one input tensor. Return its first response; raise its error."""
+    done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def receive(response: Response) -> None:
+        if done.done():
+            return
+        if not response.is_empty:
+            done.set_result(response)
+        elif response.is_final:
+            done.set_exception(ServingFault(f"model '{spec.name}' sent no response"))
+
+    request = Request(model=spec.name, inputs={tensor.name: tensor})
+    ticket = service.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
+    try:
+        response = await done
+    finally:
+        ticket.cancel()
+    if response.error is not None:
+        raise response.error
+    return response
