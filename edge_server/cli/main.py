@@ -28,6 +28,7 @@ COMMANDS = {
     "sign": "list and sign the files of models, for servers that accept only signed models",
     "rollback": "pin a model of a running server to an earlier version, or remove the pin",
     "stream": "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",
+    "view": "show the frame streams of a running server in the Foxglove viewer",
     "governor": "test the control policy for heat and power, on a simulated board or recorded temperatures",
     "chat": "talk to a language model of a running server",
     "perf": "measure latency and throughput of a model on a running server under load",

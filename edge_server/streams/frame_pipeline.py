@@ -40,7 +40,7 @@ from edge_server.streams.model_plan import (
     runtime_words,
 )
 from edge_server.streams.sequence_step import step
-from edge_server.streams.stream_view import StreamView
+from edge_server.streams.stream_view import StreamView, ViewedFrame
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Detection, Frame, Returns
@@ -327,7 +327,7 @@ class FramePipeline:
                 seen = side.perception.read(outputs, row, one.fit, side.perception.what, model=self._model)
                 if tracked:
                     seen = dataclasses.replace(seen, detections=tracked)
-        one.view.show(picture, seen, time.monotonic_ns())
+        one.view.show(ViewedFrame(one.flight.header, picture, seen), time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:
         from edge_server.vision.draw import annotated_jpeg

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.core.frame_stream_types import Buffer
+from edge_server.core.frame_stream_types import Buffer, FrameHeader
 
 if TYPE_CHECKING:
     from edge_server.vision.perception import Perception
@@ -26,6 +27,15 @@ MAX_SIDE = 960
 _INTERVAL_NS = 1_000_000_000 // MAX_PICTURES_PER_S
 
 
+@dataclass(frozen=True, slots=True)
+class ViewedFrame:
+    """A frame and its results, which are in its own pixels."""
+
+    header: FrameHeader
+    picture: Picture
+    seen: Perception
+
+
 class StreamView:
     """The view of one stream. Thread-safe. `viewer_count` belongs to the registry, under its lock."""
 
@@ -35,8 +45,9 @@ class StreamView:
         self._encoding = threading.Lock()
         self._waiting: set[Callable[[], None]] = set()
         self._next_ns = 0
-        self._newest: tuple[Picture, Perception] | None = None
-        self._jpeg: Buffer = b""
+        self._newest: ViewedFrame | None = None
+        self._jpegs: dict[bool, Buffer] = {}
+        """The newest frame as JPEG, with and without its results drawn in, once a viewer wanted it."""
         self.is_over = False
         """Whether the stream has ended. Viewers have been told."""
 
@@ -52,7 +63,7 @@ class StreamView:
     def release(self) -> None:
         """Release the newest picture: there is no viewer any more."""
         with self._lock:
-            self._newest, self._jpeg = None, b""
+            self._newest, self._jpegs = None, {}
 
     def forget(self, tell: Callable[[], None]) -> None:
         """Withdraw `ask`: the viewer has left."""
@@ -60,15 +71,28 @@ class StreamView:
             self._waiting.discard(tell)
 
     def jpeg(self) -> Buffer:
-        """Return the newest picture as JPEG. *Blocking* for the time of drawing and encoding."""
+        """Return the newest frame with its results drawn in, as JPEG; b"" if there is none. *Blocking* for the time of
+        drawing and encoding."""
+        found = self._encoded(is_drawn=True)
+        return b"" if found is None else found[1]
+
+    def frame(self) -> tuple[ViewedFrame, Buffer] | None:
+        """Return the newest frame and its JPEG without the results. *Blocking* for the time of encoding."""
+        return self._encoded(is_drawn=False)
+
+    def _encoded(self, *, is_drawn: bool) -> tuple[ViewedFrame, Buffer] | None:
         from edge_server.vision.draw import annotated_jpeg
+        from edge_server.vision.perception import Perception
 
         with self._encoding:
-            newest, self._newest = self._newest, None
-            if newest is not None:
-                picture, seen = newest
-                self._jpeg = annotated_jpeg(picture.bgr(), seen, max_side=MAX_SIDE)
-            return self._jpeg
+            with self._lock:
+                newest, jpegs = self._newest, self._jpegs
+            if newest is None:
+                return None
+            if is_drawn not in jpegs:
+                seen = newest.seen if is_drawn else Perception()
+                jpegs[is_drawn] = annotated_jpeg(newest.picture.bgr(), seen, max_side=MAX_SIDE)
+            return newest, jpegs[is_drawn]
 
     # -- the stream
 
@@ -76,12 +100,12 @@ class StreamView:
         """Return whether a viewer waits for a picture, and the last one is old enough."""
         return bool(self._waiting) and now_ns >= self._next_ns
 
-    def show(self, picture: Picture, seen: Perception, now_ns: int) -> None:
-        """Set the newest picture if a viewer still waits. The caller must not change its pixels any more."""
+    def show(self, frame: ViewedFrame, now_ns: int) -> None:
+        """Set the newest frame if a viewer still waits. The caller must not change its pixels any more."""
         with self._lock:
             if not self._waiting:
                 return
-            self._newest = picture, seen
+            self._newest, self._jpegs = frame, {}
         # A picture that comes late does not delay the next one: frames seldom come exactly when a picture is due.
         self._next_ns = max(self._next_ns + _INTERVAL_NS, now_ns + _INTERVAL_NS // 2)
         self._tell()

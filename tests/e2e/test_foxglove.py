@@ -1,4 +1,4 @@
-"""`edge-server stream --foxglove` against the installed server, seen by a viewer's WebSocket."""
+"""`stream --foxglove` and `view --foxglove` against the installed server, seen by a viewer's WebSocket."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -94,6 +95,33 @@ def test_a_viewer_gets_the_pictures_and_the_tracked_detections(
         "/door/detections": "foxglove.ImageAnnotations",
     }
     assert process.returncode == 0, said
+
+
+def test_a_viewer_gets_the_streams_of_the_server(
+    server: Any, free_ports: Callable[[int], list[int]], tmp_path: Path
+) -> None:
+    pytest.importorskip("foxglove", reason="needs foxglove-sdk")
+    (port,) = free_ports(1)
+    looked = [str(COMMAND), "view", f"--url=http://{server.http}", f"--foxglove=127.0.0.1:{port}"]
+    nothing = subprocess.run(looked, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (nothing.returncode, nothing.stderr) == (
+        1, f"edge-server view: no frame stream is open at http://{server.http}\n"
+    )  # fmt: skip
+    # Stands for a camera that the server opens itself, and is gone for a while.
+    camera = subprocess.Popen(
+        command(server, "--loop"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path
+    )
+    viewing = subprocess.Popen([*looked, "door"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        schemas = asyncio.run(asyncio.wait_for(view(port, "/door/image/compressed"), LIMIT_S))
+    finally:
+        camera.terminate()
+        camera.wait(LIMIT_S)
+        viewing.send_signal(signal.SIGINT)
+        said, complained = viewing.communicate(timeout=LIMIT_S)
+    assert schemas["/door/detections"] == "foxglove.ImageAnnotations"
+    assert said == f"door: open a Foxglove connection to ws://127.0.0.1:{port}\n"
+    assert viewing.returncode == 0, complained
 
 
 def test_an_address_in_use_is_said_and_nothing_is_sent(server: Any) -> None:

@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import Detection, RegionSlice
+from edge_server.core.frame_stream_types import Detection, FrameHeader, RegionSlice
 from edge_server.errors import NotFound, Throttled
 from edge_server.streams.stream_registry import MAX_VIEWERS
-from edge_server.streams.stream_view import MAX_PICTURES_PER_S, MAX_SIDE, StreamView
+from edge_server.streams.stream_view import MAX_PICTURES_PER_S, MAX_SIDE, StreamView, ViewedFrame
 from edge_server.vision.perception import Perception
 from edge_server.vision.picture import Picture
 from edge_server.vision.resize import Color
@@ -22,6 +22,8 @@ from edge_server.vision.resize import Color
 PATIENCE_S = 20.0
 GRAY = Picture(np.full((60, 80, 3), 128, np.uint8), Color.BGR)
 SEEN = Perception(detections=(Detection(10, 10, 50, 40, 0.9, 0, "face"),))
+HEADER = FrameHeader(12, 34, "door", 5)
+FRAME = ViewedFrame(HEADER, GRAY, SEEN)
 
 
 def ask(view: StreamView) -> threading.Event:
@@ -39,7 +41,7 @@ def test_a_picture_is_wanted_only_while_a_viewer_waits() -> None:
     assert not view.wants(1)
     told = ask(view)
     assert view.wants(1)
-    view.show(GRAY, SEEN, 1)
+    view.show(FRAME, 1)
     assert told.is_set()
 
 
@@ -51,7 +53,7 @@ def test_five_pictures_a_second_are_wanted_at_any_frame_rate(fps: int) -> None:
         # Frames come up to a tenth of their interval early or late.
         now_ns = round((number + 10 + (-1) ** number / 10) * 1_000_000_000 / fps)
         if view.wants(now_ns):
-            view.show(GRAY, SEEN, now_ns)
+            view.show(FRAME, now_ns)
             ask(view)
             shown += 1
     assert abs(shown - 10 * MAX_PICTURES_PER_S) <= 2
@@ -60,16 +62,29 @@ def test_five_pictures_a_second_are_wanted_at_any_frame_rate(fps: int) -> None:
 def test_the_results_are_drawn_in_and_all_viewers_share_one_picture() -> None:
     view = StreamView()
     ask(view)
-    view.show(GRAY, SEEN, 1)
+    view.show(FRAME, 1)
     assert np.ptp(decoded(view)) > 100
     assert view.jpeg() is view.jpeg()
     assert np.ptp(GRAY.bgr()) == 0
 
 
+def test_a_frame_comes_apart_from_its_results() -> None:
+    view = StreamView()
+    assert view.frame() is None
+    ask(view)
+    view.show(FRAME, 1)
+    assert view.jpeg()
+    found = view.frame()
+    assert found is not None
+    frame, jpeg = found
+    assert frame is FRAME
+    assert np.ptp(cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)) == 0
+
+
 def test_a_large_frame_is_reduced() -> None:
     view = StreamView()
     ask(view)
-    view.show(Picture(np.zeros((1080, 1920, 3), np.uint8), Color.BGR), SEEN, 1)
+    view.show(ViewedFrame(HEADER, Picture(np.zeros((1080, 1920, 3), np.uint8), Color.BGR), SEEN), 1)
     assert decoded(view).shape == (540, MAX_SIDE, 3)
 
 
@@ -78,7 +93,7 @@ def test_a_viewer_that_leaves_wants_nothing_more() -> None:
     view.ask(told.set)
     view.forget(told.set)
     assert not view.wants(1)
-    view.show(GRAY, SEEN, 1)
+    view.show(FRAME, 1)
     assert not view.jpeg()
 
 
@@ -106,7 +121,7 @@ def test_a_viewer_that_comes_again_gets_no_more_pictures_a_second(served: Any) -
     served.camera(stream_id="door")
     with served.streams.view("door") as view:
         ask(view)
-        view.show(GRAY, SEEN, 1 << 62)
+        view.show(FRAME, 1 << 62)
     with served.streams.view("door") as again:
         ask(again)
         assert not again.wants(1 << 62)

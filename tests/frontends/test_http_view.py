@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +15,20 @@ import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
+from edge_server.core.frame_stream_types import Detection, FrameHeader
 from edge_server.errors import NotFound, Throttled
 from edge_server.frontends.http import view_endpoints
-from edge_server.streams.stream_view import StreamView
+from edge_server.streams.stream_view import StreamView, ViewedFrame
 from edge_server.vision.perception import Perception
 from edge_server.vision.picture import Picture
 from edge_server.vision.resize import Color
 
 PATIENCE_S = 20.0
+HEADER = FrameHeader(12, 34, "camera", 5)
+SEEN = Perception(detections=(Detection(1, 2, 3.5, 4, 0.75, 2, "cat", track_id=9),))
 PATH = "/edge/v1/streams/front%20door/view"
 ONE = "/edge/v1/streams/front%20door/picture"
+FRAMES = "/edge/v1/streams/front%20door/frames"
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -61,7 +66,7 @@ class OneStream:
     def _work(self) -> None:
         while not self._stopped.wait(0.001):
             if self.view.wants(1 << 62):
-                self.view.show(Picture(self._pixels, Color.BGR), Perception(), 0)
+                self.view.show(ViewedFrame(HEADER, Picture(self._pixels, Color.BGR), SEEN), 0)
                 self.shown += 1
 
     def close(self) -> None:
@@ -77,22 +82,28 @@ def stream() -> Iterator[OneStream]:
 
 
 @contextlib.contextmanager
-def looking(site: Any, **headers: str) -> Iterator[http.client.HTTPResponse]:
+def looking(site: Any, path: str = PATH, **headers: str) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=PATIENCE_S)
     try:
-        connection.request("GET", PATH, headers=headers)
+        connection.request("GET", path, headers=headers)
         with connection.getresponse() as answer:
             yield answer
     finally:
         connection.close()
 
 
-def read_picture(answer: http.client.HTTPResponse) -> Any:
+def read_part(answer: http.client.HTTPResponse) -> tuple[str, bytes]:
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += answer.read(1)
-    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-    return cv2.imdecode(np.frombuffer(answer.read(size + 2)[:-2], np.uint8), cv2.IMREAD_COLOR)
+    lines = dict(line.split(": ") for line in head.decode().splitlines() if ": " in line)
+    return lines["Content-Type"], answer.read(int(lines["Content-Length"]) + 2)[:-2]
+
+
+def read_picture(answer: http.client.HTTPResponse) -> Any:
+    kind, data = read_part(answer)
+    assert kind == "image/jpeg"
+    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
 
 
 def test_a_viewer_gets_pictures_until_the_stream_ends(open_site: Any, stream: OneStream) -> None:
@@ -104,6 +115,22 @@ def test_a_viewer_gets_pictures_until_the_stream_ends(open_site: Any, stream: On
         stream.view.end()
         answer.read()
     until(lambda: stream.viewer_count == 0)
+
+
+def test_results_come_apart_from_their_frames(open_site: Any, stream: OneStream) -> None:
+    with looking(open_site(view=stream), FRAMES) as answer:
+        for _ in range(2):
+            kind, data = read_part(answer)
+            assert kind == "application/json"
+            assert json.loads(data) == {
+                "stamp": {"sec": 12, "nanosec": 34}, "frame_id": "camera", "seq": 5, "width": 8, "height": 8,
+                "picture_scale": 1, "classes": [],
+                "detections": [{
+                    "x_min": 1, "y_min": 2, "x_max": 3.5, "y_max": 4, "score": 0.75, "class_index": 2, "label": "cat",
+                    "keypoints": [], "track_id": 9,
+                }],
+            }  # fmt: skip
+            assert read_picture(answer).shape == (8, 8, 3)
 
 
 def test_one_picture_is_a_jpeg(open_site: Any, stream: OneStream) -> None:

@@ -36,9 +36,14 @@ class FoxgloveOutput:
         self._compressed = {name: channels.CompressedImageChannel(f"/{name}/image/compressed") for name in names}
         self._detections = {name: channels.ImageAnnotationsChannel(f"/{name}/detections") for name in names}
         try:
-            self._server = foxglove.start_server(name="edge-server stream", host=host, port=port)
+            self._server = foxglove.start_server(name="edge-server", host=host, port=port)
         except (RuntimeError, OSError) as error:
             raise InvalidRequest(f"--foxglove={host}:{port}: cannot listen: {error}") from None
+
+    def has_viewers(self, name: str) -> bool:
+        """Return whether a viewer has subscribed to a topic of the stream."""
+        channels = (self._raw[name], self._compressed[name], self._detections[name])
+        return any(channel.has_sinks() for channel in channels)
 
     def show_frame(self, name: str, frame: Frame) -> None:
         """Show a picture."""

@@ -247,6 +247,8 @@ def build_router(
     )
     pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"
     add_task("view", ("/edge/v1/streams/{stream}/view",), "GET", pictures, view.pictures)
+    frames = "Live pictures of a frame stream, and before each a part of JSON with its results"
+    add_task("view", ("/edge/v1/streams/{stream}/frames",), "GET", frames, view.frames)
     picture = "The next picture of a frame stream with its results drawn in, as JPEG"
     add_task("view", ("/edge/v1/streams/{stream}/picture",), "GET", picture, view.picture)
     # The page, open to everyone: a browser cannot send a key for the page itself.

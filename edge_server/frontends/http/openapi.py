@@ -202,6 +202,7 @@ _RESPONSES: Mapping[tuple[str, str], Json] = {
     ("GET", "/edge/v1/streams"): _json(_object((), streams=_list(_ref("FrameStream")))),
     ("GET", "/edge/v1/events"): {"text/event-stream": {"schema": _TEXT}, **_json(_list(_ref("Event")))},
     ("GET", "/view"): {PICTURE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    ("GET", "/frames"): {PICTURE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
     ("GET", "/picture"): {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}},
     ("GET", "/"): {"text/html": {"schema": _TEXT}},
     ("GET", "/docs/api"): {"text/html": {"schema": _TEXT}},

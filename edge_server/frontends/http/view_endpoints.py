@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
@@ -18,12 +17,13 @@ from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.generate_endpoints import GenerationRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
+from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Buffer
     from edge_server.streams.stream_view import StreamView
-    from edge_server.vision.perception import PerceptionPlan
+    from edge_server.vision.perception import Perception, PerceptionPlan
     from edge_server.vision.resize import FittedPicture
 
 _WRITE_LIMIT_S = 10.0
@@ -88,23 +88,32 @@ class ViewEndpoints:
         self.check(request)
         with self._view(request.target.names["stream"]) as view:
             try:
-                jpeg = await asyncio.wait_for(_next_picture(view, request.target.workers), _PICTURE_WAIT_S)
+                is_there = await asyncio.wait_for(_comes(view), _PICTURE_WAIT_S)
             except asyncio.TimeoutError:
-                jpeg = None
-        if jpeg is None:
-            return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+                is_there = False
+            if not is_there:
+                return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
+            jpeg = await asyncio.get_running_loop().run_in_executor(request.target.workers, view.jpeg)
         return HttpResponse(bytes(jpeg), headers={"Content-Type": "image/jpeg", **_PICTURE_HEADERS})
 
     async def pictures(self, request: GenerationRequest) -> None:
-        """Send pictures until the stream ends or the viewer leaves."""
+        """Send pictures with the results drawn in until the stream ends or the viewer leaves."""
+        await self._send(request, _drawn)
+
+    async def frames(self, request: GenerationRequest) -> None:
+        """Send the results as JSON before each picture, until the stream ends or the viewer leaves."""
+        await self._send(request, _apart)
+
+    async def _send(self, request: GenerationRequest, parts_of: Callable[[StreamView], bytes]) -> None:
         self.check(request)
-        connection = request.connection
+        connection, workers = request.connection, request.target.workers
+        loop = asyncio.get_running_loop()
         with self._view(request.target.names["stream"]) as view:
             connection.begin_stream(200, {"Content-Type": f"{PICTURE_TYPE}; boundary=picture", **_PICTURE_HEADERS})
-            while (jpeg := await _next_picture(view, request.target.workers)) is not None:
-                part = b"--picture\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n"
+            while await _comes(view):
+                parts = await loop.run_in_executor(workers, parts_of, view)
                 try:
-                    await asyncio.wait_for(connection.write(part % (len(jpeg), jpeg)), _WRITE_LIMIT_S)
+                    await asyncio.wait_for(connection.write(parts), _WRITE_LIMIT_S)
                 except asyncio.TimeoutError:
                     raise ConnectionAbortedError("a viewer does not read the pictures") from None
 
@@ -122,8 +131,8 @@ class ViewEndpoints:
         return await loop.run_in_executor(workers, _perceived, spec, plan, fit, response)
 
 
-async def _next_picture(view: StreamView, workers: Executor) -> Buffer | None:
-    """Return the next picture of a stream as JPEG, None when the stream has ended."""
+async def _comes(view: StreamView) -> bool:
+    """Wait for the next picture of a stream. Return False when the stream has ended."""
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
 
@@ -135,7 +144,36 @@ async def _next_picture(view: StreamView, workers: Executor) -> Buffer | None:
         await arrived.wait()
     finally:
         view.forget(tell)
-    return None if view.is_over else await loop.run_in_executor(workers, view.jpeg)
+    return not view.is_over
+
+
+def _part(content_type: str, data: Buffer) -> bytes:
+    head = f"--picture\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
+    return b"".join((head.encode(), data, b"\r\n"))
+
+
+def _drawn(view: StreamView) -> bytes:
+    return _part("image/jpeg", view.jpeg())
+
+
+def _apart(view: StreamView) -> bytes:
+    from edge_server.streams.stream_view import MAX_SIDE
+
+    found = view.frame()
+    if found is None:
+        return b""
+    frame, jpeg = found
+    height, width = frame.picture.pixels.shape[:2]
+    stamp = {"sec": frame.header.sec, "nanosec": frame.header.nanosec}
+    head = {
+        "stamp": stamp,
+        "frame_id": frame.header.frame_id,
+        "seq": frame.header.seq,
+        "width": width,
+        "height": height,
+        "picture_scale": min(1.0, MAX_SIDE / max(height, width)),
+    }
+    return _part("application/json", to_json(head | _findings(frame.seen))) + _part("image/jpeg", jpeg)
 
 
 def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
@@ -160,25 +198,26 @@ def _perceived(spec: ModelSpec, plan: PerceptionPlan, fit: FittedPicture, respon
     outputs = {tensor.name: tensor.array for tensor in response.outputs}
     row = 0 if spec.max_batch_size else None
     seen = plan.read(outputs, row, fit, plan.what, model=spec.name)
-    return json_response(
-        {
-            "model": spec.name,
-            "version": str(response.version),
-            "width": fit.width,
-            "height": fit.height,
-            "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
-            "detections": [
-                {
-                    "x_min": item.x_min,
-                    "y_min": item.y_min,
-                    "x_max": item.x_max,
-                    "y_max": item.y_max,
-                    "score": item.score,
-                    "class_index": item.class_index,
-                    "label": item.label,
-                    "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
-                }
-                for item in seen.detections
-            ],
-        }
-    )
+    head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
+    return json_response(head | _findings(seen))
+
+
+def _findings(seen: Perception) -> dict[str, Any]:
+    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects."""
+    return {
+        "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
+        "detections": [
+            {
+                "x_min": item.x_min,
+                "y_min": item.y_min,
+                "x_max": item.x_max,
+                "y_max": item.y_max,
+                "score": item.score,
+                "class_index": item.class_index,
+                "label": item.label,
+                "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
+                **({"track_id": item.track_id} if item.track_id else {}),
+            }
+            for item in seen.detections
+        ],
+    }
