@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import fcntl
 import hashlib
 import http.client
@@ -60,6 +59,8 @@ class _Interrupted(_Failed):
 def run(arguments: Sequence[str]) -> int:
     """Install the model, or print the index. Return 0, or 1 if that failed. Raises InvalidRequest, AlreadyExists."""
     options = _parser().parse_args(arguments)
+    if options.list and not options.index:
+        raise InvalidRequest("--list needs --index=URL")
     try:
         index = _read_index(options) if options.index else {}
         if options.list:
@@ -110,9 +111,8 @@ def _chosen(options: argparse.Namespace, index: dict[str, dict[str, Any]]) -> tu
     """Return the model's name, and the URL, suffix and SHA-256 of its file. Raises InvalidRequest."""
     if options.index:
         if options.source not in index:
-            raise InvalidRequest(
-                f"{options.index} has no model '{options.source}'; it has {', '.join(index) or 'none'}"
-            )
+            listed = ", ".join(index) or "none"
+            raise InvalidRequest(f"{options.index} has no model '{options.source}'; it has {listed}")
         name, url, sha256 = options.source, index[options.source]["url"], index[options.source]["sha256"]
         if options.sha256 not in ("", sha256):
             raise InvalidRequest(f"--sha256={options.sha256} differs from that of '{name}' in the index, {sha256}")
@@ -263,23 +263,21 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
     if os.path.lexists(target) and not options.replace:
         raise AlreadyExists(f"'{target}' exists: use --replace to replace it, or --name for another name")
     work = options.model_repository / f".pull-{name}"
-    model = work / "new" / name
+    unpacked, model = work / "unpacked", work / "model" / name
     try:
         _download(options, url, sha256, work)
-        shutil.rmtree(work / "new", ignore_errors=True)
-        model.mkdir(parents=True)
+        for leftover in (unpacked, model.parent):
+            shutil.rmtree(leftover, ignore_errors=True)
+            leftover.mkdir()
         if suffix in _ARCHIVES:
             try:
-                _unpack(work / "download", model, is_zip=suffix == ".zip")
+                _unpack(work / "download", unpacked, is_zip=suffix == ".zip")
             except _DAMAGED as error:
                 raise _Failed(f"'{url}' is not a complete {suffix} archive: {error}") from None
-            model = _model_folder(model)
+            os.rename(_model_folder(unpacked), model)
         else:
-            (model / "1").mkdir()
+            (model / "1").mkdir(parents=True)
             os.rename(work / "download", model / "1" / f"model{suffix}")
-        # The folder has the model's final name in each case, so that messages name it.
-        if model.name != name:
-            model = model.rename(work / name)
         found = Scanner([model.parent]).find(name)
         if found is None or found.problem:
             raise _Failed(f"'{url}' holds no model that can be served: {found.problem if found else 'it is empty'}")
@@ -288,14 +286,15 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         else:
             os.rename(model, target)
         _sync(options.model_repository)
-    except (_Interrupted, KeyboardInterrupt):
+    except _Interrupted:
         raise
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise _Failed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
     except _Failed:
         shutil.rmtree(work, ignore_errors=True)
         raise
+    except OSError as error:
+        # Other programs need the disk too: nothing is kept when it is full.
+        shutil.rmtree(work, ignore_errors=True)
+        raise _Failed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
     shutil.rmtree(work, ignore_errors=True)
     print(f"{target}: version {', '.join(str(version.number) for version in found.versions)}")
 
@@ -347,15 +346,14 @@ def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) ->
 
 def _chunks(response: http.client.HTTPResponse, url: str, start: int, total: int | None) -> Iterator[bytes]:
     """Yield the response's bytes with progress on a terminal. Raises _Interrupted if they end before `total`."""
-    progress = Progress(sys.stderr) if sys.stderr.isatty() else None
+    progress = Progress(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else None
+    reason = "the server closed the connection"
     try:
         while True:
             try:
-                chunk = response.read(_CHUNK_BYTES)
-                reason = "the server closed the connection"
+                chunk = response.read1(_CHUNK_BYTES)
             except http_client.NO_ANSWER as error:
-                chunk, reason = b"", f"the connection broke ({type(error).__name__})"
-                total = total or start + 1
+                chunk, reason, total = b"", f"the connection broke ({type(error).__name__})", total or -1
             if not chunk:
                 break
             yield chunk
@@ -365,8 +363,9 @@ def _chunks(response: http.client.HTTPResponse, url: str, start: int, total: int
     finally:
         if progress is not None:
             progress.close()
-    if total is not None and start < total:
-        raise _Interrupted(f"'{url}': {reason} after {start} of {total} bytes; run the same command again to resume")
+    if total is not None and start != total:
+        of = f" of {total}" if total > 0 else ""
+        raise _Interrupted(f"'{url}': {reason} after {start}{of} bytes; run the same command again to resume")
 
 
 def _check_space(folder: Path, size: int, what: str) -> None:
@@ -379,7 +378,7 @@ def _check_space(folder: Path, size: int, what: str) -> None:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """Tar header that refuses long names and attributes of more than _MAX_TAR_HEADER_BYTES: tarfile reads them whole."""
+    """Tar header that refuses large extra headers, because tarfile reads each of them into memory."""
 
     @classmethod
     def frombuf(cls, *arguments: Any, **named: Any) -> _CheckedHeader:
@@ -420,7 +419,6 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     # "r|": one pass without seeking; the list of members is not read ahead.
     with tarfile.open(archive, "r|*", tarinfo=_CheckedHeader) as tar:
         for member in tar:
-            tar.members.clear()  # tarfile keeps every header
             if not member.isreg() and not member.isdir():
                 raise _Failed(f"the archive's '{member.name[:200]}' is a link or a device: expected files and folders")
             if member.name not in (".", ""):
