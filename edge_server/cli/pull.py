@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("source", nargs="?", default="", metavar="SOURCE", help="URL, or with --index a name")
-    parser.add_argument("--sha256", default="", type=_sha256, metavar="HEX", help="SHA-256 of the file; URLs need it")
+    parser.add_argument("--sha256", type=_sha256, metavar="HEX", help="SHA-256 of the file; URLs need it")
     parser.add_argument(
         "--model-repository", type=Path, default=Path("models"), metavar="DIR", help="repository to install into"
     )
@@ -114,7 +114,7 @@ def _chosen(options: argparse.Namespace, index: dict[str, dict[str, Any]]) -> tu
             listed = ", ".join(index) or "none"
             raise InvalidRequest(f"{options.index} has no model '{options.source}'; it has {listed}")
         name, url, sha256 = options.source, index[options.source]["url"], index[options.source]["sha256"]
-        if options.sha256 not in ("", sha256):
+        if options.sha256 not in (None, sha256):
             raise InvalidRequest(f"--sha256={options.sha256} differs from that of '{name}' in the index, {sha256}")
     else:
         if not options.sha256:
