@@ -34,7 +34,7 @@ from edge_server.cli.table import clean, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, BadModelConfig, EdgeServerError, InvalidRequest
 from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
-from edge_server.repository.remote.local_copy import RESERVE_BYTES, exchange
+from edge_server.repository.remote.local_copy import RESERVE_BYTES
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.scan import Scanner, is_model_name, parse_version
 
@@ -260,9 +260,12 @@ def _locked(repository: Path) -> Iterator[None]:
 def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256: str) -> None:
     """Download, verify, unpack and install. Raises _Failed and AlreadyExists."""
     target = options.model_repository / name
+    work = options.model_repository / f".pull-{name}"
+    replaced = work / "replaced"
+    # An earlier pull may have been killed between its two renames.
+    _restore(replaced, target)
     if os.path.lexists(target) and not options.replace:
         raise AlreadyExists(f"'{target}' exists: use --replace to replace it, or --name for another name")
-    work = options.model_repository / f".pull-{name}"
     unpacked, model = work / "unpacked", work / "model" / name
     try:
         _download(options, url, sha256, work)
@@ -281,10 +284,14 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         found = Scanner([model.parent]).find(name)
         if found is None or found.problem:
             raise _Failed(f"'{url}' holds no model that can be served: {found.problem if found else 'it is empty'}")
+        # Two renames and no exchange in one step: watchdog 7.1 stops watching after an exchange (renameat2).
         if os.path.lexists(target):
-            exchange(model, target)
-        else:
+            os.rename(target, replaced)
+        try:
             os.rename(model, target)
+        except OSError:
+            _restore(replaced, target)
+            raise
         _sync(options.model_repository)
     except _Interrupted:
         raise
@@ -297,6 +304,12 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         raise _Failed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
     shutil.rmtree(work, ignore_errors=True)
     print(f"{target}: version {', '.join(str(version.number) for version in found.versions)}")
+
+
+def _restore(replaced: Path, target: Path) -> None:
+    """Move a replaced model back if nothing is in its place. Raises OSError."""
+    if os.path.lexists(replaced) and not os.path.lexists(target):
+        os.rename(replaced, target)
 
 
 def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) -> None:

@@ -370,6 +370,33 @@ def test_a_refused_replacement_leaves_the_model_as_it_was(site: Site, pull: Edge
     assert os.listdir(models) == ["m"]
 
 
+def test_a_model_whose_replacement_was_killed_halfway_is_put_back(site: Site, pull: Edge, models: Path) -> None:
+    (models / ".pull-m/replaced/1").mkdir(parents=True)
+    (models / ".pull-m/replaced/1/model.onnx").write_bytes(b"first")
+    done = pull(*site.add("m.onnx", b"second"))
+    assert done.returncode == 2
+    assert "exists: use --replace" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+
+
+def test_a_model_is_put_back_where_its_replacement_cannot_be_moved(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pull(*site.add("m.onnx", b"first")).returncode == 0
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if source == models / ".pull-m/model/m":
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", refuse)
+    done = pull(*site.add("m.onnx", b"second"), "--replace")
+    assert (done.returncode, os.listdir(models)) == (1, ["m"])
+    assert "Input/output error" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
