@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model-repository", type=Path, default=Path("models"), metavar="DIR", help="repository to install into"
     )
     parser.add_argument("--name", default="", help="name of the model; default: that of the file, or in the index")
-    parser.add_argument("--replace", action="store_true", help="replace the model of this name")
+    parser.add_argument("--replace", action="store_true", help="replace the model of this name, if there is one")
     parser.add_argument("--index", default="", metavar="URL", help="JSON file that lists models")
     parser.add_argument("--list", action="store_true", help="print the index and download nothing")
     http_client.add_request_options(parser, timeout_s=60.0)
@@ -353,6 +353,7 @@ def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) ->
                 output.write(chunk)
                 output.flush()
                 digest.update(chunk)
+            os.fsync(output.fileno())
     if digest.hexdigest() != sha256:
         raise _Failed(f"'{url}' has another SHA-256: expected {sha256}, given {digest.hexdigest()}; it was deleted")
 
@@ -370,8 +371,9 @@ def _chunks(response: http.client.HTTPResponse, url: str, start: int, total: int
             if not chunk:
                 break
             yield chunk
+            is_next_mb = start // _CHUNK_BYTES != (start + len(chunk)) // _CHUNK_BYTES
             start += len(chunk)
-            if progress is not None:
+            if progress is not None and is_next_mb:
                 progress.show(start / total if total else 0.0, f"{start / 1e6:.0f} MB")
     finally:
         if progress is not None:

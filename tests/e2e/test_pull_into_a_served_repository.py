@@ -71,8 +71,13 @@ def test_a_polling_server_serves_a_pulled_model_and_the_old_one_until_its_replac
         pull(1)
         assert eventually(lambda: answer() == "1"), server.log()
         pull(2, "--replace")
-        answers = []
-        assert eventually(lambda: answers.append(answer()) or answers[-1] == "2"), server.log()
+        answers: list[str] = []
+
+        def is_replaced() -> bool:
+            answers.append(answer())
+            return answers[-1] == "2"
+
+        assert eventually(is_replaced), server.log()
         assert set(answers) <= {"1", "2"}
         assert os.listdir(models) == ["echo"]
         assert "Traceback" not in server.log()
