@@ -12,47 +12,33 @@ import fcntl
 import hashlib
 import http.client
 import json
-import lzma
 import os
 import re
 import shutil
-import stat
 import sys
-import tarfile
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from edge_server.cli import http_client
 from edge_server.cli.progress import Progress
+from edge_server.cli.pull_archive import ARCHIVES, PullFailed, check_space, unpack
 from edge_server.cli.table import clean, render
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import AlreadyExists, BadModelConfig, EdgeServerError, InvalidRequest
-from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
-from edge_server.repository.remote.local_copy import RESERVE_BYTES
-from edge_server.repository.safe_paths import check_relative
+from edge_server.errors import AlreadyExists, InvalidRequest
+from edge_server.repository.file_fingerprint import is_ignored
 from edge_server.repository.scan import Scanner, is_model_name, parse_version
 
-_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _MODEL_FILES = (".onnx", ".gguf", ".plan", ".pt", ".pt2", ".tflite")
 _MAX_NAME_BYTES = 200
 _MAX_INDEX_BYTES = 1 << 20
-_MAX_TAR_HEADER_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError)
-"""Errors of tarfile and zipfile for a file that is no archive, is damaged, or has a compression unknown to Python."""
 
 
-class _Failed(EdgeServerError):
-    """The pull failed, and its download is of no further use."""
-
-
-class _Interrupted(_Failed):
+class _Interrupted(PullFailed):
     """The pull failed in the transfer. The downloaded bytes are kept."""
 
 
@@ -74,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         name, url, suffix, sha256 = _chosen(options, index)
         with _locked(options.model_repository):
             _pull(options, name, url, suffix, sha256)
-    except _Failed as error:
+    except PullFailed as error:
         print(f"edge-server pull: {clean(str(error))}", file=sys.stderr)
         return ExitCode.FAILED
     return ExitCode.OK
@@ -84,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="edge-server pull",
         description="Download a model into a repository and verify its SHA-256. SOURCE is the URL of an archive "
-        f"({' '.join(_ARCHIVES)}) or of one model file ({' '.join(_MODEL_FILES)}); with --index it is a name in the "
+        f"({' '.join(ARCHIVES)}) or of one model file ({' '.join(_MODEL_FILES)}); with --index it is a name in the "
         "index. After an interruption the same command resumes the download.",
         allow_abbrev=False,
     )
@@ -122,9 +108,9 @@ def _chosen(options: argparse.Namespace, index: dict[str, dict[str, Any]]) -> tu
         name, url, sha256 = "", options.source, options.sha256
     _check_scheme(url, has_hash=bool(options.sha256))
     file = urllib.parse.unquote(urllib.parse.urlsplit(url).path).rpartition("/")[2]
-    suffix = next((end for end in (*_ARCHIVES, *_MODEL_FILES) if file.lower().endswith(end)), "")
+    suffix = next((end for end in (*ARCHIVES, *_MODEL_FILES) if file.lower().endswith(end)), "")
     if not suffix:
-        expected = " ".join((*_ARCHIVES, *_MODEL_FILES))
+        expected = " ".join((*ARCHIVES, *_MODEL_FILES))
         raise InvalidRequest(f"'{url}': expected a file that ends in one of {expected}, given '{file}'")
     name = options.name or name or file[: -len(suffix)]
     if not is_model_name(name) or is_ignored(name) or len(os.fsencode(name)) > _MAX_NAME_BYTES:
@@ -148,28 +134,28 @@ def _check_scheme(url: str, *, has_hash: bool) -> None:
 
 
 def _read_index(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return name -> entry, with absolute URLs. Raises _Failed and InvalidRequest."""
+    """Return name -> entry, with absolute URLs. Raises PullFailed and InvalidRequest."""
     url = options.index
     _check_scheme(url, has_hash=bool(options.sha256) and not options.list)
     with _open(options, url) as response:
         try:
             text = response.read(_MAX_INDEX_BYTES + 1)
         except http_client.NO_ANSWER as error:
-            raise _Failed(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
+            raise PullFailed(f"'{url}' cannot be read: {http_client.describe_failure(error)}") from None
     if len(text) > _MAX_INDEX_BYTES:
-        raise _Failed(f"index '{url}' is too large: expected at most {_MAX_INDEX_BYTES} bytes")
+        raise PullFailed(f"index '{url}' is too large: expected at most {_MAX_INDEX_BYTES} bytes")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _Failed(f"index '{url}' is not JSON: {error}") from None
+        raise PullFailed(f"index '{url}' is not JSON: {error}") from None
     models = document.get("models") if isinstance(document, dict) else None
     if not isinstance(models, list):
-        raise _Failed(f"index '{url}': expected {{\"models\": [...]}}")
+        raise PullFailed(f"index '{url}': expected {{\"models\": [...]}}")
     found: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(models):
         where = f"index '{url}': models[{number}]"
         if not isinstance(entry, dict):
-            raise _Failed(f"{where}: expected an object with name, url and sha256")
+            raise PullFailed(f"{where}: expected an object with name, url and sha256")
         for key, pattern, expected in (
             ("name", ".+", "a text"),
             ("url", ".+", "a URL"),
@@ -179,16 +165,16 @@ def _read_index(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         ):
             value = entry.get(key, "")
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
-                raise _Failed(f"{where}: {key}: expected {expected}, given {repr(entry.get(key, 'nothing'))[:80]}")
+                raise PullFailed(f"{where}: {key}: expected {expected}, given {repr(entry.get(key, 'nothing'))[:80]}")
         size = entry.get("size_bytes", 0)
         if type(size) is not int or not 0 <= size < 1 << 63:
-            raise _Failed(f"{where}: size_bytes: expected a whole number from 0, given {repr(size)[:80]}")
+            raise PullFailed(f"{where}: size_bytes: expected a whole number from 0, given {repr(size)[:80]}")
         if entry["name"] in found:
-            raise _Failed(f"{where}: there is a second model '{entry['name']}'")
+            raise PullFailed(f"{where}: there is a second model '{entry['name']}'")
         try:
             file_url = urllib.parse.urljoin(url, entry["url"])
         except ValueError as error:
-            raise _Failed(f"{where}: url: {error}") from None
+            raise PullFailed(f"{where}: url: {error}") from None
         texts = {"description": "", "licence": "", "size_bytes": 0}
         found[entry["name"]] = {**texts, **entry, "url": file_url, "sha256": entry["sha256"].lower()}
     return found
@@ -214,7 +200,7 @@ class _Rules(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         if urllib.parse.urlsplit(newurl).scheme not in ("https", req.type):
-            raise _Failed(f"'{req.full_url}' redirects to '{newurl}': expected https; ask its publisher")
+            raise PullFailed(f"'{req.full_url}' redirects to '{newurl}': expected https; ask its publisher")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -258,7 +244,7 @@ def _locked(repository: Path) -> Iterator[None]:
 
 
 def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256: str) -> None:
-    """Download, verify, unpack and install. Raises _Failed and AlreadyExists."""
+    """Download, verify, unpack and install. Raises PullFailed and AlreadyExists."""
     target = options.model_repository / name
     work = options.model_repository / f".pull-{name}"
     replaced = work / "replaced"
@@ -272,18 +258,15 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         for leftover in (unpacked, model.parent):
             shutil.rmtree(leftover, ignore_errors=True)
             leftover.mkdir()
-        if suffix in _ARCHIVES:
-            try:
-                _unpack(work / "download", unpacked, is_zip=suffix == ".zip")
-            except _DAMAGED as error:
-                raise _Failed(f"'{url}' is not a complete {suffix} archive: {error}") from None
+        if suffix in ARCHIVES:
+            unpack(work / "download", unpacked, suffix)
             os.rename(_model_folder(unpacked), model)
         else:
             (model / "1").mkdir(parents=True)
             os.rename(work / "download", model / "1" / f"model{suffix}")
         found = Scanner([model.parent]).find(name)
         if found is None or found.problem:
-            raise _Failed(f"'{url}' holds no model that can be served: {found.problem if found else 'it is empty'}")
+            raise PullFailed(f"'{url}' holds no model that can be served: {found.problem if found else 'it is empty'}")
         # Two renames and no exchange in one step: watchdog 7.1 stops watching after an exchange (renameat2).
         if os.path.lexists(target):
             os.rename(target, replaced)
@@ -295,13 +278,13 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         _sync(options.model_repository)
     except _Interrupted:
         raise
-    except _Failed:
+    except PullFailed:
         shutil.rmtree(work, ignore_errors=True)
         raise
     except OSError as error:
         # Other programs need the disk too: nothing is kept when it is full.
         shutil.rmtree(work, ignore_errors=True)
-        raise _Failed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
+        raise PullFailed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
     shutil.rmtree(work, ignore_errors=True)
     print(f"{target}: version {', '.join(str(version.number) for version in found.versions)}")
 
@@ -313,7 +296,7 @@ def _restore(replaced: Path, target: Path) -> None:
 
 
 def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) -> None:
-    """Complete the file `download` in `work`. Raises _Failed and OSError.
+    """Complete the file `download` in `work`. Raises PullFailed and OSError.
 
     `download.json` says which file it is a part of: its SHA-256, and the validator for If-Range.
     """
@@ -337,25 +320,25 @@ def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) ->
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             digest, start = hashlib.sha256(), 0
         elif not asks_range or not content_range.startswith(f"bytes {start}-"):
-            raise _Failed(f"'{url}': expected bytes from {start}, given '{content_range}'; run the command again")
+            raise PullFailed(f"'{url}': expected bytes from {start}, given '{content_range}'; run the command again")
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if re.fullmatch("[0-9]{1,18}", length) else None
         tag = response.headers.get("ETag", "")
         # A weak ETag may stand for other bytes, so If-Range does not accept it (RFC 9110, 13.1.5).
         validator = tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
         work.mkdir(exist_ok=True)
-        _check_space(work, (total or 0) - start, f"'{url}'")
+        check_space(work, (total or 0) - start, f"'{url}'")
         with path.open("r+b" if start else "wb") as output:
             note.write_text(json.dumps({"sha256": sha256, "validator": validator}), "utf-8")
             output.seek(start)
             for chunk in _chunks(response, url, start, total):
-                _check_space(work, len(chunk), f"'{url}'")
+                check_space(work, len(chunk), f"'{url}'")
                 output.write(chunk)
                 output.flush()
                 digest.update(chunk)
             os.fsync(output.fileno())
     if digest.hexdigest() != sha256:
-        raise _Failed(f"'{url}' has another SHA-256: expected {sha256}, given {digest.hexdigest()}; it was deleted")
+        raise PullFailed(f"'{url}' has another SHA-256: expected {sha256}, given {digest.hexdigest()}; it was deleted")
 
 
 def _chunks(response: http.client.HTTPResponse, url: str, start: int, total: int | None) -> Iterator[bytes]:
@@ -381,72 +364,6 @@ def _chunks(response: http.client.HTTPResponse, url: str, start: int, total: int
     if total is not None and start != total:
         of = f" of {total}" if total > 0 else ""
         raise _Interrupted(f"'{url}': {reason} after {start}{of} bytes; run the same command again to resume")
-
-
-def _check_space(folder: Path, size: int, what: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if size + RESERVE_BYTES > free:
-        raise _Failed(
-            f"{what} does not fit on the disk: it needs {size} bytes and {RESERVE_BYTES} are kept free; {free} are "
-            f"free in '{folder.parent}'"
-        )
-
-
-class _CheckedHeader(tarfile.TarInfo):
-    """Tar header that refuses large extra headers, because tarfile reads each of them into memory."""
-
-    @classmethod
-    def frombuf(cls, *arguments: Any, **named: Any) -> _CheckedHeader:
-        header = super().frombuf(*arguments, **named)
-        is_file = header.type in (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
-        if not is_file and header.size > _MAX_TAR_HEADER_BYTES:
-            raise _Failed(f"the archive has a header of {header.size} bytes: expected at most {_MAX_TAR_HEADER_BYTES}")
-        return header
-
-
-def _unpack(archive: Path, folder: Path, *, is_zip: bool) -> None:
-    """Write the archive's files below `folder`. Raises _Failed, OSError and the errors in _DAMAGED."""
-    members = _zip_members(archive) if is_zip else _tar_members(archive)
-    for count, (name, size, content) in enumerate(members):
-        what = f"the archive's '{name[:200]}'"
-        if count >= MAX_FILES:
-            raise _Failed(f"the archive has too many files: expected at most {MAX_FILES}")
-        try:
-            path = folder / check_relative(name, what)
-        except BadModelConfig as error:
-            raise _Failed(str(error)) from None
-        try:
-            if content is None:
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            _check_space(folder, size, what)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with content, path.open("xb") as output:
-                shutil.copyfileobj(content, output, _CHUNK_BYTES)
-                output.flush()
-                os.fsync(output.fileno())
-        except (FileExistsError, NotADirectoryError):
-            raise _Failed(f"{what} is in it twice") from None
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    """Yield name, size and content of each file; the content of a folder is None. Raises as `_unpack`."""
-    # "r|": one pass without seeking; the list of members is not read ahead.
-    with tarfile.open(archive, "r|*", tarinfo=_CheckedHeader) as tar:
-        for member in tar:
-            if not member.isreg() and not member.isdir():
-                raise _Failed(f"the archive's '{member.name[:200]}' is a link or a device: expected files and folders")
-            if member.name not in (".", ""):
-                yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
-
-
-def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    """As `_tar_members`."""
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR) or info.flag_bits & 1:
-                raise _Failed(f"the archive's '{info.filename[:200]}' is a link, a device or encrypted: expected files")
-            yield info.filename, info.file_size, None if info.is_dir() else file.open(info)
 
 
 def _model_folder(folder: Path) -> Path:

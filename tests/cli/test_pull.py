@@ -295,6 +295,8 @@ def huge_header() -> bytes:
         ("m.tar", special(type=tarfile.FIFOTYPE), "is a link or a device"),
         ("m.zip", zipped_link(), "is a link, a device or encrypted"),
         ("m.tar", special(size=1 << 60), "does not fit on the disk"),
+        ("m.tar", special(type=tarfile.XHDTYPE)[:512] * 3000, "is not a complete .tar archive"),
+        ("m.tar", special(size=-(1 << 30)), "is not a complete .tar archive"),
         ("m.tar", huge_header(), "has a header of 1099511627776 bytes"),
         ("m.tar", tar({"1": b"", "1/model.onnx": b""}, "w"), "is in it twice"),
         ("m.zip", zipped({"1/a": b"", "1//a": b""}), "is in it twice"),
@@ -317,7 +319,7 @@ def test_what_is_no_safe_and_readable_model_is_refused_and_leaves_nothing(
 def test_an_archive_with_too_many_files_is_refused(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.cli.pull.MAX_FILES", 2)
+    monkeypatch.setattr("edge_server.cli.pull_archive.MAX_FILES", 2)
     done = pull(*site.add("m.tar", tar({"1/a": b"", "1/b": b"", "1/c": b""}, "w")))
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert "too many files: expected at most 2" in done.stderr
