@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import os
 import shutil
@@ -66,7 +67,10 @@ def unpack(archive: Path, folder: Path, suffix: str) -> None:
     """Write the archive's files below `folder`. `suffix` is one of ARCHIVES. Raises PullFailed and OSError."""
     try:
         _write_members(_zip_members(archive) if suffix == ".zip" else _tar_members(archive), folder)
-    except _DAMAGED as error:
+    except (*_DAMAGED, OSError) as error:
+        # zipfile seeks to the offsets in a damaged file without a check, which is EINVAL.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise PullFailed(f"the file is not a complete {suffix} archive: {error}") from None
 
 
@@ -117,4 +121,4 @@ def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
                 raise PullFailed(
                     f"the archive's '{info.filename[:200]}' is a link, a device or encrypted: expected files"
                 )
-            yield info.filename, info.file_size, None if info.is_dir() else file.open(info)
+            yield info.filename, info.file_size, None if info.filename.endswith("/") else file.open(info)

@@ -183,6 +183,13 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return made.getvalue()
 
 
+def zipped_with_wrong_offset() -> bytes:
+    content = bytearray(zipped({"1/model.onnx": b"content"}))
+    end = content.rindex(b"PK\5\6")
+    content[end + 16 : end + 20] = (1 << 30).to_bytes(4, "little")
+    return bytes(content)
+
+
 def zipped_link() -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -293,6 +300,8 @@ def huge_header() -> bytes:
         ("m.tar", special(type=tarfile.LNKTYPE, linkname="x"), "is a link or a device"),
         ("m.tar", special(type=tarfile.CHRTYPE), "is a link or a device"),
         ("m.tar", special(type=tarfile.FIFOTYPE), "is a link or a device"),
+        ("m.zip", zipped_with_wrong_offset(), "is not a complete .zip archive"),
+        ("m.zip", zipped({"x": b""}).replace(b"x", b"\0"), "expected a relative path"),
         ("m.zip", zipped_link(), "is a link, a device or encrypted"),
         ("m.tar", special(size=1 << 60), "does not fit on the disk"),
         ("m.tar", special(type=tarfile.XHDTYPE)[:512] * 3000, "is not a complete .tar archive"),
