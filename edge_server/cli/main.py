@@ -25,6 +25,7 @@ COMMANDS = {
     "fleet": "show the models of many running servers in one table, and which servers differ",
     "models": "show all versions of the models of a running server, with states and reasons",
     "events": "follow the events of a running server",
+    "pull": "download a model into a repository and verify its SHA-256",
     "sign": "list and sign the files of models, for servers that accept only signed models",
     "rollback": "pin a model of a running server to an earlier version, or remove the pin",
     "stream": "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",

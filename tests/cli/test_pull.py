@@ -1,0 +1,566 @@
+"""`edge-server pull` against real HTTP and HTTPS servers: what it installs, resumes and refuses."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+Edge = Callable[..., subprocess.CompletedProcess[str]]
+CONFIG = b"""
+backend: "identity"
+input { name: "I" data_type: TYPE_FP32 dims: [1] }
+output { name: "O" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+@dataclass
+class Site:
+    """Files of a web server, and how it behaves. `requests` are path, Range and Authorization of each request."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
+    has_ranges: bool = True
+    cut_after: int | None = None
+    """Close the connection after so many bytes of a body."""
+    requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+
+    def add(self, name: str, content: bytes) -> tuple[str, str]:
+        """Return the arguments of `pull` for a new file."""
+        self.files[f"/{name}"] = content
+        return f"{self.url}/{name}", f"--sha256={hashlib.sha256(content).hexdigest()}"
+
+
+def start_site(tls: ssl.SSLContext | None = None) -> tuple[Site, ThreadingHTTPServer]:
+    site = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            site.requests.append((self.path, asked, self.headers.get("Authorization")))
+            if self.path in site.redirects:
+                self.send_response(302)
+                self.send_header("Location", site.redirects[self.path])
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            if self.path not in site.files:
+                self.send_error(404)
+                return
+            content = site.files[self.path]
+            etag = f'"{hashlib.sha256(content).hexdigest()[:8]}"'
+            start = 0
+            if site.has_ranges and asked and self.headers.get("If-Range") == etag:
+                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            else:
+                self.send_response(200)
+            self.send_header("ETag", etag)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            self.wfile.write(content[start : None if site.cut_after is None else start + site.cut_after])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    site.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return site, server
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made, server = start_site()
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key and its self-signed certificate for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now()
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now + timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "cert.pem"
+    pem = serialization.Encoding.PEM
+    path.write_bytes(
+        made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return path
+
+
+@pytest.fixture
+def secure_site(certificate: Path) -> Iterator[Site]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    made, server = start_site(context)
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def pull(edge_here: Edge, models: Path) -> Edge:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return edge_here("pull", f"--model-repository={models}", "--timeout=20", *arguments)
+
+    return run
+
+
+def tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()
+
+
+def special(**fields: Any) -> bytes:
+    """Return a tar with one member that is not a plain file, or is not as large as it says."""
+    made = io.BytesIO()
+    info = tarfile.TarInfo(fields.pop("name", "1/thing"))
+    for key, value in fields.items():
+        setattr(info, key, value)
+    made.write(info.tobuf(tarfile.GNU_FORMAT))
+    made.write(bytes(1024))
+    return made.getvalue()
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def zipped_with_wrong_offset() -> bytes:
+    content = bytearray(zipped({"1/model.onnx": b"content"}))
+    end = content.rindex(b"PK\5\6")
+    content[end + 16 : end + 20] = (1 << 30).to_bytes(4, "little")
+    return bytes(content)
+
+
+def zipped_link() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        info = zipfile.ZipInfo("1/model.onnx")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    return made.getvalue()
+
+
+MODEL = {"config.pbtxt": CONFIG, "1/weights": b"w" * 5000}
+
+
+def in_folder(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+    return {f"{name}/{path}": content for path, content in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("echo.tar.gz", tar(MODEL)),
+        ("echo.tgz", tar(in_folder(MODEL, "echo-release-3"))),
+        ("echo.tar", tar(in_folder(MODEL, "download"), "w")),
+        ("echo.zip", zipped(MODEL)),
+        ("echo.zip", zipped(in_folder(MODEL, "echo"))),
+    ],
+)
+def test_an_archive_of_a_model_or_of_its_folder_becomes_the_model(
+    file: str, content: bytes, site: Site, pull: Edge, models: Path
+) -> None:
+    done = pull(*site.add(file, content))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{models / 'echo'}: version 1\n"
+    assert os.listdir(models) == ["echo"]
+    assert (models / "echo/config.pbtxt").read_bytes() == CONFIG
+    assert (models / "echo/1/weights").read_bytes() == MODEL["1/weights"]
+
+
+def test_one_model_file_becomes_version_1(site: Site, pull: Edge, models: Path) -> None:
+    assert pull(*site.add("a/Detector%20v3.onnx", b"onnx"), "--name=detector").returncode == 0
+    assert (models / "detector/1/model.onnx").read_bytes() == b"onnx"
+    assert pull(*site.add("small.gguf?download=true", b"gguf")).returncode == 0
+    assert (models / "small/1/model.gguf").read_bytes() == b"gguf"
+    assert sorted(os.listdir(models)) == ["detector", "small"]
+
+
+def test_an_interrupted_download_is_resumed_where_it_ended(site: Site, pull: Edge, models: Path) -> None:
+    content = os.urandom(300_000)
+    arguments = site.add("m.onnx", content)
+    site.cut_after = 100_000
+    done = pull(*arguments)
+    assert done.returncode == 1
+    assert "after 100000 of 300000 bytes; run the same command again to resume" in done.stderr
+    assert os.listdir(models) == [".pull-m"]
+    assert pull(*arguments).returncode == 1
+    site.cut_after = None
+    assert pull(*arguments).returncode == 0
+    assert [asked for _, asked, _ in site.requests] == [None, "bytes=100000-", "bytes=200000-"]
+    assert (models / "m/1/model.onnx").read_bytes() == content
+    assert os.listdir(models) == ["m"]
+
+
+def test_a_server_without_ranges_sends_the_whole_file_again(site: Site, pull: Edge, models: Path) -> None:
+    content = os.urandom(300_000)
+    arguments = site.add("m.onnx", content)
+    site.has_ranges, site.cut_after = False, 100_000
+    assert pull(*arguments).returncode == 1
+    site.cut_after = None
+    assert pull(*arguments).returncode == 0
+    assert site.requests[-1][1] == "bytes=100000-"
+    assert (models / "m/1/model.onnx").read_bytes() == content
+
+
+def test_a_file_that_changed_in_between_is_downloaded_from_its_begin(site: Site, pull: Edge, models: Path) -> None:
+    old, new = os.urandom(300_000), os.urandom(300_000)
+    site.add("m.onnx", old)
+    url, sha256 = f"{site.url}/m.onnx", f"--sha256={hashlib.sha256(new).hexdigest()}"
+    site.cut_after = 100_000
+    assert pull(url, sha256).returncode == 1
+    site.add("m.onnx", new)
+    site.cut_after = None
+    assert pull(url, sha256).returncode == 0
+    assert (models / "m/1/model.onnx").read_bytes() == new
+
+
+def test_a_part_of_another_file_is_not_used(site: Site, pull: Edge, models: Path) -> None:
+    site.cut_after = 1000
+    assert pull(*site.add("m.onnx", os.urandom(2000))).returncode == 1
+    site.cut_after = None
+    assert pull(*site.add("m.onnx", b"other")).returncode == 0
+    assert site.requests[-1][1] is None
+    assert (models / "m/1/model.onnx").read_bytes() == b"other"
+
+
+def huge_header() -> bytes:
+    return special(type=tarfile.XHDTYPE, size=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("m.tar.gz", b"<html>sign in first</html>", "is not a complete .tar.gz archive"),
+        ("m.zip", b"<html>sign in first</html>", "is not a complete .zip archive"),
+        ("m.tar.gz", tar({**MODEL, "1/weights": os.urandom(5000)})[:3000], "is not a complete .tar.gz archive"),
+        ("m.tar", tar({"../m/config.pbtxt": b""}, "w"), "expected a relative path"),
+        ("m.tar", tar({"/tmp/outside": b""}, "w"), "expected a relative path"),
+        ("m.zip", zipped({"../outside": b""}), "expected a relative path"),
+        ("m.tar", special(type=tarfile.SYMTYPE, linkname="/etc"), "is a link or a device"),
+        ("m.tar", special(type=tarfile.LNKTYPE, linkname="x"), "is a link or a device"),
+        ("m.tar", special(type=tarfile.CHRTYPE), "is a link or a device"),
+        ("m.tar", special(type=tarfile.FIFOTYPE), "is a link or a device"),
+        ("m.zip", zipped_with_wrong_offset(), "is not a complete .zip archive"),
+        ("m.zip", zipped({"x": b""}).replace(b"x", b"\0"), "expected a relative path"),
+        ("m.zip", zipped_link(), "is a link, a device or encrypted"),
+        ("m.tar", special(size=1 << 60), "does not fit on the disk"),
+        ("m.tar", special(type=tarfile.XHDTYPE)[:512] * 3000, "is not a complete .tar archive"),
+        ("m.tar", special(size=-(1 << 30)), "is not a complete .tar archive"),
+        ("m.tar", huge_header(), "has a header of 1099511627776 bytes"),
+        ("m.tar", tar({"1": b"", "1/model.onnx": b""}, "w"), "is in it twice"),
+        ("m.zip", zipped({"1/a": b"", "1//a": b""}), "is in it twice"),
+        ("m.tar", tar({"readme.txt": b"", "config.pbtxt": CONFIG}, "w"), "has no version directories"),
+        ("m.tar", tar({**MODEL, "config.pbtxt": b"bakend: 'x'"}, "w"), "bakend"),
+        ("m.tar", tar({}, "w"), "holds no model that can be served"),
+    ],
+)
+def test_what_is_no_safe_and_readable_model_is_refused_and_leaves_nothing(
+    file: str, content: bytes, words: str, site: Site, pull: Edge, models: Path
+) -> None:
+    done = pull(*site.add(file, content))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert os.listdir(models) == []
+    assert os.listdir(models.parent) == ["models"]
+
+
+def test_an_archive_with_too_many_files_is_refused(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_server.cli.pull_archive.MAX_FILES", 2)
+    done = pull(*site.add("m.tar", tar({"1/a": b"", "1/b": b"", "1/c": b""}, "w")))
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "too many files: expected at most 2" in done.stderr
+
+
+def test_another_content_than_the_hash_says_is_deleted(site: Site, pull: Edge, models: Path) -> None:
+    url, _ = site.add("m.onnx", b"forged")
+    done = pull(url, f"--sha256={'0' * 64}")
+    assert done.returncode == 1
+    assert f"expected {'0' * 64}, given {hashlib.sha256(b'forged').hexdigest()}" in done.stderr
+    assert os.listdir(models) == []
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = site.add("m.onnx", b"content")
+    usage = shutil.disk_usage(models)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
+        done = pull(*arguments)
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "it needs 7 bytes and 33554432 are kept free; 1000 are free" in done.stderr
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "weights")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = pull(*site.add("m.tar", tar(MODEL, "w")))
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "'weights' cannot be written: No space left on device" in done.stderr
+
+
+def test_a_model_that_exists_is_replaced_only_on_request(site: Site, pull: Edge, models: Path) -> None:
+    assert pull(*site.add("m.onnx", b"first")).returncode == 0
+    second = site.add("m.onnx", b"second")
+    done = pull(*second)
+    assert done.returncode == 2
+    assert "exists: use --replace to replace it, or --name" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+    assert pull(*second, "--replace").returncode == 0
+    assert (models / "m/1/model.onnx").read_bytes() == b"second"
+    assert os.listdir(models) == ["m"]
+
+
+def test_a_refused_replacement_leaves_the_model_as_it_was(site: Site, pull: Edge, models: Path) -> None:
+    assert pull(*site.add("m.onnx", b"first")).returncode == 0
+    assert pull(*site.add("m.tar", b"no tar"), "--replace").returncode == 1
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+    assert os.listdir(models) == ["m"]
+
+
+def test_a_model_whose_replacement_was_killed_halfway_is_put_back(site: Site, pull: Edge, models: Path) -> None:
+    (models / ".pull-m/replaced/1").mkdir(parents=True)
+    (models / ".pull-m/replaced/1/model.onnx").write_bytes(b"first")
+    done = pull(*site.add("m.onnx", b"second"))
+    assert done.returncode == 2
+    assert "exists: use --replace" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+
+
+def test_a_model_is_put_back_where_its_replacement_cannot_be_moved(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pull(*site.add("m.onnx", b"first")).returncode == 0
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if source == models / ".pull-m/model/m":
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", refuse)
+    done = pull(*site.add("m.onnx", b"second"), "--replace")
+    assert (done.returncode, os.listdir(models)) == (1, ["m"])
+    assert "Input/output error" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("https://host/m.onnx",), "--sha256 is missing"),
+        (("https://host/m.onnx", "--sha256=12"), "expected 64 hexadecimal digits"),
+        (("https://host/m.exe", f"--sha256={'0' * 64}"), "expected a file that ends in one of .tar.gz"),
+        (("ftp://host/m.onnx", f"--sha256={'0' * 64}"), "expected https://HOST/PATH"),
+        (("file:///etc/m.onnx", f"--sha256={'0' * 64}"), "expected https://HOST/PATH"),
+        (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=a/b"), "name 'a/b' cannot be used"),
+        (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=.m"), "name '.m' cannot be used"),
+        (("https://host/m.onnx", f"--sha256={'0' * 64}", "--name=m.tmp"), "name 'm.tmp' cannot be used"),
+        (("https://host/..%2Fm.onnx%20.onnx", f"--sha256={'0' * 64}"), "name 'm.onnx ' cannot be used"),
+        (("https://host/m.onnx", f"--sha256={'0' * 64}", "--model-repository=/absent"), "expected an existing folder"),
+        (("--list",), "--list needs --index"),
+        (("--list", "--index=http://host/index.json"), "can be changed on its way"),
+        (("m", "--index=http://host/index.json"), "can be changed on its way"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(
+    arguments: tuple[str, ...], words: str, pull: Edge
+) -> None:
+    done = pull(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_missing_file_and_a_host_that_does_not_answer_have_their_reason(site: Site, pull: Edge, models: Path) -> None:
+    done = pull(f"{site.url}/absent.onnx", f"--sha256={'0' * 64}")
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "the server answers 404 Not Found" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/m.onnx"
+        done = pull(url, f"--sha256={'0' * 64}", "--timeout=0.2")
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "timed out" in done.stderr
+
+
+def test_a_second_pull_into_the_same_repository_is_refused(site: Site, pull: Edge, models: Path) -> None:
+    from edge_server.cli.pull import _locked
+
+    with _locked(models):
+        done = pull(*site.add("m.onnx", b"content"))
+    assert done.returncode == 2
+    assert "another pull into" in done.stderr
+
+
+def test_a_certificate_that_is_not_trusted_is_refused(secure_site: Site, pull: Edge, models: Path) -> None:
+    done = pull(*secure_site.add("m.onnx", b"content"))
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
+    assert "SSL_CERT_FILE" in done.stderr
+    assert secure_site.requests == []
+
+
+def test_a_redirect_from_https_to_http_is_refused(
+    site: Site, secure_site: Site, certificate: Path, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    target, sha256 = site.add("m.onnx", b"content")
+    secure_site.redirects["/m.onnx"] = target
+    done = pull(f"{secure_site.url}/m.onnx", sha256)
+    assert (done.returncode, os.listdir(models), site.requests) == (1, [], [])
+    assert "redirects to" in done.stderr
+
+
+def test_headers_go_only_to_the_host_that_was_named(site: Site, pull: Edge) -> None:
+    other, server = start_site()
+    try:
+        target, sha256 = other.add("m.onnx", b"content")
+        site.redirects = {"/m.onnx": f"{site.url}/again.onnx", "/again.onnx": target}
+        assert pull(f"{site.url}/m.onnx", sha256, "--header=Authorization=Bearer x").returncode == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [key for _, _, key in site.requests] == ["Bearer x", "Bearer x"]
+    assert [key for _, _, key in other.requests] == [None]
+
+
+@pytest.fixture
+def index(secure_site: Site, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an index with one model beside it."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    content = tar(MODEL)
+    secure_site.add("models/files/echo-3.tar.gz", content)
+    entry = {
+        "name": "echo",
+        "url": "files/echo-3.tar.gz",
+        "sha256": hashlib.sha256(content).hexdigest().upper(),
+        "size_bytes": 3_400_000,
+        "description": "repeats its\x1b[31m input",
+        "licence": "Apache-2.0",
+    }
+    url, _ = secure_site.add("models/index.json", json.dumps({"models": [entry]}).encode())
+    return url
+
+
+def test_the_index_is_listed_without_control_characters(index: str, pull: Edge, models: Path) -> None:
+    done = pull("--list", f"--index={index}")
+    assert (done.returncode, done.stderr, os.listdir(models)) == (0, "", [])
+    assert re.search(r"echo +3\.4 +Apache-2\.0 +repeats its", done.stdout)
+    assert "\x1b" not in done.stdout
+
+
+def test_a_name_of_the_index_is_pulled_from_its_relative_url(
+    index: str, secure_site: Site, pull: Edge, models: Path
+) -> None:
+    done = pull("echo", f"--index={index}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (models / "echo/config.pbtxt").read_bytes() == CONFIG
+    done = pull("ecko", f"--index={index}")
+    assert done.returncode == 2
+    assert "has no model 'ecko'; it has echo" in done.stderr
+    done = pull("echo", f"--index={index}", f"--sha256={'0' * 64}", "--name=other")
+    assert done.returncode == 2
+    assert "differs from that of 'echo' in the index" in done.stderr
+
+
+GOOD = {"name": "m", "url": "m.onnx", "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<html>", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", 'expected {"models": [...]}'),
+        (" " * (1 << 20) + "{}", "is too large: expected at most 1048576 bytes"),
+        ({"models": [3]}, "models[0]: expected an object"),
+        ({"models": [GOOD, {"name": "m", "url": "m.onnx"}]}, "models[1]: sha256: expected 64 hexadecimal digits"),
+        ({"models": [{**GOOD, "url": 3}]}, "models[0]: url: expected a URL, given 3"),
+        ({"models": [{**GOOD, "size_bytes": "3"}]}, "models[0]: size_bytes: expected a whole number"),
+        ({"models": [{**GOOD, "url": "http://[::m.onnx"}]}, "models[0]: url"),
+        ({"models": [GOOD, GOOD]}, "models[1]: there is a second model 'm'"),
+    ],
+)
+def test_an_index_that_is_wrong_is_refused_with_the_place(
+    text: object, words: str, index: str, secure_site: Site, pull: Edge
+) -> None:
+    secure_site.add("models/index.json", (text if isinstance(text, str) else json.dumps(text)).encode())
+    done = pull("--list", f"--index={index}")
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_http_url_in_the_index_needs_the_hash_on_the_command_line(
+    index: str, secure_site: Site, site: Site, pull: Edge, models: Path
+) -> None:
+    url, sha256 = site.add("m.onnx", b"content")
+    entry = {"name": "m", "url": url, "sha256": sha256.partition("=")[2]}
+    secure_site.add("models/index.json", json.dumps({"models": [entry]}).encode())
+    done = pull("m", f"--index={index}")
+    assert done.returncode == 2
+    assert "can be changed on its way" in done.stderr
+    assert pull("m", f"--index={index}", sha256).returncode == 0
+    assert os.listdir(models) == ["m"]
