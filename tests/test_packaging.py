@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+ROOT = Path(__file__).parents[1]
 X86 = {"platform_machine": "x86_64", "sys_platform": "linux", "python_version": "3.11"}
 ARM = {**X86, "platform_machine": "aarch64"}
 ONNX_RUNTIMES = {"onnxruntime", "onnxruntime-gpu"}
@@ -59,3 +65,29 @@ def test_pycuda_which_is_built_from_source_comes_by_its_own_extra_alone(
     metadata: importlib.metadata.PackageMetadata, extras: set[str]
 ) -> None:
     assert [extra for extra in sorted(extras) if "pycuda" in wanted(metadata, extra, X86)] == ["pycuda"]
+
+
+@pytest.mark.full
+def test_sdist_and_wheel_build_cleanly_and_hold_what_the_server_reads(tmp_path: Path) -> None:
+    for tool in ("build", "twine"):
+        pytest.importorskip(tool, reason=f"needs {tool}, of the extra test-all")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+
+    def run(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", *words], cwd=clone, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
+
+    run("build", "--no-isolation")
+    (wheel,), (sdist,) = (clone / "dist").glob("*.whl"), (clone / "dist").glob("*.tar.gz")
+    assert run("twine", "check", "--strict", str(wheel), str(sdist)).count("PASSED") == 2
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    command = ["git", "ls-files", "edge_server"]
+    tracked = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
+    # All of the package, and nothing else.
+    assert {name for name in packed if ".dist-info/" not in name} == set(tracked)
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "edge_server/py.typed"} <= names

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,17 @@ def test_it_holds_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
     assert os.readlink(unpacked / "usr/bin/edge-server") == "/opt/edge_server/bin/edge-server"
 
 
+def test_it_holds_man_pages_and_completion(unpacked: Path) -> None:
+    for name, source in {
+        "bash-completion/completions/edge-server": "completion/edge-server.bash",
+        "zsh/vendor-completions/_edge-server": "completion/_edge-server",
+        "fish/vendor_completions.d/edge-server.fish": "completion/edge-server.fish",
+    }.items():
+        assert (unpacked / "usr/share" / name).read_text() == (ROOT / "systemd/shell" / source).read_text()
+    packed = {path.name: gzip.decompress(path.read_bytes()) for path in (unpacked / "usr/share/man/man1").iterdir()}
+    assert packed == {f"{path.name}.gz": path.read_bytes() for path in (ROOT / "systemd/shell/man").iterdir()}
+
+
 def test_it_checks_a_repository_without_a_network_and_without_this_environment(unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / "models/same/1").mkdir(parents=True)
     (tmp_path / "models/same/config.pbtxt").write_text(IDENTITY)
@@ -101,3 +114,54 @@ def test_a_dependency_that_is_not_installed_ends_the_build_with_its_name(machine
     assert done.returncode != 0
     assert "has no no-such-thing>=1" in done.stderr
     assert not list((tmp_path / "out").glob("*.deb"))
+
+
+AARCH64 = 183
+"""`e_machine` of an ELF file: EM_AARCH64."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("python", ["3.10", "3.12"])
+def test_a_package_for_arm64_holds_aarch64_files_for_its_python_alone(python: str, tmp_path: Path) -> None:
+    """JetPack 6 has Python 3.10, JetPack 7 has 3.12. The packages come from the registry."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("needs dpkg-deb")
+    build = [str(ROOT / "systemd/build_deb.sh"), "--python", python, "--arch", "arm64", "--level", "1", str(tmp_path)]
+    done = subprocess.run(
+        build, capture_output=True, text=True, check=False, env={**os.environ, "PIP_PYTHON": sys.executable}
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    package = Path(done.stdout.strip())
+    assert field(package, "Architecture") == "arm64"
+    root = tmp_path / "root"
+    subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    library = root / "opt/edge_server/lib"
+    tag = f"cp{python.replace('.', '')}"
+    wrong, machines = [], 0
+    for path in library.rglob("*"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            head = file.read(20)
+        if head.startswith(b"\x7fELF"):
+            machines += 1
+            (machine,) = struct.unpack_from("<H", head, 18)
+            is_for_other_python = ".cpython-" in path.name and f".cpython-{tag[2:]}-" not in path.name
+            if machine != AARCH64 or is_for_other_python:
+                wrong.append(str(path.relative_to(library)))
+    assert wrong == []
+    assert machines > 20
+    tags = [
+        line.removeprefix("Tag: ")
+        for wheel in library.glob("*.dist-info/WHEEL")
+        for line in wheel.read_text().splitlines()
+        if line.startswith("Tag: ")
+    ]
+    for name in tags:
+        interpreter, abi, platform = name.split("-")
+        assert platform == "any" or platform.endswith("aarch64"), name
+        is_stable = abi == "abi3" and int(interpreter.removeprefix("cp3")) <= int(python.partition(".")[2])
+        assert interpreter.startswith("py") or (interpreter, abi) == (tag, tag) or is_stable, name
+    assert {"numpy", "grpc", "onnxruntime", "openvino", "cv2", "edge_server"} <= {
+        path.name for path in library.iterdir()
+    }
