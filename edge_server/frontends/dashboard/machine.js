@@ -38,7 +38,7 @@ export function updateMachine(governor) {
       key: "share", title: "Work allowed", value: governor.share * 100, unit: "%", top: 100, digits: 0,
       detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "nothing held back",
     },
-    { key: "busy", title: "Compute in use", value: governor.busy * 100, unit: "%", top: 100, digits: 0 },
+    { key: "busy", title: "Instances that compute", value: governor.busy, unit: "", top: 1, digits: 1, detail: "at once, on average" },
   ];
   if (memory.total_bytes) {
     const used = (memory.total_bytes - memory.available_bytes) / 1e9;
