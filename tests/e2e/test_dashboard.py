@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,33 @@ return count;
 """
 """Pixels in the colour of the first class's boxes."""
 
+HALVES = """
+backend: "python"
+input { name: "image" data_type: TYPE_UINT8 dims: [16, 16, 3] }
+output { name: "mask" data_type: TYPE_INT64 dims: [16, 16] label_filename: "labels.txt" }
+parameters { key: "image_fit" value { string_value: "stretch" } }
+parameters { key: "mask_output" value { string_value: "mask" } }
+"""
+HALVES_CODE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        mask = np.zeros((16, 16), np.int64)
+        mask[:, 12:] = 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("mask", mask)]) for _ in requests]
+"""
+"""A segmentation whose class 1 is the right quarter of any picture."""
+
+RIGHT_AND_LEFT = """
+const canvas = document.querySelector(".answer canvas");
+const row = canvas.getContext("2d").getImageData(0, canvas.height / 2, canvas.width, 1).data;
+const at = (x) => [...row.slice(4 * Math.floor(x * canvas.width)).slice(0, 4)];
+return [at(0.1), at(0.9)];
+"""
+
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
@@ -66,6 +95,9 @@ def server(browser: Any, serve: Any, board: Any, module_repository: Any, identit
     for name in ("efficientnet_lite0", "face_detection_yunet"):
         shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
     module_repository.add("scale", identity("FP32", "4"))
+    halves = module_repository.add("halves", HALVES)
+    (halves / "1/model.py").write_text(HALVES_CODE)
+    (halves / "labels.txt").write_text("background\nroad\n")
     talker = module_repository.add("assistant", 'backend: "scripted_llm"')
     (talker / "1/script.json").write_text(json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02}))
     flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
@@ -109,7 +141,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
     page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
     page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
-    assert "4 of 4 ready" in page.text()
+    assert "5 of 5 ready" in page.text()
 
 
 def test_a_model_that_is_copied_in_appears_and_one_that_fails_says_why(page: Any, module_repository: Any) -> None:
@@ -139,6 +171,20 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
     face = ROOT / "edge_server/sources/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
+
+
+def test_a_segmentation_is_laid_over_the_picture(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"halves\"]')")
+    page.click('[data-model="halves"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    _, gray = cv2.imencode(".png", np.full((40, 40, 3), 100, np.uint8))
+    page.run(DROP, base64.b64encode(bytes(gray)).decode())
+    page.wait("document.querySelector('.scores')?.innerText.includes('road')")
+    assert "75.0" in page.run("return document.querySelector('.scores').innerText")
+    left, right = page.run(RIGHT_AND_LEFT)
+    assert left == [100, 100, 100, 255]
+    # Half of the picture's gray and half of the colour of class 1, #ff901e.
+    assert np.abs(np.array(right) - [178, 122, 65, 255]).max() <= 3
 
 
 def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) -> None:

@@ -114,10 +114,12 @@ async function showSeen(file, seen, took) {
   canvas.height = Math.round(bitmap.height * scale);
   const pen = canvas.getContext("2d");
   pen.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  if (seen.mask) pen.drawImage(await colored(seen.mask), 0, 0, canvas.width, canvas.height);
   pen.scale(canvas.width / seen.width, canvas.height / seen.height);
   const line = Math.max(seen.width, seen.height) / 350;
   for (const found of [...seen.detections].reverse()) drawBox(pen, found, line);
-  const scores = seen.classes.length ? seen.classes : seen.detections;
+  const shares = seen.mask ? seen.mask.classes.map((item) => ({ ...item, score: item.share })) : [];
+  const scores = [seen.classes, seen.detections, shares].find((items) => items.length) || [];
   const list = element("ol", { class: "scores" }, ...scores.slice(0, 12).map((item) => element(
     "li", {},
     element("div", { class: "head" }, element("span", {}, item.label || `class ${item.index ?? item.class_index}`),
@@ -127,6 +129,23 @@ async function showSeen(file, seen, took) {
   )));
   const text = `${scores.length ? "" : "Nothing found. "}Version ${seen.version}, answered in ${Math.round(took)} ms`;
   showResult(element("div", { class: "answer" }, canvas, element("div", {}, list, element("p", { class: "note" }, text))));
+}
+
+// Class 0 is the background and stays as it is.
+async function colored(mask) {
+  const bytes = Uint8Array.from(atob(mask.png), (letter) => letter.charCodeAt(0));
+  const classes = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
+  const canvas = element("canvas", { width: classes.width, height: classes.height });
+  const pen = canvas.getContext("2d");
+  pen.drawImage(classes, 0, 0);
+  const image = pen.getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < image.data.length; at += 4) {
+    const index = image.data[at];
+    const color = parseInt(COLORS[index % COLORS.length].slice(1), 16);
+    image.data.set([color >> 16, (color >> 8) & 255, color & 255, index ? 128 : 0], at);
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
 }
 
 function drawBox(pen, found, line) {

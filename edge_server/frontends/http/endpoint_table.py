@@ -242,7 +242,7 @@ def build_router(
         "inference",
         ("/edge/v1/models/{model}/perception",),
         "POST",
-        "Classes and detections in an image file",
+        "Classes, detections and mask of an image file",
         view.perception,
     )
     pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"

@@ -149,6 +149,11 @@ _SCHEMAS: Json = {
                 keypoints=_list(_list(_NUMBER)),
             )
         ),
+        mask=_object(
+            (),
+            classes=_list(_object((), index=_COUNT, label=_TEXT, share=_NUMBER)),
+            png={**_TEXT, "description": "Class of each pixel, one byte each, as base64."},
+        ),
     ),
     "Load": _object((), parameters=_object((), config={**_TEXT, "description": "A configuration as JSON."})),
     "Unload": _object((), parameters=_object((), unload_dependents=_FLAG)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest
+from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest, ServingFault
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
@@ -21,7 +22,7 @@ from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.core.frame_stream_types import Buffer
+    from edge_server.core.frame_stream_types import Buffer, Mask
     from edge_server.streams.stream_view import StreamView
     from edge_server.vision.perception import Perception, PerceptionPlan
     from edge_server.vision.resize import FittedPicture
@@ -118,7 +119,7 @@ class ViewEndpoints:
                     raise ConnectionAbortedError("a viewer does not read the pictures") from None
 
     async def perception(self, request: GenerationRequest) -> HttpResponse:
-        """Run a model on an image file and return its classes and detections in the picture's pixels."""
+        """Run a model on an image file and return its classes, detections and mask in the picture's pixels."""
         spec = self._service.model_spec(request.target.names["model"], None)
         loop, workers = asyncio.get_running_loop(), request.target.workers
         try:
@@ -199,7 +200,33 @@ def _perceived(spec: ModelSpec, plan: PerceptionPlan, fit: FittedPicture, respon
     row = 0 if spec.max_batch_size else None
     seen = plan.read(outputs, row, fit, plan.what, model=spec.name)
     head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
-    return json_response(head | _findings(seen))
+    return json_response(head | _findings(seen) | ({} if seen.mask is None else {"mask": _mask(seen.mask)}))
+
+
+def _mask(mask: Mask) -> dict[str, Any]:
+    """Return the share of the picture that each class has, the largest first, and the classes of its pixels as PNG.
+
+    The PNG has one byte for each pixel, the lowest eight bits of the class index, and sides of at most MAX_SIDE pixels.
+    """
+    import numpy as np
+
+    from edge_server.streams.stream_view import MAX_SIDE
+    from edge_server.vision.decode import opencv
+
+    classes = np.frombuffer(mask.data, np.uint8 if mask.encoding == "mono8" else "<u2").reshape(mask.height, mask.width)
+    step = -(-max(mask.height, mask.width) // MAX_SIDE)
+    is_done, png = opencv().imencode(".png", np.ascontiguousarray(classes[::step, ::step]).astype(np.uint8))
+    if not is_done:
+        raise ServingFault("OpenCV does not encode the mask")
+    found, counts = np.unique(classes, return_counts=True)
+    shares = sorted(zip((counts / classes.size).tolist(), found.tolist(), strict=True), reverse=True)
+    return {
+        "classes": [
+            {"index": index, "label": mask.labels[index] if index < len(mask.labels) else "", "share": share}
+            for share, index in shares
+        ],
+        "png": base64.b64encode(bytes(png)).decode(),
+    }
 
 
 def _findings(seen: Perception) -> dict[str, Any]:
