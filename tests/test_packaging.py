@@ -77,9 +77,9 @@ def test_sdist_and_wheel_build_cleanly_and_hold_what_the_server_reads(tmp_path: 
     def run(*words: str) -> str:
         done = subprocess.run([sys.executable, "-m", *words], cwd=clone, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return done.stdout
+        return done.stdout + done.stderr
 
-    run("build", "--no-isolation")
+    assert "deprecated" not in run("build", "--no-isolation").lower()
     (wheel,), (sdist,) = (clone / "dist").glob("*.whl"), (clone / "dist").glob("*.tar.gz")
     assert run("twine", "check", "--strict", str(wheel), str(sdist)).count("PASSED") == 2
     with zipfile.ZipFile(wheel) as archive:

@@ -62,14 +62,17 @@ def _short(text: str) -> str:
 
 
 def _bash(all_commands: list[Command]) -> str:
-    words, values = [], []
-    for names, options in _groups(all_commands):
-        offered = [command.words[1] for command in _inner(names[0], all_commands)]
-        offered += [flag for option in options for flag in option.names if flag.startswith("--")]
-        words.append(f"    {' | '.join(names)}) echo {' '.join(offered)} ;;")
-        for option in options:
+    words, values, with_others = [], [], []
+    for command in all_commands:
+        name = " ".join(command.words)
+        offered = [other.words[-1] for other in all_commands if other.words[:-1] == command.words]
+        if offered:
+            with_others.append(name)
+        offered += [flag for option in command.options for flag in option.names if flag.startswith("--")]
+        words.append(f'    "{name}") echo {" ".join(offered)} ;;')
+        for option in command.options:
             if option.choices:
-                patterns = " | ".join(f'"{name} {flag}"' for name in names for flag in option.names)
+                patterns = " | ".join(f'"{name} {flag}"' for flag in option.names)
                 values.append(f"    {patterns}) echo {' '.join(option.choices)} ;;")
     return f"""\
 # Completion of edge-server in bash. {_NOTE}
@@ -90,6 +93,9 @@ _edge_server_values() {{
 _edge_server() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} option=${{COMP_WORDS[COMP_CWORD - 1]}} command="" offered hidden="-*"
   if ((COMP_CWORD > 1)); then command=${{COMP_WORDS[1]}}; fi
+  case $command in
+    {" | ".join(with_others)}) if ((COMP_CWORD > 2)); then command+=" ${{COMP_WORDS[2]}}"; fi ;;
+  esac
   # bash makes "--option=value" three words.
   if [[ $current == "=" ]]; then
     current=""
@@ -129,7 +135,7 @@ commands=(
   {offered}
 )
 if ((CURRENT == 2)); then
-  _describe command commands
+  if [[ $words[2] == -* ]]; then compadd -- --help --version; else _describe command commands; fi
   return
 fi
 shift words
@@ -140,8 +146,12 @@ esac
 """
 
 
+def _takes_file(option: Option) -> bool:
+    return any(word in option.value.lower() for word in ("path", "file", "dir", "folder", "source", "url"))
+
+
 def _zsh_choices(option: Option) -> str:
-    return f"({' '.join(option.choices)})" if option.choices else "_files"
+    return f"({' '.join(option.choices)})" if option.choices else "_files" if _takes_file(option) else " "
 
 
 def _zsh_text(text: str) -> str:
@@ -151,20 +161,29 @@ def _zsh_text(text: str) -> str:
 
 
 def _fish(all_commands: list[Command]) -> str:
-    lines = [f"# Completion of edge-server in fish. {_NOTE}", ""]
+    lines = [f"# Completion of edge-server in fish. {_NOTE}", "", _FISH_FUNCTION]
+    lines += [f"complete -c edge-server -n __fish_use_subcommand -f -l {name}" for name in ("help", "version")]
     for name, text in COMMANDS.items():
         lines.append(f"complete -c edge-server -n __fish_use_subcommand -f -a {name} -d {_quoted(_short(text))}")
     for names, options in _groups(all_commands):
-        seen = f"complete -c edge-server -n '__fish_seen_subcommand_from {' '.join(names)}'"
+        seen = f"complete -c edge-server -n '__edge_server_runs {' '.join(names)}'"
         for command in _inner(names[0], all_commands):
             lines.append(f"{seen} -f -a {command.words[1]} -d {_quoted(_short(command.summary))}")
         for option in options:
             flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.names)
-            value = " -r" if option.value else " -f"
+            value = (" -r" if _takes_file(option) else " -x") if option.value else " -f"
             if option.choices:
                 value = f" -x -a {_quoted(' '.join(option.choices))}"
             lines.append(f"{seen} {flags}{value} -d {_quoted(_short(option.help))}")
     return "\n".join(lines) + "\n"
+
+
+_FISH_FUNCTION = """\
+function __edge_server_runs -d 'Whether the command is one of these'
+    set -l words (commandline -opc)
+    set -q words[2]; and contains -- $words[2] $argv
+end
+"""
 
 
 def _quoted(text: str) -> str:

@@ -140,7 +140,7 @@ def test_the_launch_file_starts_the_nodes_program_and_gives_known_parameters(nod
 @pytest.mark.full
 @pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="edge_server is installed, not a checkout")
 def test_every_file_of_the_package_is_installed_with_edge_server(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", minversion="68")
+    pytest.importorskip("setuptools", minversion="77")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT, tmp_path / "source" / "edge_server", ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

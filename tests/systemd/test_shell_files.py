@@ -47,6 +47,8 @@ class TestBash:
 
     def test_a_command_with_others_below_it_offers_them(self) -> None:
         assert bash_offers("ros", "") == ["bridge", "replay"]
+        assert bash_offers("governor", "replay", "--trip") == ["--trip-c"]
+        assert bash_offers("governor", "simulate", "--trip") == []
 
     @pytest.mark.parametrize(
         "words", [("--grpc-transport", ""), ("--grpc-transport", "="), ("--grpc-transport", "=", "")]
@@ -71,6 +73,7 @@ class TestBash:
         ("edge-server serve --grpc-transport=", ["http2", "grpcio"]),
         ("edge-server pull --sha", ["--sha256"]),
         ("edge-server ros ", ["bridge", "replay"]),
+        ("edge-server --ver", ["--version"]),
     ],
 )
 def test_zsh_offers_commands_options_and_values(tmp_path: Path, typed: str, offered: list[str]) -> None:
@@ -100,11 +103,20 @@ def test_zsh_offers_commands_options_and_values(tmp_path: Path, typed: str, offe
         ("edge-server check --grpc-transport=", ["--grpc-transport=grpcio", "--grpc-transport=http2"]),
         ("edge-server pull --sha", ["--sha256"]),
         ("edge-server ros br", ["bridge"]),
+        ("edge-server --ver", ["--version"]),
+        ("edge-server perf --model status --wat", []),
+        ("edge-server serve --http-port=1", []),
+        ("edge-server serve --http-port pyproj", []),
+        ("edge-server serve --config pyproj", ["pyproject.toml"]),
     ],
 )
-def test_fish_offers_commands_options_and_values(tmp_path: Path, typed: str, offered: list[str]) -> None:
+def test_fish_offers_commands_options_and_values(typed: str, offered: list[str]) -> None:
     lines = output(
-        "fish", "--no-config", "-c", f"source {COMPLETION}/edge-server.fish; complete -C '{typed}'", cwd=str(tmp_path)
+        "fish",
+        "--no-config",
+        "-c",
+        f"source {COMPLETION}/edge-server.fish; complete -C '{typed}'",
+        cwd=str(SHELL.parents[1]),
     )
     assert [line.split("\t")[0] for line in lines.splitlines()] == offered
 
