@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from edge_server.vision.image_plan import ImagePlan
 
 
-def detection_model(service: InferenceService) -> ModelSpec:
+def detection_model(service: InferenceService, how_to_name: str) -> ModelSpec:
     """Return the model for a client that names none: the one with the parameter `deepstack`, else the only one with
-    detections. Raises UnknownModel."""
+    detections. Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
     specs = []
     for name in sorted({entry.name for entry in service.repository_index(only_ready=True)}):
         spec = service.model_spec(name, None)
@@ -28,7 +28,7 @@ def detection_model(service: InferenceService) -> ModelSpec:
     given = ", ".join(f"'{spec.name}'" for spec in candidates) or "none"
     raise UnknownModel(
         "expected one ready model with the parameter 'deepstack: true', or a single one with 'detection_head', "
-        f"given {given}; /v1/vision/custom/NAME names a model"
+        f"given {given}; {how_to_name} names a model"
     )
 
 

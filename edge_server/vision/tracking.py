@@ -120,10 +120,12 @@ class ByteTracker:
         self._missed_s[~is_found] = np.nan_to_num(self._missed_s[~is_found] + step_s, nan=0.0)
         # The box of an object that is being hidden shrinks: this must not go on while it is hidden.
         self._state[~is_found, 1, 2:] = 0.0
-        self._keep(is_found | ((self._ids > 0) & (self._missed_s <= LOST_S)))
+        kept = is_found | ((self._ids > 0) & (self._missed_s <= LOST_S))
+        self._ids, self._hits, self._missed_s = self._ids[kept], self._hits[kept], self._missed_s[kept]
+        self._state, self._variance = self._state[kept], self._variance[kept]
 
     def _start(self, measured: Floats) -> None:
-        """Start a track for each box, at rest, as far as there is room."""
+        """Start a track for each box, at rest. Boxes beyond MAX_BOXES tracks start none."""
         new = measured[: MAX_BOXES - len(self)]
         state = np.stack((new, np.zeros_like(new)), axis=1)
         size = _size(state)
@@ -133,10 +135,6 @@ class ByteTracker:
         self._ids = np.concatenate((self._ids, np.zeros(len(new), np.uint64)))
         self._hits = np.concatenate((self._hits, np.ones(len(new), np.intp)))
         self._missed_s = np.concatenate((self._missed_s, np.full(len(new), np.nan)))
-
-    def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
-        self._ids, self._hits, self._missed_s = self._ids[kept], self._hits[kept], self._missed_s[kept]
-        self._state, self._variance = self._state[kept], self._variance[kept]
 
 
 def _size(state: Floats) -> Floats:

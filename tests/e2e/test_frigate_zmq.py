@@ -165,9 +165,9 @@ def test_a_client_that_asked_for_no_model_gets_the_one_that_is_meant_for_recorde
         ([b'{"shape": [1, -64, -64, 3], "dtype": "uint8"}', bytes(12288)], "given uint8 [1, -64, -64, 3]"),
         ([b'{"shape": [1, 99999999999, 99999999999, 3], "dtype": "uint8"}', b""], "given 0"),
         ([b'{"shape": "many"}', b""], "given None many"),
-        ([b"[" * 4096, b""], "expected a message of Frigate's"),
-        ([b"7"], "expected a message of Frigate's"),
-        ([b"{}", b"", b""], "expected a message of Frigate's"),
+        ([b"[" * 4096, b""], "expected a JSON object of at most 4,096 bytes"),
+        ([b"7"], "expected a JSON object of at most 4,096 bytes"),
+        ([b"{}", b"", b""], "expected a JSON object of at most 4,096 bytes"),
     ],
 )
 def test_what_is_no_frame_gets_the_reason_and_the_next_frame_its_rows(

@@ -40,7 +40,7 @@ MAX_FRAME_BYTES = 16 << 20
 """Maximum size of one part of a message; a larger one ends the client's connection. A frame of Frigate has 0.3 MB."""
 
 MAX_RUNNING = 16
-"""Maximum number of frames at a time. A client that stopped waiting sends again, so more would be frames for nobody."""
+"""Maximum number of frames at a time. A client that stopped waiting sends a new frame, and the old one still runs."""
 
 MAX_CLIENTS = 64
 """Maximum number of clients whose model is remembered, and of requests at a time."""
@@ -141,7 +141,7 @@ class ZmqDetector:
         return [_json({"shape": [ROWS, 6], "dtype": "float32"}), rows.tobytes()]
 
     async def _detect(self, model: str | None, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        spec = detection_model(self._service) if model is None else self._service.model_spec(model, None)
+        spec = self._model_named("") if model is None else self._service.model_spec(model, None)
         if spec.is_decoupled:
             raise Unsupported(f"model '{spec.name}' is decoupled: frames need exactly one response")
         tensor, fit, plan = await asyncio.to_thread(_fitted, spec, image)
@@ -172,9 +172,10 @@ class ZmqDetector:
             return {"model_available": True, "model_loaded": True}
 
     def _model_named(self, name: str) -> ModelSpec:
+        """Return the model of this name, else the one for clients that name none."""
         if any(entry.name == name for entry in self._service.repository_index()):
             return self._service.model_spec(name, None)
-        return detection_model(self._service)
+        return detection_model(self._service, "the file in Frigate's model.path")
 
 
 def _json(message: dict[str, Any]) -> bytes:
@@ -190,9 +191,7 @@ def _header(message: Sequence[bytes]) -> dict[str, Any]:
             header = None
         if isinstance(header, dict):
             return header
-    raise InvalidRequest(
-        "expected a message of Frigate's: a JSON object of at most 4,096 bytes, and at most one more part"
-    )
+    raise InvalidRequest("expected a JSON object of at most 4,096 bytes, and at most one more part, as Frigate sends")
 
 
 def _image(header: dict[str, Any], message: Sequence[bytes]) -> npt.NDArray[np.uint8]:

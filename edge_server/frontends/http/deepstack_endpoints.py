@@ -47,7 +47,10 @@ class DeepStackEndpoints:
 
     async def _detect(self, request: GenerationRequest) -> list[dict[str, Any]]:
         name = request.target.names.get("model")
-        spec = detection_model(self._service) if name is None else self._service.model_spec(name, None)
+        if name is None:
+            spec = detection_model(self._service, "/v1/vision/custom/NAME")
+        else:
+            spec = self._service.model_spec(name, None)
         if spec.is_decoupled:
             raise Unsupported(DECOUPLED)
         loop, workers = asyncio.get_running_loop(), request.target.workers
