@@ -82,7 +82,9 @@ class Body(Protocol):
 
 
 class MemoryBudget:
-    """Budget for received bodies. Thread-safe. `total` limits all bodies together, `each` a single one; in bytes."""
+    """Budget for received bodies. Thread-safe. `total` limits all bodies together, `each` a single one; in bytes.
+
+    A piece is counted once it is received: `held` may exceed `total` until the bodies refused for it are released."""
 
     def __init__(self, total: int, each: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total

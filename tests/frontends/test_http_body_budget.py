@@ -67,6 +67,17 @@ def budget_of(site: Any) -> MemoryBudget:
     return found
 
 
+def held_by(site: Any) -> int:
+    """Return the bytes held between two events of the site's loop. Another thread could look while a piece is counted
+    that the budget has not yet freed memory for."""
+
+    async def look() -> int:
+        return budget_of(site).held
+
+    held: int = site.run(look())
+    return held
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     limit_s = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -164,10 +175,10 @@ def test_many_half_sent_huge_bodies_stay_below_the_bound_and_small_requests_go_o
         honest.sendall(message(100_000))
         assert head_of(honest).startswith(b"HTTP/1.1 200 ")
         honest.close()
-        most = max(most, budget.held)
+        most = max(most, held_by(site))
     wait_until(lambda: budget.refused > 20)
     assert 0 < most <= 8 * MIB
-    assert budget.held <= 8 * MIB
+    assert held_by(site) <= 8 * MIB
 
 
 def test_a_body_larger_than_the_bound_is_refused_before_it_comes(
