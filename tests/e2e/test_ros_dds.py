@@ -25,11 +25,6 @@ FACE = (112, 58)
 LIMIT_S = 90.0
 COUNT = 8
 
-LOOPBACK = (
-    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface name='lo' multicast='false'/></Interfaces>"
-    "<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>"
-    "<Peers><Peer Address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
-)
 
 pytestmark = [
     pytest.mark.full,
@@ -50,9 +45,8 @@ def server(serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    # The domains from 20 on are those of tests/ros; the process id makes one below likely to be this process's own.
-    return {**os.environ, "CYCLONEDDS_URI": LOOPBACK, "ROS_DOMAIN_ID": str(1 + os.getpid() % 19)}
+def environment(ros_domain: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, **ros_domain}
 
 
 def seen_by_camera(environment: dict[str, str], picture: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -112,27 +110,3 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
     yield start
     for server in servers:
         server.stop()
-
-
-@pytest.fixture
-def ros_domain() -> dict[str, str]:
-    """The environment of a ROS domain of this test's own, on the loopback interface."""
-    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain where that is free is nobody's. Each pytest
-    # worker has domains of its own, as two could find the same one free at the same time.
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    for domain in range(20 + worker, 100, workers):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(("0.0.0.0", 7400 + 250 * domain + 10))
-            except OSError:
-                continue
-        return {"ROS_DOMAIN_ID": str(domain), "CYCLONEDDS_URI": LOOPBACK}
-    pytest.skip("every ROS domain from 20 to 99 is taken on this machine")
-
-
-LOOPBACK = (
-    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface name='lo' multicast='false'/></Interfaces>"
-    "<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>"
-    "<Peers><Peer Address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
-)

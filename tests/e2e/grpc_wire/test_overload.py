@@ -14,6 +14,9 @@ from edge_server.protocol import messages
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Code = grpc.StatusCode
 
+# Calls have a deadline, and a machine that other tests keep busy answers thousands of calls late.
+pytestmark = pytest.mark.serial
+
 
 def answers_to(infers: list[Any], request: bytes, count: int) -> collections.Counter[Code]:
     """Make `count` calls at once, in turns over the channels, and count how they ended."""

@@ -1,0 +1,64 @@
+"""The repetition of failed tests in .ci/run, with its own shell function."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.full
+
+FAILS_ONCE = """
+import os, pathlib, pytest
+@pytest.mark.parametrize("number", range({count}))
+def test_fails_once(number):
+    seen = pathlib.Path(f"seen{{number}}")
+    if not seen.exists():
+        seen.touch()
+        {failure}
+def test_passes():
+    pass
+"""
+
+
+def run_tests(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """Run the function `tests` of .ci/run in a folder with one test file, and print what was flaky."""
+    (folder / "test_it.py").write_text(source)
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/python").symlink_to(sys.executable)
+    function = re.search(r"^MAX_FLAKY=.*?^tests\(\) \{.*?^\}", (ROOT / ".ci/run").read_text(), re.DOTALL | re.MULTILINE)
+    assert function is not None
+    script = (
+        f'set -euo pipefail\npart() {{ echo "$*"; }}\n{function[0]}\ntests\nprintf "flaky: %s\\n" "${{flaky[@]}}"\n'
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # Found by the interpreter's own path, a link to it knows no packages of the environment.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize("failure", ["assert False", "os._exit(3)"])
+def test_what_fails_once_is_named_and_does_not_fail_the_run(tmp_path: Path, failure: str) -> None:
+    done = run_tests(tmp_path, FAILS_ONCE.format(count=1, failure=failure))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^flaky: (.*)$", done.stdout, re.MULTILINE) == ["test_it.py::test_fails_once[0]"]
+
+
+def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, "def test_fails():\n    assert False\n")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "flaky:" not in done.stdout
+
+
+def test_more_than_five_that_fail_once_fail_the_run(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, FAILS_ONCE.format(count=6, failure="assert False"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "at most 5 are run again" in done.stdout
