@@ -149,5 +149,7 @@ def test_shellcheck_has_nothing_to_say_about_any_script() -> None:
     assert {"jetson/install.sh", "systemd/build_deb.sh", "systemd/deb/postinst", ".ci/run"} <= {
         path.relative_to(ROOT).as_posix() for path in scripts
     }
-    done = subprocess.run([program, "--external-sources", *map(str, scripts)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [program, "--external-sources", *map(str, scripts)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout
