@@ -240,9 +240,13 @@ class BatchPlan:
         return parts
 
     def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
-        """Return the requested outputs of one response, with any number of rows. Raises BackendError."""
+        """Return the requested outputs of one response, with any number of rows, in the order of `outputs`: Triton
+        answers in the order that a Python model gives. Raises BackendError."""
         whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
-        return self._pick(whole, request, None)
+        specs, wanted = self._output_specs, request.outputs
+        return tuple(
+            [Tensor(name, specs[name].dtype, array) for name, array in whole.items() if not wanted or name in wanted]
+        )
 
     def _pick(self, whole: Mapping[str, Array], request: Request, rows: slice | None) -> tuple[Tensor, ...]:
         names: Sequence[str] = self._output_names

@@ -52,6 +52,20 @@ class TritonPythonModel:
         return responses
 """
 
+IN_TURN = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor(given.name().replace("INPUT", "OUTPUT"), given.as_numpy()) for given in request.inputs()
+            ])
+            for request in requests
+        ]
+"""
+
 STREAM_CONFIG = """
 backend: "python"
 model_transaction_policy { decoupled: true }
@@ -177,6 +191,8 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
     for name, code, config in (
         ("add_sub", ADD_SUB, ADD_SUB_CONFIG),
         ("isolated_add_sub", ADD_SUB, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
+        ("in_turn", IN_TURN, ADD_SUB_CONFIG.replace('name: "add_sub"', "")),
+        ("isolated_in_turn", IN_TURN, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
         ("stream", STREAM, STREAM_CONFIG),
         ("isolated_stream", STREAM, STREAM_CONFIG + isolated),
         ("speaker", SPEAKER, ONE_TO_ONE),
@@ -200,6 +216,29 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def arrays() -> list[np.ndarray]:
     return [np.array([1, 2, 3, 4], dtype=np.float32), np.array([4, 3, 2, 1], dtype=np.float32)]
+
+
+@pytest.mark.parametrize("is_binary", [True, False])
+@pytest.mark.parametrize("client", [httpclient, grpcclient])
+def test_a_model_gets_inputs_and_answers_outputs_in_the_order_that_was_sent(
+    server: Any, kind: str, client: Any, is_binary: bool
+) -> None:
+    flags = {} if client is grpcclient else {"binary_data": is_binary}
+    inputs = [client.InferInput(f"INPUT{number}", [4], "FP32") for number in (1, 0)]
+    for given, array in zip(inputs, arrays(), strict=True):
+        given.set_data_from_numpy(array, **flags)
+    wanted = [client.InferRequestedOutput(f"OUTPUT{number}", **flags) for number in (0, 1)]
+    with client.InferenceServerClient(server.http if client is httpclient else server.grpc) as connection:
+        # The second time the server knows the request's head.
+        for _ in range(2):
+            for outputs in (wanted, None):
+                answer = connection.infer(f"{kind}in_turn", inputs, outputs=outputs)
+                message = answer.get_response()
+                named = message["outputs"] if client is httpclient else message.outputs
+                names = [output["name"] if client is httpclient else output.name for output in named]
+                assert names == ["OUTPUT1", "OUTPUT0"]
+                np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), arrays()[0])
+                np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), arrays()[1])
 
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])

@@ -90,7 +90,7 @@ def _answer(request: Request, *tensors: Tensor, **more: Any) -> Response:
 def compute_add(request: Request) -> list[Response]:
     first, second = request.inputs["INPUT0"].array, request.inputs["INPUT1"].array
     wanted = request.outputs or ("OUTPUT0", "OUTPUT1")
-    values = {"OUTPUT1": first - second, "OUTPUT0": first + second}
+    values = {"OUTPUT0": first + second, "OUTPUT1": first - second}
     return [_answer(request, *(Tensor(name, DType.INT32, values[name]) for name in values if name in wanted))]
 
 

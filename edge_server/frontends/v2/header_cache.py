@@ -104,8 +104,8 @@ class _CachedResponse:
     version: int
     outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
     """Name, type and shape of each output, in the order of the response."""
-    order: tuple[tuple[int, bool], ...]
-    """Index of each output in the response, and whether it is sent as raw bytes; in the order of sending."""
+    raw: tuple[bool, ...]
+    """Whether each output is sent as raw bytes."""
     literals: tuple[str, ...]
     """The text before, between and behind the arrays of numbers, without the first character: the id replaces it."""
 
@@ -182,16 +182,16 @@ class HeaderCache:
         chunks: list[bytes | memoryview] = []
         texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.literals[0]]
         following = 1
-        for place, is_raw in cached.order:
+        for tensor, is_raw in zip(outputs, cached.raw, strict=True):
             if is_raw:
-                array = outputs[place].array
+                array = tensor.array
                 # As in raw_from_tensor, which copies an array that is not contiguous.
                 is_contiguous = array.flags.c_contiguous and array.ndim
-                chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(outputs[place]))
+                chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(tensor))
             else:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
-                numbers = numbers_text(outputs[place].array.reshape(-1).tolist())
-                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers
+                numbers = numbers_text(tensor.array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(tensor) if "n" in numbers else numbers
                 texts += (numbers, cached.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
@@ -368,11 +368,11 @@ def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpe
         is_cacheable = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
         if not is_cacheable or type(item) is not Tensor or not item.array.size:
             return None
-    text, order = response_template(response, decoded, spec, _MARK)
+    text = response_template(response, decoded, _MARK)
     return _CachedResponse(
         response.spec,
         response.version,
         tuple((item.name, item.dtype, item.shape) for item in outputs),
-        tuple((list(map(id, outputs)).index(id(item)), is_sent_raw(item.name, decoded)) for item in order),
+        tuple(is_sent_raw(item.name, decoded) for item in outputs),
         tuple(text[1:].split(_MARK)),
     )

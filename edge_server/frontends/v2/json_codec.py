@@ -285,13 +285,11 @@ def encode_infer(
 ) -> tuple[bytes, list[bytes | memoryview], int | None]:
     """Return the JSON part, the raw tensors behind it, and the length of the JSON part, None without raw bytes.
 
-    The response must have no error. Outputs are in the order of the model. An output with a region is written to it.
+    The response must have no error. Outputs keep their order. An output with a region is written to it.
     Raises InvalidRequest for an output that cannot be sent in the requested form.
     """
     chunks: list[bytes | memoryview] = []
-    parts = [
-        _encode_output(tensor, decoded, spec, chunks) for tensor in ordered_outputs(response, spec, decoded.outputs)
-    ]
+    parts = [_encode_output(tensor, decoded, spec, chunks) for tensor in response.outputs]
     head = _encoded_model(response.model, response.version)
     if response.request_id:
         head = f'"id":{json_string(response.request_id)},{head}'
@@ -307,20 +305,17 @@ def is_sent_raw(name: str, decoded: DecodedRequest) -> bool:
     return decoded.binary_output if wanted is None or wanted.binary is None else wanted.binary
 
 
-def response_template(
-    response: Response, decoded: DecodedRequest, spec: ModelSpec, mark: str
-) -> tuple[str, list[Tensor]]:
-    """Return the JSON text for responses with these types and shapes, and the outputs in the order of the text.
+def response_template(response: Response, decoded: DecodedRequest, mark: str) -> str:
+    """Return the JSON text for responses with these types and shapes.
 
     The text has no id, and contains `mark` instead of each array of numbers.
     """
-    outputs = ordered_outputs(response, spec, decoded.outputs)
     parts = []
-    for tensor in outputs:
+    for tensor in response.outputs:
         is_raw = is_sent_raw(tensor.name, decoded)
         data = f'"parameters":{{"binary_data_size":{tensor.nbytes}}}' if is_raw else f'"data":{mark}'
         parts.append(f"{{{_encoded_tensor(tensor.name, tensor.dtype, tensor.shape)},{data}}}")
-    return f'{{{_encoded_model(response.model, response.version)},"outputs":[{",".join(parts)}]}}', outputs
+    return f'{{{_encoded_model(response.model, response.version)},"outputs":[{",".join(parts)}]}}'
 
 
 @functools.lru_cache(maxsize=256)
@@ -331,13 +326,6 @@ def _encoded_model(model: str, version: int) -> str:
 @functools.lru_cache(maxsize=1024)
 def _encoded_tensor(name: str, dtype: DType, shape: tuple[int, ...]) -> str:
     return f'"name":{json_string(name)},"datatype":"{dtype.value}","shape":[{",".join(map(str, shape))}]'
-
-
-def ordered_outputs(response: Response, spec: ModelSpec, wanted: Mapping[str, RequestedOutput]) -> list[Tensor]:
-    """Return the requested tensors of the response, in the order of the model."""
-    by_name = {tensor.name: tensor for tensor in response.outputs if not wanted or tensor.name in wanted}
-    known = [by_name.pop(output.name) for output in spec.outputs if output.name in by_name]
-    return [*known, *by_name.values()]
 
 
 def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chunks: list[bytes | memoryview]) -> str:
