@@ -62,8 +62,9 @@ def _report(core: ServerParts) -> int:
         for entry in core.service.repository_index()
         if entry.state == "UNAVAILABLE"
     ]
-    rows, notes = [], []
+    rows, notes, warnings = [], [], []
     for version in core.manager.all_ready():
+        warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]
         try:
             infer_ms = f"{version.probe() * 1000:.1f}"
         except NotWarmedUp as error:
@@ -77,6 +78,8 @@ def _report(core: ServerParts) -> int:
         print(render(COLUMN_TITLES, rows, sys.stdout, optional=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
     elif not reasons:
         reasons.append("there is no model in it")
+    for warning in warnings:
+        print(f"WARNING {warning}", file=sys.stderr)
     for note in notes:
         print(f"NOTE {note}", file=sys.stderr)
     for reason in reasons:

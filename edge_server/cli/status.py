@@ -165,6 +165,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:
         lines.append(engine_lines(report["engines"]))
+    for model in models:
+        lines += [f"WARNING {reason_line(model['name'], model['version'], text)}" for text in model.get("warnings", ())]
     lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
     lines += [reason_line(model["name"], model["version"], model["reason"]) for model in models if model["reason"]]
     return lines

@@ -130,6 +130,8 @@ class InstanceReport:
     live_sequences: int = 0
     """Number of sequences with a slot. `waiting_sequences` wait for a slot."""
     waiting_sequences: int = 0
+    warnings: tuple[str, ...] = ()
+    """Sentences about probable mistakes in the model's configuration."""
 
     @property
     def how_it_runs(self) -> str:

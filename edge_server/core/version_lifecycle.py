@@ -61,12 +61,14 @@ class Resolved:
 
     `has_alternatives`: the backend was chosen from several; others can be tried if it cannot open the file.
     `confirm` is called after the file is open. It raises LoadError if the files have changed since they were resolved.
+    `skipped` names the backends that failed before this one, with the reason.
     """
 
     spec: ModelSpec
     file: ModelFile
     has_alternatives: bool = False
     confirm: Callable[[], None] = field(default=lambda: None, compare=False)
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

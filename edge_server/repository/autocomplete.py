@@ -35,7 +35,7 @@ class InspectedFile:
     """A version's file, the runtime that will open it, and the inputs and outputs that the runtime read.
 
     `signature` is None if the runtime cannot read it. `notes` name the memory that it needs, if the backend computes
-    it, and the runtimes that failed, with the reason.
+    it. `skipped` name the runtimes that failed, with the reason.
     `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
     """
 
@@ -43,6 +43,7 @@ class InspectedFile:
     file: ModelFile
     signature: ModelSignature | None
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     has_alternatives: bool = False
 
 
@@ -70,8 +71,8 @@ def inspect_model(
             failures.append((candidate.backend, error))
             continue
         name = inspected.backend.name
-        notes = (f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
-        return replace(inspected, notes=(*inspected.notes, *notes), has_alternatives=candidate is not choices[-1])
+        skipped = tuple(f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
+        return replace(inspected, skipped=skipped, has_alternatives=candidate is not choices[-1])
     raise _all_failed(model, failures)
 
 

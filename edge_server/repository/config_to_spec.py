@@ -38,6 +38,7 @@ from edge_server.core.model_spec import (
 )
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Member
+from edge_server.repository.parameter_names import find_misspelt
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
@@ -106,6 +107,7 @@ def to_spec(
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *(f"{field} is kept in the configuration but has no effect" for field in unused)),
+        warnings=find_misspelt(config.backend, config.parameters),
     )
 
 

@@ -74,7 +74,7 @@ def resolve(
     notes = _complete_config(config, model.name, inspected, options)
     spec = _make_spec(config, model, options, notes)
     verified.confirm()
-    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
+    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm, inspected.skipped)
 
 
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
@@ -132,7 +132,7 @@ def _complete_config(
 ) -> tuple[str, ...]:
     """Complete the configuration in place. Return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
-    notes = list(inspected.notes)
+    notes = [*inspected.notes, *inspected.skipped]
     if options.auto_complete:
         _complete_by_model(config, model, inspected)
     config.backend = backend.name

@@ -62,6 +62,7 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
                 "load_rss_bytes": report.load_rss_bytes,
                 "gpu_bytes": {str(gpu): count for gpu, count in sorted(report.gpu_bytes.items())},
                 "notes": list(report.notes),
+                "warnings": list(report.warnings),
                 "live_sequences": report.live_sequences,
                 "waiting_sequences": report.waiting_sequences,
             }

@@ -323,6 +323,7 @@ class EnsembleVersion:
             load_s=self._load_s,
             load_rss_bytes=0,
             notes=self.spec.notes,
+            warnings=self.spec.warnings,
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:

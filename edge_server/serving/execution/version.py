@@ -386,6 +386,7 @@ class ModelVersion:
             load_s=self._load_s,
             load_rss_bytes=self._load_rss_bytes,
             notes=self.spec.notes,
+            warnings=self.spec.warnings,
             gpu_bytes=dict(self._gpu_bytes),
             live_sequences=live_sequences,
             waiting_sequences=waiting_sequences,

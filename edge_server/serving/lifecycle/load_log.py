@@ -39,5 +39,7 @@ def log_ready(version: ServedVersion) -> None:
         "model '%s' version %d is loaded: %s, in %.0f ms",
         report.name, report.version, report.how_it_runs, report.load_s * 1000,
     )  # fmt: skip
+    for warning in report.warnings:
+        log.warning("model '%s': %s", report.name, warning)
     for note in report.notes:
         log.info("model '%s': %s", report.name, note)
