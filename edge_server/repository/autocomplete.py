@@ -24,6 +24,7 @@ from edge_server.repository.validate_batching import (
     split_outputs,
     state_outputs,
 )
+from edge_server.repository.wrong_content import describe_wrong_content
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}
@@ -85,8 +86,16 @@ def _inspect_with(
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
     file = _find_file(gpu_file or candidate.file_name or backend.default_filename, model, model_dir, version)
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    signature = backend.inspect(file, parameters)
-    memory = backend.memory_parts(file, model, parameters)
+    try:
+        signature = backend.inspect(file, parameters)
+        memory = backend.memory_parts(file, model, parameters)
+    except BackendMissing:
+        raise
+    except LoadError as error:
+        problem = describe_wrong_content(file.version_dir, file.path)
+        if problem:
+            raise LoadError(f"model '{model}' version {version}, {problem}") from error
+        raise
     notes = (_memory_note(memory),) if memory else ()
     return InspectedFile(backend, replace(file, memory_bytes=sum(memory.values())), signature, notes)
 

@@ -141,10 +141,27 @@ def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> M
 
 
 def _no_versions(model: ModelDirectory) -> str:
-    return (
-        f"model '{model.name}' has no version directories in '{model.path}': "
-        f"files of version 1 are expected in '{model.path / '1'}'"
-    )
+    """Return what a model's folder without versions holds, and what to do."""
+    try:
+        entries = read_entries(model.path)
+    except OSError:
+        entries = Entries((), (), ())
+    folders = sorted(entry.name for entry in (*entries.misnamed, *entries.others) if is_folder(entry))
+    number = next((int(found[1]) for name in folders if (found := re.fullmatch(r"\D{0,8}0*([1-9]\d{0,8})", name))), 1)
+    advice = f"files of version {number} are expected in '{model.path / str(number)}'"
+    files = [entry.name for entry in entries.others if entry.name.endswith(_MODEL_ENDINGS)]
+    if model.name.isdecimal() and files:
+        repository = model.path.parent
+        return (
+            f"'{model.path}' is a version of the model '{repository.name}': "
+            f"the repository is the folder above, '{repository.parent}'"
+        )
+    if files:
+        advice = f"move '{files[0]}' to '{model.path / '1' / 'model'}{Path(files[0]).suffix}'"
+    elif folders:
+        names = ", ".join(f"'{name}/'" for name in folders[:8])
+        advice = f"it holds {names}, and {advice} (a number without leading zeros)"
+    return f"model '{model.name}' has no version directories in '{model.path}': {advice}"
 
 
 def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory:

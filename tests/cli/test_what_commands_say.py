@@ -196,7 +196,7 @@ def test_models_and_status_tell_of_folders_that_hold_no_model(serve: Callable[..
     listed = edge("models", "--url", url)
     assert listed.returncode == 0
     rows = {line.split()[0]: line for line in listed.stdout.splitlines() if "UNAVAILABLE" in line}
-    assert f"'{repository}/flat/1'" in rows["flat"]
+    assert f"'{repository}/flat/1/model.onnx'" in rows["flat"]
     assert "max_batch_siez" in rows["misspelt"]
     one = edge("models", "flat", "--url", url)
     assert one.returncode == 0

@@ -333,7 +333,7 @@ def test_a_model_file_outside_of_any_folder_is_told_where_it_belongs(root: Path,
 def test_a_model_without_versions_is_told_where_its_files_belong(root: Path) -> None:
     (root / "flat").mkdir()
     (root / "flat" / "flat.onnx").write_bytes(b"")
-    assert _only(root).problem.endswith(f"files of version 1 are expected in '{root}/flat/1'")
+    assert _only(root).problem.endswith(f"move 'flat.onnx' to '{root}/flat/1/model.onnx'")
 
 
 def test_a_model_looked_up_in_the_middle_of_a_scan_does_not_disturb_it(root: Path, add_model: Any) -> None:

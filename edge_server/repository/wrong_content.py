@@ -1,0 +1,95 @@
+"""Files that are not what their names say.
+
+They are looked for after a load failed, to give the reason in place of a runtime's parser error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of a pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md."""
+
+_MAX_FILES = 1000
+
+
+def describe_wrong_content(version_dir: Path, file: Path) -> str:
+    """Return why the model file, or a file beside it, cannot be a model's: "file 'model.onnx' is ...", or ""."""
+    others = []
+    for folder, _, names in os.walk(version_dir):
+        others += [Path(folder, name) for name in names]
+        if len(others) >= _MAX_FILES:
+            break
+    for path in dict.fromkeys([file, *sorted(others)[:_MAX_FILES]]):
+        if problem := _describe(path):
+            return f"file '{path.name}' {problem}"
+    return ""
+
+
+def _describe(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            head = opened.read(1024)
+    except (FileNotFoundError, IsADirectoryError):
+        return ""
+    except PermissionError as error:
+        found = path.stat()
+        return (
+            f"cannot be read by user {os.geteuid()}, as which this server runs: {error.strerror} (owner: user "
+            f"{found.st_uid}, mode {found.st_mode & 0o7777:04o})"
+        )
+    if not head and path.suffix in (".onnx", ".xml", ".bin"):
+        return "is empty"
+    if head.startswith(_LFS_POINTER):
+        size = re.search(rb"^size (\d{1,20})$", head, re.MULTILINE)
+        whole = f" of {int(size[1])} bytes" if size else ""
+        return f"is a Git LFS pointer to the file{whole}, not the file itself: run 'git lfs pull' where it was cloned"
+    if re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
+        return "is an HTML page: a download returned a web page in place of the file"
+    if path.suffix == ".onnx":
+        expected, given = _protobuf_end(path), path.stat().st_size
+        if expected > given:
+            return f"is cut short: it has {given} bytes, and its content ends at byte {expected} or later"
+    if path.suffix == ".bin" and path.with_suffix(".xml").is_file():
+        ends = re.findall(rb'offset="(\d{1,18})" size="(\d{1,18})"', path.with_suffix(".xml").read_bytes())
+        expected, given = max((int(offset) + int(size) for offset, size in ends), default=0), path.stat().st_size
+        if expected > given:
+            return f"is cut short: it has {given} bytes, and '{path.stem}.xml' names {expected}"
+    return ""
+
+
+def _protobuf_end(path: Path) -> int:
+    """Return the byte at which the last top-level field ends, as far as the fields can be followed: a graph is one."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        position = 0
+        while position < size:
+            tag, count = _varint(file.read(10))
+            position += count
+            file.seek(position)
+            value, count = _varint(file.read(10))
+            match tag & 7:
+                case 0 if count:
+                    position += count
+                case 1:
+                    position += 8
+                case 2 if count:
+                    position += count + value
+                case 5:
+                    position += 4
+                case _:
+                    return 0
+            file.seek(position)
+    return position
+
+
+def _varint(data: bytes) -> tuple[int, int]:
+    """Return a number and the bytes that it takes; 0 bytes if it does not end."""
+    value = 0
+    for index, byte in enumerate(data):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, index + 1
+    return 0, 0
