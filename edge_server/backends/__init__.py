@@ -39,6 +39,9 @@ _MODULES = {
 }
 """Backend name -> module with a function `make(name) -> Backend`."""
 
+_TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
+"""Backends that only tests want: no list for users names them."""
+
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
 """The libraries that backends/tensorrt supports. Its backends have the same names. The preferred one comes first."""
 
@@ -58,6 +61,15 @@ def backend_names() -> tuple[str, ...]:
 
     others = sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - _MODULES.keys())
     return (*_MODULES, *others)
+
+
+def list_backends(unknown: str) -> str:
+    """Return the end of an error about an unknown name: the nearest name, if any is near, and all names."""
+    import difflib
+
+    names = sorted(set(backend_names()) - _TEST_DOUBLES)
+    near = difflib.get_close_matches(unknown[:200], names, n=1)
+    return (f", did you mean '{near[0]}'?" if near else ";") + f" there are {', '.join(names)}"
 
 
 def load_backend(name: str) -> Backend:
@@ -86,8 +98,8 @@ def _load_foreign_backend(name: str) -> Backend:
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(
-            f"no backend is called '{name}'; there are {', '.join(sorted(backend_names()))}; a package may add one "
-            f"under the entry points '{ENTRY_POINTS}'"
+            f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
+            f"'{ENTRY_POINTS}'"
         )
     packages = sorted(
         {f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "of unknown name" for entry in found}

@@ -59,6 +59,7 @@ def _sign(folder: Path, key: PrivateKey | None) -> int:
     try:
         for path in sign_model(folder, key):
             print(f"{path}{'' if key is None else ' and its signature'}")
+        print(f"a server that serves '{folder}' now loads it again, with the new lists")
     except EdgeServerError as error:
         print(f"edge-server sign: {error}", file=sys.stderr)
         return 1

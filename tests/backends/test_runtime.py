@@ -61,8 +61,15 @@ def test_importing_the_backends_package_imports_no_runtime() -> None:
 
 
 def test_an_unknown_backend_is_missing_with_those_there_are() -> None:
-    with pytest.raises(BackendMissing, match=r"no backend is called 'caffe'; there are .*onnxruntime"):
+    with pytest.raises(BackendMissing, match=r"no backend is called 'caffe'; there are .*onnxruntime") as caught:
         load_backend("caffe")
+    assert "stub" not in caught.value.message
+    assert "scripted_llm" not in caught.value.message
+
+
+def test_a_misspelt_backend_is_missing_with_the_nearest() -> None:
+    with pytest.raises(BackendMissing, match="no backend is called 'onxruntime', did you mean 'onnxruntime'"):
+        load_backend("onxruntime")
 
 
 def test_running_out_of_memory_is_told_apart(tmp_path: Path) -> None:

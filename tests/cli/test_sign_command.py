@@ -31,6 +31,7 @@ def test_a_list_and_a_signature_are_written_for_the_model_and_each_version(model
     done = sign("--new-key", tmp_path / "key", model)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"--signature-public-key={tmp_path / 'key.pub'}" in done.stdout
+    assert f"a server that serves '{model}' now loads it again" in done.stdout
     for folder, subject, name in (
         (model, "model=detector", "config.pbtxt"),
         (model / "2", "model=detector version=2", "model.onnx"),

@@ -46,6 +46,15 @@ def test_json_in_is_json_out(site):
     }
 
 
+def test_a_wrong_input_name_is_the_error_even_if_its_data_is_wrong_too(site):
+    wrong = {"name": "INPUT_0", "shape": [1, 4], "datatype": "INT32", "data": [1]}
+    reply = site.post("/v2/models/add/infer", {"inputs": [wrong]})
+    assert reply.status == 400
+    assert reply.json["error"].startswith(
+        "unexpected inference input 'INPUT_0' for model 'add', which has 'INPUT0', 'INPUT1' ("
+    )
+
+
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_response_without_outputs_is_200_with_an_empty_list(site, binary):
     given = {"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}

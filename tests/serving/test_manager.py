@@ -189,6 +189,19 @@ def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_ask
     house.load(house.spec(), mark="b")
 
 
+def test_a_failed_model_that_is_removed_leaves_the_index(house: Any, eventually: Any) -> None:
+    def fail(job: Any) -> None:
+        raise LoadError("no luck")
+
+    house.script.on_open = fail
+    house.set_desired(house.spec())
+    eventually(lambda: index(house) == [("m", "1", "UNAVAILABLE", "no luck")])
+    house.manager.set_desired_state([])
+    assert index(house) == []
+    with pytest.raises(UnknownModel, match="'m' is not found"):
+        house.submit()
+
+
 def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
@@ -200,7 +213,7 @@ def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_ga
     gate.let_go()
     eventually(lambda: index(house) == [("m", "1", "UNAVAILABLE", "unloaded")])
     assert [name for name, _ in house.script.closed] == ["m_0"]
-    with pytest.raises(UnknownModel, match="has no available versions"):
+    with pytest.raises(UnknownModel, match="has no available versions: they were unloaded, or its folder was removed"):
         house.submit()
 
 

@@ -151,7 +151,17 @@ class _InferBody:
             name = _name(item, "inputs")
             if name in inputs:
                 raise InvalidRequest(f"input '{name}' for model '{self._spec.name}' is given more than once")
-            inputs[name], size = self._input(name, item, payload[used:], pins)
+            try:
+                inputs[name], size = self._input(name, item, payload[used:], pins)
+            except InvalidRequest as error:
+                declared = [spec.name for spec in self._spec.inputs]
+                if name in declared:
+                    raise
+                known = ", ".join(f"'{one}'" for one in declared)
+                raise InvalidRequest(
+                    f"unexpected inference input '{name}' for model '{self._spec.name}', which has {known} "
+                    f"({error.message})"
+                ) from None
             used += size
         if used != len(payload):
             raise InvalidRequest(

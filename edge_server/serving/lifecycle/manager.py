@@ -342,7 +342,8 @@ class Manager:
                 failure.forget_retry()
                 # There is no retry to come. If the same files become desired again, that is a new attempt.
                 failure.is_due = failure.can_heal
-            if retry:
+            if retry or not (desired.versions or desired.reason):
+                # The second: the model was removed. The index names it no longer.
                 del model.failures[version]
         if retry and model.evicted:
             model.is_demanded = True

@@ -295,5 +295,5 @@ class Router:
             return NotReady(
                 f"Request for model '{name}': no version is at ready state yet: {why}", retry_after_s=retry_after_s
             )
-        tail = f": {why}" if why else ""
+        tail = f": {why or 'they were unloaded, or its folder was removed'}"
         return UnknownModel(f"Request for unknown model: '{name}' has no available versions{tail}")

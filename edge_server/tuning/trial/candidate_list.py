@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, backend_names, onnx_file_info
+from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, backend_names, list_backends, onnx_file_info
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.repository.backend_choice import candidates as runtimes_to_try
 from edge_server.repository.pbtxt import ConfigMessage
@@ -60,7 +60,7 @@ def candidates_for(
     """
     unknown = next((name for name in only if name not in backend_names()), None)
     if unknown is not None:
-        raise InvalidRequest(f"--runtimes: no runtime is called '{unknown}'; there are {', '.join(backend_names())}")
+        raise InvalidRequest(f"--runtimes: no runtime is called '{unknown}'{list_backends(unknown)}")
     runtimes, file_name = _runtimes_and_file(base, model, version_dir)
     if only:
         runtimes = tuple(dict.fromkeys(only))
