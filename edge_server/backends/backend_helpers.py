@@ -18,7 +18,7 @@ import numpy as np
 from edge_server.backends.base import Array, ModelFile
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendMissing, LoadError, OutOfMemory
+from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory
 
 _LONGEST_QUOTE = 600
 """Largest length of a quoted message. Some runtimes print the whole file into theirs."""
@@ -62,6 +62,26 @@ def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError
     if isinstance(error, MemoryError) or any(sign in said.lower() for sign in _MEMORY_WORDS):
         kind = OutOfMemory
     return kind(f"{file_title(file)}: {runtime} cannot load it: {said or type(error).__name__}")
+
+
+def run_error(
+    model: str, runtime: str, message: str, inputs: Mapping[str, Array], accepted: Mapping[str, tuple[int, ...]]
+) -> BackendError | InvalidRequest:
+    """Return the error of a failed run: the requests' if an input's shape is none that the file accepts (-1: any size).
+
+    A configuration may declare dims of any size where the file has fixed ones, so that only the run shows it.
+    """
+    for name, array in inputs.items():
+        dims = accepted.get(name)
+        # Runtimes also report no dims for an input with any number of them.
+        if dims and not (
+            len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
+        ):
+            return InvalidRequest(
+                f"input '{name}' of model '{model}' has the shape {list(array.shape)}, but {runtime} accepts only "
+                f"{list(dims)}"
+            )
+    return BackendError(f"model '{model}': {runtime} failed: {message}")
 
 
 def file_title(file: ModelFile) -> str:

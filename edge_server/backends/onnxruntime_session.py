@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import file_title, message_line, readable
+from edge_server.backends.backend_helpers import file_title, message_line, readable, run_error
 from edge_server.backends.base import Array, ModelFile, Session, SessionInfo
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.tensor import DType
@@ -189,6 +189,9 @@ class OnnxSession(Session):
         self._give_back = give_back
         self._run_options = run_options
         types = {node.name: TYPES.get(node.type) for node in (*session.get_inputs(), *session.get_outputs())}
+        self._accepted = {
+            node.name: tuple(dim if isinstance(dim, int) else -1 for dim in node.shape) for node in session.get_inputs()
+        }
         self._strings = frozenset(name for name, dtype in types.items() if dtype is DType.BYTES)
         self._bf16 = frozenset(name for name, dtype in types.items() if dtype is DType.BF16)
 
@@ -223,7 +226,7 @@ class OnnxSession(Session):
             found.update({name: _encode_strings(found[name]) for name in found.keys() & self._strings})
             return found
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': onnxruntime failed: {said}")
+        raise run_error(self._model, "onnxruntime", said, inputs, self._accepted)
 
     def _run(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         if self._bound is not None:

@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import message_line, writable
+from edge_server.backends.backend_helpers import message_line, run_error, writable
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino_model_reader import dims
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
 """Shapes and types of a run's inputs, by name."""
@@ -83,8 +82,9 @@ class OpenVinoSession(Session):
             self._last = self._last_good = {name: (array.shape, array.dtype) for name, array in inputs.items()}
             return found
         self._recover()
+        accepted = {name: dims(self._compiled.inputs[index]) for name, index in self._inputs.items()}
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': openvino failed: {said}")
+        raise run_error(self._model, "openvino", said, inputs, accepted)
 
     def _recover(self) -> None:
         """Run zeros with other shapes than the last successful run, after a failed run.

@@ -17,7 +17,7 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import BackendError, InvalidRequest, LoadError
 
 ov = pytest.importorskip("openvino")
 onnx = pytest.importorskip("onnx")
@@ -229,7 +229,7 @@ def test_batches_are_filled_up_when_the_model_is_compiled_for_exactly_max_batch_
         assert result(padding, rows).tolist() == [[2.0] * 64] * rows
     exact = backend.open(job(linear(), inputs=X, outputs=Y, max_batch_size=4, parameters=fixed))
     assert result(exact, 4).shape == (4, 64)
-    with pytest.raises(BackendError, match="model 'made'"):
+    with pytest.raises(InvalidRequest, match="model 'made'"):
         result(exact, 3)
     padding.close()
     exact.close()
@@ -251,7 +251,7 @@ def test_inputs_take_the_configurations_dims_when_asked(
     file = write_onnx([node("Neg", ["X"], ["Y"])], [("X", T.FLOAT, ["N", "M"])], [("Y", T.FLOAT, ["N", "M"])])
     session = backend.open(job(file, inputs=X, outputs=Y, max_batch_size=4, parameters={"RESHAPE_IO_LAYERS": "YES"}))
     assert result(session, 2).shape == (2, 64)
-    with pytest.raises(BackendError):
+    with pytest.raises(InvalidRequest, match=r"has the shape \[2, 63\], but openvino accepts only \[-1, 64\]"):
         session.run({"X": np.ones((2, 63), dtype="f4")}, ["Y"])
     session.close()
 
