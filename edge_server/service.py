@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
@@ -104,14 +104,16 @@ class InferenceService:
         events: EventBus | None = None,
         traces: Traces | None = None,
         engines: EngineSource | None = None,
+        digest_of: Callable[[str, int, str], str] = lambda name, version, fingerprint: "",
     ) -> None:
-        """`engines` None: no engines are built on this machine."""
+        """`engines` None: no engines are built on this machine. `digest_of`: see ContentDigests.get."""
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
         self._engines = engines
+        self._digest_of = digest_of
         self._manager = manager
         self._router = manager.router
         self._source = source
@@ -247,11 +249,13 @@ class InferenceService:
             raise InvalidRequest(f"Request for unknown model : {name}") from None
 
     def instance_reports(self) -> list[InstanceReport]:
-        return [self._with_variant(item.report()) for item in self._manager.all_ready()]
-
-    def _with_variant(self, report: InstanceReport) -> InstanceReport:
-        note = self.variants.note(report.name)
-        return dataclasses.replace(report, notes=(*report.notes, note)) if note else report
+        reports = []
+        for item in self._manager.all_ready():
+            report, note = item.report(), self.variants.note(item.name)
+            notes = (*report.notes, note) if note else report.notes
+            digest = self._digest_of(item.name, item.version, item.fingerprint)
+            reports.append(dataclasses.replace(report, notes=notes, digest=digest))
+        return reports
 
     # -- the repository, and orders for it ---------------------------------------------------------------------------
 
@@ -261,7 +265,16 @@ class InferenceService:
         A file or folder that cannot be a model is UNAVAILABLE, with the reason.
         """
         pins = self._source.pins()
-        entries = [_with_pin(entry, pins.get(entry.name)) for entry in self._manager.index()]
+        digests = {
+            (item.name, str(item.version)): self._digest_of(item.name, item.version, item.fingerprint)
+            for item in self._manager.all_ready()
+        }
+        entries = [
+            dataclasses.replace(
+                _with_pin(entry, pins.get(entry.name)), digest=digests.get((entry.name, entry.version), "")
+            )
+            for entry in self._manager.index()
+        ]
         if only_ready:
             return [entry for entry in entries if entry.state == "READY"]
         listed = {entry.name for entry in entries}

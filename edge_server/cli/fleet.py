@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import threading
 import time
@@ -15,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli import http_client
-from edge_server.cli.check import reason_line
+from edge_server.cli import expectations, http_client
 from edge_server.cli.status import NO_REPORT, read_report
 from edge_server.cli.table import render
 
@@ -29,14 +29,15 @@ _NOT_SERVED = "not served"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the table. Return 0 if all servers are ready and serve the same versions, else 1."""
+    """Print the table. Return 0 if all servers are ready, serve the same and nothing failed, else 1."""
     parser = argparse.ArgumentParser(prog="edge-server fleet", description="Commands for many servers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     status = commands.add_parser(
         "status",
         help="show many servers in one table",
         description="Show the status of many running servers in one table, and which differ from most of the others. "
-        "The servers are asked at the same time. Exits with 0 if all are ready and serve the same versions, else 1.",
+        "The servers are asked at the same time. Exits with 0 if all are ready, serve the same versions of the same "
+        "files, no version failed on any and each --expect is met on all, else 1.",
         allow_abbrev=False,
     )
     status.add_argument(
@@ -47,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         "comment",
     )
     status.add_argument("--json", action="store_true", help="print JSON")
+    expectations.add_options(status)
     http_client.add_request_options(status, timeout_s=5.0)
     options = parser.parse_args(arguments)
     try:
@@ -54,17 +56,31 @@ def run(arguments: Sequence[str]) -> int:
     except argparse.ArgumentTypeError as error:
         print(f"edge-server fleet status: {error}", file=sys.stderr)
         return 2
+    hosts = expectations.wait_until_well(lambda: _look(urls, options), _are_well, options.wait)
+    print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
+    return 0 if _are_well(hosts) else 1
+
+
+def _look(urls: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return what each server says, in which it differs from most others, and what is wrong with it."""
     answers = _ask_all(urls, options)
     differences = find_differences({url: report for url, report in answers.items() if not isinstance(report, str)})
-    hosts: list[dict[str, Any]] = [
-        {"url": url, "error": report, "differs": [], "report": None}
+    return [
+        {"url": url, "error": report, "differs": [], "problems": [], "report": None}
         if isinstance(report, str)
-        else {"url": url, "error": "", "differs": differences[url], "report": report}
+        else {
+            "url": url,
+            "error": "",
+            "differs": differences[url],
+            "problems": expectations.find_failures(report) + expectations.find_unmet(report, options.expect),
+            "report": report,
+        }
         for url, report in answers.items()
     ]
-    print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
-    is_well = all(host["report"] and host["report"]["ready"] and not host["differs"] for host in hosts)
-    return 0 if is_well else 1
+
+
+def _are_well(hosts: Sequence[Mapping[str, Any]]) -> bool:
+    return not any(host["error"] or host["differs"] or host["problems"] for host in hosts)
 
 
 def read_hosts(given: Sequence[str]) -> list[str]:
@@ -124,6 +140,9 @@ def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list
     values = {url: _served_versions(report) for url, report in reports.items()}
     for name in sorted({name for served in values.values() for name in served}):
         mine = {url: served.get(name, _NOT_SERVED) for url, served in values.items()}
+        if any(value != _NOT_SERVED and "(" not in value for value in mine.values()):
+            # One does not know the digest of its files yet, or is too old to tell.
+            mine = {url: re.sub(r" \([0-9a-f]+\)", "", value) for url, value in mine.items()}
         counts = Counter(mine.values())
         usual = max(counts, key=lambda value: (counts[value], value != _NOT_SERVED, [len(value), value]))
         for url, value in mine.items():
@@ -133,12 +152,14 @@ def find_differences(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, list
 
 
 def _served_versions(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return model -> its served versions, and the server's own version as "edge-server"."""
+    """Return model -> its served versions and their files, and the server's own version as "edge-server"."""
     served: dict[str, list[str]] = {}
     for model in report["models"]:
         if model["state"] == "READY":
-            served.setdefault(model["name"], []).append(str(model["version"]))
-    versions = {name: ", ".join(f"version {number}" for number in sorted(numbers)) for name, numbers in served.items()}
+            # Eight digits: enough to tell files apart, short enough to read. Older servers send none.
+            digest = str(model.get("digest", "")).removeprefix("sha256:")[:8]
+            served.setdefault(model["name"], []).append(f"version {model['version']}" + (digest and f" ({digest})"))
+    versions = {name: ", ".join(sorted(texts)) for name, texts in served.items()}
     return {"edge-server": f"version {report['version']}", **versions}
 
 
@@ -149,9 +170,7 @@ def _lines(hosts: Sequence[Mapping[str, Any]]) -> list[str]:
         if host["error"]:
             lines.append(f"{name}: {host['error']}")
         lines += [f"{name} differs: {text}" for text in host["differs"]]
-        for model in host["report"]["models"] if host["report"] else ():
-            if model["reason"] and not model["reason"].startswith("unloaded"):
-                lines.append(f"{name}: {reason_line(model['name'], model['version'], model['reason'])}")
+        lines += [f"{name}: {text}" for text in host["problems"]]
     return lines
 
 

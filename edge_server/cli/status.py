@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, cast
 
-from edge_server.cli import http_client
+from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
 from edge_server.cli.status_cameras import camera_lines
@@ -36,14 +36,14 @@ DEFAULT_WATCH_S = 2.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the models of the server at `--url`. Return 0 if it is ready, 1 if it is not or does not answer.
+    """Print the models of the server at `--url`. Return 0 if it is ready and nothing failed, else 1.
 
     With --watch, repeat this until Ctrl-C, and return 0.
     """
     parser = argparse.ArgumentParser(
         prog="edge-server status",
         description="Show the models of a running server. INFER MS is the mean since the model was loaded. Exits with "
-        "0 if the server is ready, with 1 if it is not or does not answer.",
+        "0 if the server is ready, no version failed and each --expect is met, else with 1.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -55,18 +55,31 @@ def run(arguments: Sequence[str]) -> int:
         help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
+    expectations.add_options(parser)
     http_client.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     if options.watch is not None:
         return _watch(options)
-    try:
-        report = read_report(options)
-    except NO_REPORT as error:
-        print(f"edge-server status: {_error_text(options, error)}", file=sys.stderr)
+
+    def look() -> dict[str, Any] | str:
+        try:
+            return read_report(options)
+        except NO_REPORT as error:
+            return _error_text(options, error)
+
+    def is_well(seen: dict[str, Any] | str) -> bool:
+        if isinstance(seen, str):
+            return False
+        return not (expectations.find_failures(seen) or expectations.find_unmet(seen, options.expect))
+
+    report = expectations.wait_until_well(look, is_well, options.wait)
+    if isinstance(report, str):
+        print(f"edge-server status: {report}", file=sys.stderr)
         return 1
-    # Outside `try`, so that a broken output pipe is not reported as a server that does not answer.
-    print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
-    return 0 if report["ready"] else 1
+    unmet = expectations.find_unmet(report, options.expect)
+    lines = [*_lines(report), *(f"WRONG {problem}" for problem in unmet)]
+    print(json.dumps({**report, "unmet": unmet}, indent=1) if options.json else "\n".join(lines))
+    return 0 if is_well(report) else 1
 
 
 def _watch(options: argparse.Namespace) -> int:

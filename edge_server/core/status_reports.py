@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import StreamCounts
 
 
+EARLIER_GENERATION = "an earlier generation serves; the newest failed"
+"""Start of the reason of a version that serves although its newest files failed to load."""
+
+CANARY_FELL_BACK = "takes only requests that name it, the canary fell back"
+"""Start of the reason of a canary that was not good enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
     """Response to GET /v2. `extensions` are Triton's names of the supported extensions, in Triton's order."""
@@ -42,7 +49,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One entry of the repository index. Empty `version`, `state` or `reason` are omitted on the wire.
+    """One entry of the repository index. Empty fields are omitted on the wire. `digest` is not in Triton.
 
     `state` is UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING, or "" for a model that was never loaded.
     """
@@ -51,6 +58,8 @@ class IndexEntry:
     version: str = ""
     state: str = ""
     reason: str = ""
+    digest: str = ""
+    """"sha256:..." of the files of a version that serves, see ContentDigests; "" while it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,8 @@ class InstanceReport:
     live_sequences: int = 0
     """Number of sequences with a slot. `waiting_sequences` wait for a slot."""
     waiting_sequences: int = 0
+    digest: str = ""
+    """"sha256:..." of its files, see ContentDigests; "" while it is computed."""
     warnings: tuple[str, ...] = ()
     """Sentences about probable mistakes in the model's configuration."""
 

@@ -22,6 +22,7 @@ from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.remote.repository_list import RepositoryList
 from edge_server.repository.resolve import ResolveOptions
@@ -35,7 +36,7 @@ from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
-from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, EventBus
+from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metric_sources import LoadCounts
 from edge_server.telemetry.tracing import Traces
@@ -62,6 +63,7 @@ class ServerParts:
     events: EventBus
     loads: LoadCounts
     mirrors: RepositoryList
+    digests: ContentDigests
     governor: Governor | None = None
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
@@ -84,6 +86,7 @@ class ServerParts:
         self.timer.close()
         if self.governor is not None:
             self.governor.close()
+        self.digests.close()
         self.mirrors.close()
         self.source.close()
         return is_clean
@@ -117,13 +120,23 @@ def build(
     manager = _manager(config, timer, events, governor, cache, gpus, lambda: service, on_stranded)
     engines = None if capability is None else _engines(config, manager, events, governor, gpus)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
-    service = _service(config, manager, source, events, shared_memory, log_settings, engines)
+    digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
+    service = _service(config, manager, source, events, shared_memory, log_settings, engines, digests)
+    events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions)
     events.subscribe(loads.receive)
     lose_gpu = _lose_gpu(manager, devices)
-    return ServerParts(service, manager, source, timer, events, loads, mirrors, governor, cache, engines, lose_gpu)
+    return ServerParts(
+        service, manager, source, timer, events, loads, mirrors, digests, governor, cache, engines, lose_gpu
+    )
+
+
+def _compute_digest(digests: ContentDigests, event: Event) -> None:
+    name, version = event.fields.get("model"), event.fields.get("version")
+    if event.kind == MODEL_READY and isinstance(name, str) and isinstance(version, int):
+        digests.compute(name, version)
 
 
 def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
@@ -179,6 +192,7 @@ def _service(
     shared_memory: SharedMemoryRegistry,
     log_settings: LogSettings,
     engines: EngineBuildQueue | None,
+    digests: ContentDigests,
 ) -> InferenceService:
     return InferenceService(
         manager,
@@ -192,6 +206,7 @@ def _service(
         events=events,
         traces=Traces(config.trace),
         engines=engines,
+        digest_of=digests.get,
     )
 
 

@@ -190,7 +190,9 @@ def _info_families(reports: Sequence[InstanceReport]) -> list[Family]:
     build = Family("edge_build_info", "gauge", "1, labelled with the versions of the server and of Python")
     build.add({"version": edge_server.__version__, "python": platform.python_version()}, 1)
     models = Family(
-        "edge_model_info", "gauge", "1, labelled with backend, runtime, device and precision of each loaded version"
+        "edge_model_info",
+        "gauge",
+        "1, labelled with backend, runtime, device, precision and SHA-256 of each loaded version",
     )
     for report in reports:
         labels = {
@@ -200,6 +202,7 @@ def _info_families(reports: Sequence[InstanceReport]) -> list[Family]:
             "runtime": report.runtime,
             "device": report.device,
             "precision": report.precision,
+            "digest": report.digest,
         }
         models.add(labels, 1)
     return [build, models]

@@ -82,7 +82,8 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int, 
         patch.setattr(sys, "stdout", terminal)
         if not with_rich:
             patch.setattr(importlib.util, "find_spec", lambda name: None)
-        assert status.run(arguments) == 0
+        # The server is ready, but one of its models failed to load.
+        assert status.run(arguments) == 1
         terminal.flush()
         text = ""
         # A terminal hands on what was written piece by piece.
@@ -99,7 +100,7 @@ def visible(text: str) -> list[str]:
 def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status.run(["--url", url]) == 0
+    assert status.run(["--url", url]) == 1
     first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
     assert first == f"edge-server 0.1.0 at {url} is ready"
     assert tuple(re.split(r"\s{2,}", heads)) == status.COLUMN_TITLES
@@ -107,7 +108,7 @@ def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
 
 
 def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status.run(["--url", url, "--json"]) == 0
+    assert status.run(["--url", url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["server"], report["version"], report["ready"]) == ("edge-server", "0.1.0", True)
     good, bad = report["models"]

@@ -204,7 +204,8 @@ def test_models_and_status_tell_of_folders_that_hold_no_model(serve: Callable[..
     assert edge("models", "absent", "--url", url).returncode == 1
     assert {item["name"] for item in json.loads(edge("models", "--json", "--url", url).stdout)["versions"]} >= {"good"}
     asked = edge("status", "--url", url)
-    assert asked.returncode == 0, "what never served leaves a server in mode poll ready"
+    assert " is ready\n" in asked.stdout, "what never served leaves a server in mode poll ready"
+    assert asked.returncode == 1, "but it is a failure"
     assert "\nflat: has no version directories" in asked.stdout
     assert "\nmisspelt: config.pbtxt line " in asked.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -58,7 +59,9 @@ def test_equal_servers_are_one_table_and_success(addresses: list[str], tmp_path:
 def test_who_differs_and_what_failed_is_said(addresses: list[str]) -> None:
     code, text = fleet_status(*addresses)
     assert code == 1
-    assert f"{addresses[2]} differs: echo: version 1, most others: version 2" in text
+    assert re.search(
+        rf"^{addresses[2]} differs: echo: version 1 \([0-9a-f]{{8}}\), most others: version 2 \(", text, re.MULTILINE
+    )
     assert "no weights" in text
     assert f"{addresses[0]} differs" not in text
     code, text = fleet_status("--json", *addresses)
@@ -67,6 +70,80 @@ def test_who_differs_and_what_failed_is_said(addresses: list[str]) -> None:
     assert [host["url"] for host in hosts] == [f"http://{address}" for address in addresses]
     assert [len(host["differs"]) for host in hosts] == [0, 0, 1]
     assert hosts[2]["report"]["models"][0]["name"] == "broken"
+
+
+def test_other_files_under_the_same_version_number_are_a_difference(serve: Any, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
+    with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b, serve(tmp_path / "c") as c:
+        code, text = fleet_status("--wait=0", "--expect=m=1", a.http, b.http)
+        assert code == 0, text
+        code, text = fleet_status(a.http, b.http, c.http)
+        assert code == 1, text
+        assert f"{c.http} differs: m: version 1 (" in text
+        digest = sha256sum(tmp_path / "a/m")
+        code, text = fleet_status(f"--expect=m=1@{digest[:12]}", "--wait=0.1", a.http, b.http, c.http)
+        assert code == 1, text
+        assert f"{c.http}: m version 1: files with the SHA-256 {digest[:12]} are expected" in text
+        assert f"{a.http}: m" not in text
+
+
+def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / name, DOUBLES)
+    with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b:
+        assert fleet_status(a.http, b.http)[0] == 0
+        for name in ("a", "b"):
+            write_model(tmp_path / name, "raise RuntimeError('bad release')", version=2)
+        code, text = fleet_status("--expect=m=2", "--wait=3", a.http, b.http)
+        assert code == 1, text
+        for server in (a, b):
+            assert f"{server.http}: m version 2: " in text
+            assert "bad release" in text
+            assert f"{server.http}: m: version 2 is expected, version 1 serves" in text
+        done = subprocess.run(
+            [COMMAND, "status", "--url", f"http://{a.http}"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1, done.stdout
+        # A later release heals it: --wait sees the change without a person.
+        for name in ("a", "b"):
+            write_model(tmp_path / name, DOUBLES, version=3)
+        code, text = fleet_status("--expect=m=3", "--wait=30", a.http, b.http)
+        assert code == 0, text
+
+
+DOUBLES = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("O", 2 * request.inputs()[0].as_numpy())])
+            for request in requests
+        ]
+"""
+
+
+def write_model(repository: Path, code: str, version: int = 1) -> None:
+    folder = repository / "m" / str(version)
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(code)
+    (repository / "m/config.pbtxt").write_text(
+        'backend: "python" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
+        'output { name: "O" data_type: TYPE_FP32 dims: [1] }'
+    )
+
+
+def sha256sum(model: Path) -> str:
+    """Return the SHA-256 by the commands of docs/operations.md."""
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    command = re.search(r"```sh\n(cd models/my_model .*?)\n```", text)
+    assert command is not None
+    done = subprocess.run(
+        ["sh", "-c", command[1].replace("models/my_model", str(model)).replace("./3", "./1")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout.split()[0]
 
 
 def expired_https(folder: Path) -> socket.socket:

@@ -127,7 +127,7 @@ def test_two_entries_with_the_same_labels_are_one_sample():
 
 
 def test_the_page_tells_what_runs():
-    report = InstanceReport("m", 1, "openvino", "OpenVINO 2025.1", "CPU", "FP16", 2, 0.5, 0, ())
+    report = InstanceReport("m", 1, "openvino", "OpenVINO 2025.1", "CPU", "FP16", 2, 0.5, 0, (), digest="sha256:ab")
     got = samples(page_of([], reports=[report]))
     labels = {
         "model": "m",
@@ -136,6 +136,7 @@ def test_the_page_tells_what_runs():
         "runtime": "OpenVINO 2025.1",
         "device": "CPU",
         "precision": "FP16",
+        "digest": "sha256:ab",
     }
     assert got["edge_model_info", tuple(sorted(labels.items()))] == 1
     build = (("python", platform.python_version()), ("version", edge_server.__version__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -87,6 +88,8 @@ class ControlRpcs:
     def repository_index(self, request: Message) -> Message:
         _check_repository(request)
         entries = self._service.repository_index(only_ready=request.ready)
+        # Triton's message has no field for a digest.
+        entries = [dataclasses.replace(entry, digest="") for entry in entries]
         return _filled(messages.RepositoryIndexResponse, {"models": control_responses.repository_index(entries)})
 
     def load(self, request: Message, *, may_carry_code: bool = True) -> Message:

@@ -85,6 +85,7 @@ _SCHEMAS: Json = {
         version=_TEXT,
         state={**_TEXT, "enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]},
         reason=_TEXT,
+        digest=_TEXT,
     ),
     "Version": _object(
         (),

@@ -63,6 +63,7 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
                 "gpu_bytes": {str(gpu): count for gpu, count in sorted(report.gpu_bytes.items())},
                 "notes": list(report.notes),
                 "warnings": list(report.warnings),
+                "digest": report.digest,
                 "live_sequences": report.live_sequences,
                 "waiting_sequences": report.waiting_sequences,
             }
@@ -75,7 +76,9 @@ def repository_index(entries: Iterable[IndexEntry]) -> list[Json]:
     """Return the repository index; empty fields are omitted."""
     index: list[Json] = []
     for entry in entries:
-        optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+        optional = {
+            "version": entry.version, "state": entry.state, "reason": entry.reason, "digest": entry.digest,
+        }  # fmt: skip
         index.append({"name": entry.name, **{key: value for key, value in optional.items() if value}})
     return index
 

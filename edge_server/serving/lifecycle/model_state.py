@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.status_reports import VersionReport
+from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState, retry_delay_s
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.load_errors import HEALS
@@ -304,7 +304,7 @@ class ModelState:
 
     def _note_on(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
         if item.version in failed:
-            return f"an earlier generation serves; the newest failed: {failed[item.version].reason}"
+            return f"{EARLIER_GENERATION}: {failed[item.version].reason}"
         if self.rejected is not None and self.rejected.generation == item.generation:
-            return f"takes only requests that name it, the canary fell back: {self.rejected.reason}"
+            return f"{CANARY_FELL_BACK}: {self.rejected.reason}"
         return ""

@@ -1,0 +1,106 @@
+"""Expectations of `status` and `fleet status`: which versions should serve, and failures that a report shows."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from edge_server.cli.check import reason_line
+from edge_server.cli.options import number
+from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
+
+POLL_S = 1.0
+"""Time between two looks of --wait."""
+
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A version that should serve. `digest` is the beginning of its SHA-256 in hexadecimal digits, "" for any."""
+
+    model: str
+    version: str
+    digest: str = ""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --expect and --wait."""
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        type=parse_expectation,
+        metavar="MODEL=VERSION[@DIGEST]",
+        help="exit with 1 unless this version serves, and its files have this SHA-256 (its first eight digits or "
+        "more). Repeatable.",
+    )
+    parser.add_argument(
+        "--wait",
+        type=number(0.0, 86_400),
+        default=0.0,
+        metavar="SECONDS",
+        help="ask again until nothing is wrong, for at most SECONDS",
+    )
+
+
+def parse_expectation(text: str) -> Expectation:
+    """Parse MODEL=VERSION[@DIGEST]. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"([^=]+)=(0|[1-9][0-9]{0,18})(?:@(?:sha256:)?([0-9a-f]{8,64}))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected MODEL=VERSION or MODEL=VERSION@DIGEST, got '{text}'")
+    return Expectation(found[1], found[2], found[3] or "")
+
+
+def find_failures(report: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a server: it is not ready, or versions failed to load or were rejected."""
+    problems = [] if report["ready"] else ["the server is not ready"]
+    serving = {(model["name"], int(model["version"])) for model in report["models"] if model["state"] == "READY"}
+    for model in report["models"]:
+        reason = model["reason"]
+        is_failed = model["state"] == "UNAVAILABLE" and not reason.startswith("unloaded")
+        if model["version"] and any(
+            name == model["name"] and version > int(model["version"]) for name, version in serving
+        ):
+            continue  # superseded: a later version serves
+        if is_failed or reason.startswith((EARLIER_GENERATION, CANARY_FELL_BACK)):
+            problems.append(reason_line(model["name"], model["version"], reason or "is not served"))
+    return problems
+
+
+def find_unmet(report: Mapping[str, Any], expected: Sequence[Expectation]) -> list[str]:
+    """Return the expectations that a server does not meet, each with what serves instead."""
+    problems = []
+    for wanted in expected:
+        serving = {
+            str(model["version"]): str(model.get("digest", "")).removeprefix("sha256:")
+            for model in report["models"]
+            if model["name"] == wanted.model and model["state"] == "READY"
+        }
+        digest = serving.get(wanted.version)
+        if digest is None:
+            found = ", ".join(f"version {version}" for version in sorted(serving)) or "no version"
+            problems.append(f"{wanted.model}: version {wanted.version} is expected, {found} serves")
+        elif wanted.digest and not digest:
+            problems.append(f"{wanted.model} version {wanted.version}: the SHA-256 of its files is not known yet")
+        elif not digest.startswith(wanted.digest):
+            problems.append(
+                f"{wanted.model} version {wanted.version}: files with the SHA-256 {wanted.digest} are expected, "
+                f"{digest} serves"
+            )
+    return problems
+
+
+def wait_until_well(look: Callable[[], Seen], is_well: Callable[[Seen], bool], timeout_s: float) -> Seen:
+    """Return the result of the first look that is well, or of the last look within the time."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        seen = look()
+        left_s = end_s - time.monotonic()
+        if is_well(seen) or left_s <= 0:
+            return seen
+        time.sleep(min(POLL_S, left_s))

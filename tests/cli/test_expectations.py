@@ -1,0 +1,86 @@
+"""What `status` and `fleet status` call wrong: failures, and versions that are not the expected ones."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from edge_server.cli import expectations
+from edge_server.cli.expectations import Expectation, find_failures, find_unmet, parse_expectation
+from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
+
+
+def report(*models: tuple[str, str, str, str], is_ready: bool = True, digest: str = "sha256:" + 64 * "a") -> Any:
+    names = ("name", "version", "state", "reason")
+    return {
+        "ready": is_ready,
+        "models": [{**dict(zip(names, model, strict=True)), "digest": digest} for model in models],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "is_failure"),
+    [
+        (("m", "1", "READY", ""), False),
+        (("m", "1", "READY", "pinned to version 1"), False),
+        (("m", "1", "UNAVAILABLE", "unloaded"), False),
+        (("m", "1", "UNAVAILABLE", "unloaded: idle; loads again on request"), False),
+        (("m", "", "", ""), False),
+        (("m", "2", "LOADING", ""), False),
+        (("m", "2", "UNAVAILABLE", "no luck"), True),
+        (("m", "", "UNAVAILABLE", "what is this?"), True),
+        (("m", "1", "READY", f"{EARLIER_GENERATION}: no luck"), True),
+        (("m", "2", "READY", f"{CANARY_FELL_BACK}: too slow"), True),
+    ],
+)
+def test_what_did_not_work_is_a_failure(model: tuple[str, str, str, str], is_failure: bool) -> None:
+    assert bool(find_failures(report(("other", "1", "READY", ""), model))) is is_failure
+
+
+def test_a_failed_version_that_a_later_one_superseded_is_none() -> None:
+    failed = ("m", "2", "UNAVAILABLE", "no luck")
+    assert find_failures(report(("m", "3", "READY", ""), failed)) == []
+    assert find_failures(report(("m", "1", "READY", ""), ("other", "3", "READY", ""), failed)) != []
+
+
+def test_a_server_that_is_not_ready_is_a_failure() -> None:
+    assert find_failures(report(is_ready=False)) == ["the server is not ready"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("m=3", ""),
+        ("m=3@aaaaaaaa", ""),
+        (f"m=3@sha256:{64 * 'a'}", ""),
+        ("m=4", "m: version 4 is expected, version 3 serves"),
+        ("x=1", "x: version 1 is expected, no version serves"),
+        ("m=3@bbbbbbbb", "m version 3: files with the SHA-256 bbbbbbbb are expected, " + 64 * "a" + " serves"),
+    ],
+)
+def test_an_expectation_is_met_by_the_version_and_its_files(text: str, problem: str) -> None:
+    seen = report(("m", "3", "READY", ""), ("m", "4", "UNAVAILABLE", "no luck"))
+    assert find_unmet(seen, [parse_expectation(text)]) == ([problem] if problem else [])
+
+
+def test_a_digest_that_is_not_known_yet_is_not_the_expected_one() -> None:
+    seen = report(("m", "3", "READY", ""), digest="")
+    assert find_unmet(seen, [Expectation("m", "3")]) == []
+    assert find_unmet(seen, [Expectation("m", "3", "aaaaaaaa")]) == [
+        "m version 3: the SHA-256 of its files is not known yet"
+    ]
+
+
+@pytest.mark.parametrize("text", ["m", "m=", "m=01", "m=-1", "m=1@", "m=1@abc", "m=1@ABCDEF01", "=1"])
+def test_what_is_no_expectation_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected MODEL=VERSION"):
+        parse_expectation(text)
+
+
+def test_waiting_ends_with_the_first_look_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expectations, "POLL_S", 0.001)
+    looks = iter(range(10))
+    assert expectations.wait_until_well(lambda: next(looks), lambda seen: seen == 3, 60) == 3
+    assert expectations.wait_until_well(lambda: next(looks), lambda seen: False, 0.0) == 4
