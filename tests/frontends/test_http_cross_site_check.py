@@ -59,6 +59,7 @@ ADD = {
         {"Origin": "http://evil.example", "Content-Type": "text/plain"},
         {"Origin": "http://evil.example", **JSON},
         {"Sec-Fetch-Site": "cross-site", **JSON},
+        {"Sec-Fetch-Site": "none", **JSON},
         {"Content-Type": "text/plain;charset=UTF-8"},
         {"Content-Type": "Multipart/Form-Data; boundary=x"},
     ],
