@@ -10,6 +10,7 @@ from edge_server.config.printing import describe, help_text
 from edge_server.config.server_config import (
     CATEGORIES,
     LOG_FORMATS,
+    OPEN_CATEGORIES,
     AuthConfig,
     EngineConfig,
     FramesConfig,
@@ -34,6 +35,7 @@ from edge_server.config.trace_config import TraceConfig
 __all__ = [
     "CATEGORIES",
     "LOG_FORMATS",
+    "OPEN_CATEGORIES",
     "AuthConfig",
     "CacheConfig",
     "CacheSettings",

@@ -49,6 +49,10 @@ CompressionLevel = Literal["none", "low", "medium", "high"]
 GrpcTransport = Literal["http2", "grpcio"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
+OPEN_CATEGORIES = ("metrics", "reflection", "openapi")
+"""Groups that need a token only if a line of the tokens file names them: the metrics page, gRPC reflection, and
+/openapi.json. Prometheus and tools for gRPC have none by default."""
+
 CATEGORIES = (
     "health",
     "metadata",
@@ -60,9 +64,10 @@ CATEGORIES = (
     "trace",
     "logging",
     "view",
+    *OPEN_CATEGORIES,
 )
 """Groups of HTTP and gRPC endpoints that can be restricted. The names are Triton's, except `view`: camera pictures,
-which only HTTP shows."""
+which only HTTP shows, and OPEN_CATEGORIES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,17 @@ def _default_load_thread_count() -> int:
     return min(4, os.cpu_count() or 1)
 
 
+_SITE = r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+_APP = r"(?!https?:)[a-z][a-z0-9+.-]*://(\*|[A-Za-z0-9._-]+(:[0-9]{1,5})?)"
+"""Origin of an extension or an app. Browsers change only the names of http and https to lower case."""
+
+
 def _parse_origin(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", text):
-        raise ValueError("expected * or an origin as browsers send it, in lower case: https://dashboard.example:3000")
+    if text != "*" and not re.fullmatch(f"{_SITE}|{_APP}", text):
+        raise ValueError(
+            "expected * or an origin as browsers send it, in lower case: https://dashboard.example:3000, "
+            "chrome-extension://<id>, app://<name> or, for all of such a scheme, vscode-webview://*"
+        )
     return text
 
 
@@ -350,16 +363,18 @@ class HttpConfig:
         (),
         "--http-allowed-host",
         TEXT,
-        "Host name under which browsers reach this server, such as behind a proxy. Web pages may control the server "
-        "only under an IP address, localhost, this machine's names, or this name. Repeatable.",
+        "Host name under which clients reach this server through a proxy that keeps their Host. On a loopback address, "
+        "HTTP and metrics answer only for IP addresses, localhost, this machine's names, and this name. Web pages may "
+        "control the server only under these names. Repeatable.",
         separator=",",
     )
     allowed_origins: tuple[str, ...] = setting(
         (),
         "--http-allowed-origin",
         _ORIGIN,
-        "Origin whose web pages may read responses (CORS), such as https://dashboard.example; * allows any. Such pages "
-        "may not change the server. Repeatable.",
+        "Origin whose web pages may run inference and read responses (CORS), such as https://dashboard.example, "
+        "chrome-extension://<id> or vscode-webview://*; * allows inference to any. Such pages may not change the "
+        "server. Repeatable.",
         separator=" ",
     )
     is_view_open: bool = setting(
@@ -473,7 +488,8 @@ class AuthConfig:
         OPTIONAL_PATH,
         "File of bearer tokens for HTTP and gRPC. Each line has a name, the SHA-256 of the token, and the endpoint "
         "categories that it opens (* for all). Closes model-repository, shared-memory, logging and trace, and the "
-        "categories that a line names, to requests without a token. Read again at SIGHUP.",
+        "categories that a line names, to requests without a token; * closes all but health, metrics, reflection and "
+        "openapi. Read again at SIGHUP.",
     )
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from edge_server.config import RestrictedGroup, ServerConfig
+from edge_server.config import CATEGORIES, RestrictedGroup, ServerConfig
 
 ORDERING_CATEGORIES = ("model-repository", "shared-memory", "logging", "trace")
 """The categories whose requests can change the state of the server."""
+
+_WIRES: Mapping[str, tuple[str, ...]] = {
+    "view": ("HTTP",),
+    "openapi": ("HTTP",),
+    "reflection": ("gRPC",),
+    "metrics": ("metrics",),
+}
+"""The listeners that serve a category, for those that HTTP and gRPC do not both serve."""
 
 
 def is_this_machine(address: str | None) -> bool:
@@ -69,6 +77,27 @@ def picture_access(config: ServerConfig, *, needs_token: bool) -> str:
     if http.is_view_open:
         return "any machine sees camera pictures without a key: --view-open"
     return "camera pictures: this machine only; --view-open shows them to others"
+
+
+def open_without_token(config: ServerConfig, requires_token: Callable[[str], bool]) -> str:
+    """Return a sentence that names the categories that need neither a token nor a key, for the start.
+
+    Returns "" without a tokens file.
+    """
+    http, grpc = config.http, config.grpc
+    if not config.auth.tokens_file:
+        return ""
+    groups = {"HTTP": http.restricted, "gRPC": grpc.restricted, "metrics": http.restricted}
+    is_on = {"HTTP": http.is_enabled, "gRPC": grpc.is_enabled, "metrics": config.metrics.is_enabled}
+    found = []
+    for category in CATEGORIES:
+        offered = [wire for wire in _WIRES.get(category, ("HTTP", "gRPC")) if is_on[wire]]
+        is_open = [wire for wire in offered if not any(category in group.categories for group in groups[wire])]
+        if is_open and not requires_token(category):
+            found.append(category if is_open == offered else f"{category} over {' and '.join(is_open)}")
+    if http.is_enabled:
+        found.append("the page's files")
+    return f"no token is needed for: {', '.join(found)}"
 
 
 def _is_local(address: str) -> bool:

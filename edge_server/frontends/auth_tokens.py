@@ -7,7 +7,8 @@ the token allows, separated by commas; `*` means all. Empty lines and lines that
     camera-7   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11d7fa2  inference
 
 With such a file, requests that change the server need a token or a shared key. Any other category needs one if a line
-names it; `*` names all except health, which load balancers request.
+names it. `*` names all except health, metrics, reflection and openapi: load balancers, Prometheus and tools have no
+token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.config import CATEGORIES
+from edge_server.config import CATEGORIES, OPEN_CATEGORIES
 from edge_server.errors import EdgeServerError, Forbidden, ServingFault, Unauthenticated
 from edge_server.frontends.access_control import ORDERING_CATEGORIES
 from edge_server.telemetry.metrics_page import Family
@@ -166,5 +167,5 @@ def _parse_line(words: Sequence[str]) -> _Token:
     for category in sorted(categories):
         if category not in CATEGORIES:
             raise ValueError(f"'{name}': unknown category '{category[:40]}', expected * or of {', '.join(CATEGORIES)}")
-    protects = categories - {"health"} if listed == "*" else categories
+    protects = categories - {"health", *OPEN_CATEGORIES} if listed == "*" else categories
     return _Token(name, bytes.fromhex(digest), categories, protects)

@@ -23,7 +23,7 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.frontends.access_control import picture_access, unprotected_orders
+from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
@@ -44,6 +44,7 @@ from edge_server.telemetry.service_manager import Check
 if TYPE_CHECKING:
     from edge_server.core.status_reports import CamerasReport
     from edge_server.frontends.grpc.server import GrpcFrontend
+    from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.frontends.http.frontend import HttpFrontend
     from edge_server.process.cameras import Cameras
 
@@ -218,6 +219,8 @@ class ServerProcess:
             self._open_frigate(self._config.frigate.zmq_address)
         if self._config.metrics.is_enabled:
             await self._open_metrics()
+        if open_categories := open_without_token(self._config, self._tokens.requires_token):
+            log.info("%s", open_categories)
 
     async def _open_http(self) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
@@ -232,7 +235,7 @@ class ServerProcess:
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
-            tokens=self._tokens,
+            access=self._access_check(),
             budget=self._budget,
         )
         port = await front.start()
@@ -247,6 +250,11 @@ class ServerProcess:
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
+
+    def _access_check(self) -> AccessCheck:
+        from edge_server.frontends.http.access_check import AccessCheck
+
+        return AccessCheck(self._config.http.restricted, self._tokens)
 
     async def _open_grpc(self) -> None:
         from edge_server.frontends.grpc.rpc_table import StreamService
@@ -308,7 +316,14 @@ class ServerProcess:
             metrics.add_source(self._core.governor.families)
         if self._core.engines is not None:
             metrics.add_source(self._core.engines.families)
-        front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
+        front = MetricsFrontend(
+            metrics.render,
+            self._config.metrics.address,
+            self._config.metrics.port,
+            self._tls,
+            access=self._access_check(),
+            allowed_hosts=self._config.http.allowed_hosts,
+        )
         port = await front.start()
         self.ports["metrics"] = port
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))

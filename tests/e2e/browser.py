@@ -89,8 +89,8 @@ def ask(method: str, url: str, body: object = None) -> Any:
 
 
 @contextlib.contextmanager
-def open_browser(folder: Path) -> Iterator[Browser]:
-    """Yield a headless browser whose files are in `folder`. Skips the test where there is none."""
+def open_browser(folder: Path, *arguments: str) -> Iterator[Browser]:
+    """Yield a headless browser with its files in `folder`, started with `arguments`. Skips the test without one."""
     names = ("CHROMIUM", "CHROMEDRIVER", "CHROMIUM_LIBRARIES", "CHROMIUM_FONTS")
     program, driver, libraries, fonts = (os.environ.get(f"EDGE_TEST_{name}", "") for name in names)
     if not program:
@@ -111,7 +111,8 @@ def open_browser(folder: Path) -> Iterator[Browser]:
         options = {
             "binary": program,
             "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server",
-                     "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"],
+                     "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}",
+                     *arguments],
         }  # fmt: skip
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "WARNING"}}
         base = f"http://127.0.0.1:{port}"

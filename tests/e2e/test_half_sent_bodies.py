@@ -20,7 +20,7 @@ def half_sent(server: Any, size: int) -> socket.socket:
     client = socket.create_connection((host, int(port)), timeout=60)
     text = json.dumps({"inputs": []}).encode()
     head = f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {size}\r\n\r\n"
-    client.sendall(f"POST /v2/models/same/infer HTTP/1.1\r\nHost: x\r\n{head}".encode() + text)
+    client.sendall(f"POST /v2/models/same/infer HTTP/1.1\r\nHost: localhost\r\n{head}".encode() + text)
     client.sendall(bytes(size // 2))
     return client
 

@@ -306,10 +306,10 @@ def exchange(zoo: Any, data: bytes) -> bytes:
     [
         b"\x00\x01\x02\r\n\r\n",
         b"GET\r\n\r\n",
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\nLong: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nLong: " + b"x" * 100_000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
@@ -323,7 +323,7 @@ def test_a_client_that_leaves_before_its_body_is_sent_disturbs_nobody(zoo: Any) 
     host, port = zoo.http.rsplit(":", 1)
     for _ in range(10):
         with socket.create_connection((host, int(port)), timeout=10) as raw:
-            raw.sendall(b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
+            raw.sendall(b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{")
 
 
 def test_a_client_that_leaves_while_its_request_runs_disturbs_nobody(zoo: Any) -> None:
@@ -331,9 +331,8 @@ def test_a_client_that_leaves_while_its_request_runs_disturbs_nobody(zoo: Any) -
     body = json.dumps({"inputs": [GOOD]}).encode()
     for _ in range(3):
         with socket.create_connection((host, int(port)), timeout=10) as raw:
-            raw.sendall(
-                b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
+            head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            raw.sendall(head + body)
     assert zoo.infer("slow", {"inputs": [GOOD]})[0] == 200
 
 

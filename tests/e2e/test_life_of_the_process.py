@@ -219,7 +219,7 @@ def test_an_unclean_client_connection_does_not_delay_the_stop(serve: Any, reposi
     with serve(repository.path) as server:
         host, port = server.http.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as idle, grpc.insecure_channel(server.grpc) as channel:
-            idle.sendall(b"POST /v2/models/same/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            idle.sendall(b"POST /v2/models/same/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             grpc.channel_ready_future(channel).result(10)
             assert server.stop(timeout_s=15) == 0
 

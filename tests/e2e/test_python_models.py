@@ -314,7 +314,7 @@ def test_a_reader_of_events_who_vanishes_stops_the_producer(
     body = b'{"COUNT": -1}'
     with socket.create_connection((host, int(port)), timeout=20) as line:
         line.sendall(
-            b"POST /v2/models/%sstream/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v2/models/%sstream/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (kind.encode(), len(body), body)
         )
         got = b""

@@ -38,6 +38,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.telemetry.event_bus import EventBus
@@ -236,6 +237,9 @@ class StubService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
 
+    def set_keep_alive(self, model: str, seconds: float) -> None:
+        self.orders.append(("keep_alive", model, seconds))
+
     def model_families(self) -> list[MetricFamilyView]:
         counts = {"prompt_tokens_total": 3, "generation_tokens_total": 7, "num_requests_running": 1, "other": 9}
         labels = {"model": "chat"}
@@ -340,8 +344,10 @@ def open_site() -> Iterator[Callable[..., Site]]:
     def start(
         *, allows_code_upload: bool = False, tokens: Tokens | None = None, view: Any = None, **config: Any
     ) -> Site:
-        options = {"allows_code_upload": allows_code_upload, "tokens": tokens, **({"view": view} if view else {})}
-        sites.append(Site(StubService(), HttpConfig(port=0, **config), **options))
+        settings = HttpConfig(port=0, **config)
+        access = AccessCheck(settings.restricted, tokens)
+        options = {"allows_code_upload": allows_code_upload, "access": access, **({"view": view} if view else {})}
+        sites.append(Site(StubService(), settings, **options))
         return sites[-1]
 
     yield start

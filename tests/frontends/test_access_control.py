@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edge_server.config import parse_serve
-from edge_server.frontends.access_control import is_this_machine, unprotected_orders
+from edge_server.frontends.access_control import (
+    ORDERING_CATEGORIES,
+    is_this_machine,
+    open_without_token,
+    unprotected_orders,
+)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
@@ -40,3 +45,26 @@ KEYS = ["--http-restricted-api=logging,trace:key=word", "--grpc-restricted-proto
 def test_the_start_line_names_orders_that_any_machine_may_give(flags: list[str], told: str) -> None:
     sentence = unprotected_orders(parse_serve(["--model-repository=/m", *flags], {}).config)
     assert sentence == (f"any machine may give orders without a key: {told}" if told else "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "closed", "told"),
+    [
+        ([], set(), ""),
+        (["--auth-tokens-file=/t"], {"inference", "metadata", "model-config", "statistics", "view"},
+         "health, metrics, reflection, openapi, the page's files"),
+        (["--auth-tokens-file=/t"], {"inference", "metadata", "model-config", "statistics", "view", "metrics",
+                                     "reflection", "openapi", "health"}, "the page's files"),
+        (["--auth-tokens-file=/t"], {"metadata", "model-config", "statistics", "view"},
+         "health, inference, metrics, reflection, openapi, the page's files"),
+        (["--auth-tokens-file=/t", "--http-restricted-api=inference,metrics:key=word"],
+         {"metadata", "model-config", "statistics", "view"},
+         "health, inference over gRPC, reflection, openapi, the page's files"),
+        (["--auth-tokens-file=/t", "--allow-http=false", "--allow-metrics=false"],
+         {"metadata", "model-config", "statistics", "inference"}, "health, reflection"),
+    ],
+)  # fmt: skip
+def test_the_start_names_what_needs_no_token(flags: list[str], closed: set[str], told: str) -> None:
+    config = parse_serve(["--model-repository=/m", *flags], {}).config
+    sentence = open_without_token(config, {*closed, *ORDERING_CATEGORIES}.__contains__)
+    assert sentence == (f"no token is needed for: {told}" if told else "")

@@ -55,6 +55,7 @@ def test_without_a_file_nothing_is_closed() -> None:
         ([], set()),
         (["inference,statistics"], {"inference", "statistics"}),
         (["health"], {"health"}),
+        (["metrics", "reflection,openapi"], {"metrics", "reflection", "openapi"}),
         (["*"], {"inference", "statistics", "metadata", "model-config", "view"}),
         (["*", "health"], {"inference", "statistics", "metadata", "model-config", "view", "health"}),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 INDEX = "/v2/repository/index"
 INFER = "/v2/models/float/infer"
 
@@ -58,13 +58,13 @@ class Client:
 
 
 def post(path: str, body: bytes, *lines: str) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: x", *lines, f"Content-Length: {len(body)}"]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {len(body)}"]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
 def chunked(path: str, *chunks: bytes) -> bytes:
     body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + body
 
 
 def test_questions_and_inferences_that_are_sent_at_once_are_answered_in_order(connect: Callable[[], Client]) -> None:
@@ -130,7 +130,7 @@ def test_the_connection_stays_as_the_client_asks(
     connect: Callable[[], Client], lines: tuple[str, ...], version: str, header: str | None, stays: bool
 ) -> None:
     client = connect()
-    text = "\r\n".join([f"GET /v2/health/live HTTP/{version}", "Host: x", *lines, "", ""]).encode()
+    text = "\r\n".join([f"GET /v2/health/live HTTP/{version}", "Host: localhost", *lines, "", ""]).encode()
     client.send(text)
     status, fields, _ = client.answer()
     assert status == 200
@@ -146,7 +146,7 @@ def test_what_aiohttp_cannot_read_is_refused_and_ends_the_connection(
     connect: Callable[[], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect()
-    client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n" + LIVE)
+    client.send(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n" + LIVE)
     status, fields, body = client.answer()
     if status == 400:
         assert (fields["server"], fields["connection"]) == ("edge-server", "close")
@@ -158,7 +158,7 @@ def test_what_aiohttp_cannot_read_is_refused_and_ends_the_connection(
 
 
 def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Client]) -> None:
-    for request in (LIVE, b"GET /edge/v1/events HTTP/1.1\r\nHost: x\r\n\r\n", post(INDEX, b"{}")[:-1]):
+    for request in (LIVE, b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n", post(INDEX, b"{}")[:-1]):
         client = connect()
         client.send(LIVE + request)
         assert client.answer()[0] == 200
@@ -186,7 +186,7 @@ from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
 async def ask(port, path):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n".encode())
     text = await reader.read()
     writer.close()
     return text.split()[1].decode()

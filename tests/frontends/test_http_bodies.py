@@ -164,7 +164,7 @@ def test_request_encodings_are_known_or_refused():
 def test_a_declared_length_beyond_the_limit_is_refused_before_the_body_is_read(open_site):
     site = open_site(max_input_size_bytes=1000)
     with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
-        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n".encode())
+        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n".encode())
         answer = b""
         while b"}" not in answer:
             answer += connection.recv(65536)
@@ -204,7 +204,7 @@ def raw_exchange(port: int, data: bytes, *, half_close: bool = False) -> bytes:
     return answer
 
 
-HEAD = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 
 def test_a_chunked_body_beyond_the_limit_is_refused(open_site):
@@ -239,7 +239,7 @@ def test_what_is_not_http_ends_the_connection_and_not_the_server(site, garbage, 
 def test_a_client_that_asks_first_is_told_to_go_on(site):
     body = body_of(2)
     with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)

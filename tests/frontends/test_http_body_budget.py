@@ -25,7 +25,7 @@ from edge_server.frontends.memory_budget import MemoryBudget
 MIB = 1 << 20
 PATIENCE_S = 60.0
 PATH = "/v2/models/float/infer"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -41,7 +41,7 @@ def message(count: int, *lines: str) -> bytes:
     text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     body = text + raw
     is_chunked = "Transfer-Encoding: chunked" in lines
-    head = [f"POST {PATH} HTTP/1.1", "Host: x", f"Inference-Header-Content-Length: {len(text)}", *lines]
+    head = [f"POST {PATH} HTTP/1.1", "Host: localhost", f"Inference-Header-Content-Length: {len(text)}", *lines]
     if is_chunked:
         body = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
     else:
@@ -201,7 +201,7 @@ def test_a_body_for_which_there_is_no_memory_is_refused_and_its_connection_stays
 ) -> None:
     size = 5 * 10**17  # more than a process can address
     site = open_site(max_input_size_bytes=size, max_body_bytes_in_flight=size)
-    head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: x\r\n{line}\r\nContent-Length: {size}\r\n\r\n"
+    head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: localhost\r\n{line}\r\nContent-Length: {size}\r\n\r\n"
     client = connect(site)
     client.sendall(before + head.encode() + b"begun")
     text = b""
@@ -227,7 +227,7 @@ def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..
     wait_until(lambda: budget_of(site).held > 2.9 * MIB)
     body = gzip.compress(message(500_000).partition(b"\r\n\r\n")[2])
     length = message(500_000).partition(b"Content-Length: ")[2].partition(b"\r\n")[0].decode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n"
     honest.sendall(f"{head}Inference-Header-Content-Length: {length}\r\n\r\n".encode() + body)
     assert head_of(honest).startswith(b"HTTP/1.1 200 ")
     assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")

@@ -19,12 +19,12 @@ from edge_server.frontends.http import body_reader
 from edge_server.frontends.http.inference_route import InferTarget
 
 PATH = "/v2/models/float/infer"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def message(body: bytes, *lines: str, path: str = PATH, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
-    head = [f"POST {path} HTTP/1.1", "Host: x", *lines, f"Content-Length: {size}"]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {size}"]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
@@ -120,7 +120,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_inferences_of_every_kind_take_one_way(site, connect, begun, line):
     client = connect(site)
-    data = infer([1.5]).replace(b"Host: x", b"Host: x\r\n" + line.encode())
+    data = infer([1.5]).replace(b"Host: localhost", b"Host: localhost\r\n" + line.encode())
     for sent in ((data,), (data[:-1], data[-1:])):
         client = connect(site)
         for part in sent:
@@ -133,7 +133,7 @@ def test_a_head_seen_before_is_answered_with_the_same_head_and_body(client):
     unknown = infer([0.5], path="/v2/models/no/infer")
     for made in (infer([1.0, 2.0], "a"), binary([1.0, 2.0], "a"), binary([], "b"), unknown):
         answers = []
-        for data in (made, made, made.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")):
+        for data in (made, made, made.replace(b"Host: localhost", b"Host: localhost\r\nContent-Encoding: identity")):
             client.send(data)
             status, head, body = client.answer()
             lines = sorted(line for line in head.lower().split("\r\n") if not line.startswith("date:"))
@@ -221,7 +221,7 @@ def test_a_body_that_nobody_reads_is_passed_over(client):
 )
 def test_heads_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, begun, line):
     smuggled = infer([6.0])
-    client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n{}   " + smuggled)
+    client.send(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode() + line + b"\r\n\r\n{}   " + smuggled)
     status, _, _ = client.answer()
     assert status == 400
     assert client.is_ended()
@@ -291,10 +291,10 @@ def test_refusals_stay_the_same_on_a_kept_head(open_site, begun, connect):
     client = connect(site)
     client.send(infer([1.0]))
     assert client.error() == (403, "This API is restricted, expecting header 'key'")
-    client.send(infer([1.0]).replace(b"Host: x", b"Host: x\r\nkey: secret"))
+    client.send(infer([1.0]).replace(b"Host: localhost", b"Host: localhost\r\nkey: secret"))
     assert client.data() == [1.0]
     assert len(begun) == 1
-    client.send(infer([1.0] * 500).replace(b"Host: x", b"Host: x\r\nkey: secret"))
+    client.send(infer([1.0] * 500).replace(b"Host: localhost", b"Host: localhost\r\nkey: secret"))
     status, text = client.error()
     assert status == 400
     assert text.endswith("bytes is larger than the limit of 1000 bytes")
@@ -305,7 +305,7 @@ def test_forwarded_headers_reach_the_model_on_a_kept_head(open_site, begun, conn
     site = open_site(header_pattern=re.compile("stamp.*"))
     client = connect(site)
     for value in ("1", "2"):
-        client.send(infer([1.0]).replace(b"Host: x", f"Host: x\r\nstamp-ns: {value}".encode()))
+        client.send(infer([1.0]).replace(b"Host: localhost", f"Host: localhost\r\nstamp-ns: {value}".encode()))
         assert json.loads(client.answer()[2])["parameters"] == {"stamp-ns": value}
     assert len(begun) == 2
 
@@ -370,7 +370,7 @@ def test_a_server_that_drains_cuts_what_does_not_end(site, connect):
     assert site.service.tickets[0].was_cancelled.wait(20)
 
 
-CHUNKED = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("path", [b"/v2/models/float/infer", b"/v2/no/such/path"])
@@ -422,8 +422,8 @@ def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /no HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"nonsense\r\n\r\n",
         infer([1.5]),
         infer([1.5] * 100_000),
@@ -439,7 +439,7 @@ def test_two_headers_of_the_shared_word_are_refused(open_site, connect):
     client = connect(open_site(restricted=(RestrictedGroup(("metadata",), "key", "secret"),)))
     for second, expected in (("guess", 403), ("secret", 403), ("", 200)):
         line = f"key: {second}\r\n" if second else ""
-        client.send(f"GET /v2 HTTP/1.1\r\nHost: x\r\nkey: secret\r\n{line}\r\n".encode())
+        client.send(f"GET /v2 HTTP/1.1\r\nHost: localhost\r\nkey: secret\r\n{line}\r\n".encode())
         assert client.answer()[0] == expected
 
 
@@ -525,7 +525,7 @@ def test_chunks_with_two_meanings_are_refused_and_nothing_behind_them_is_served(
     ],
 )
 def test_other_framings_are_refused(site, client, line):
-    client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n" + chunks() + infer([6.0]))
+    client.send(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n".encode() + line + b"\r\n\r\n" + chunks() + infer([6.0]))
     assert client.answer()[0] == 400
     assert client.is_ended()
     assert site.service.requests == []
@@ -541,7 +541,7 @@ def test_a_client_of_http_1_0_is_answered_and_stays_if_it_asks_to(connect, site)
     old = infer([1.0]).replace(b"HTTP/1.1", b"HTTP/1.0")
     client = connect(site)
     for _ in range(3):
-        client.send(old.replace(b"Host: x", b"Connection: keep-alive"))
+        client.send(old.replace(b"Host: localhost", b"Connection: keep-alive"))
         status, head, _ = client.answer()
         assert (status, "\r\nConnection: keep-alive" in head) == (200, True)
     client.send(old)
@@ -573,7 +573,7 @@ def test_empty_lines_before_a_request_are_passed_over(client):
 
 
 def test_the_answer_to_head_has_no_body(client):
-    client.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + LIVE)
+    client.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" + LIVE)
     assert client.receive()
     while client.unread.count(b"\r\n\r\n") < 2:
         assert client.receive()

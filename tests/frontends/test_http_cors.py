@@ -72,7 +72,23 @@ def test_an_allowed_origin_still_changes_nothing(open_site: Any) -> None:
     assert "own web pages" in reply.error
 
 
-@pytest.mark.parametrize("text", ["dashboard.example", "https://a/b", "HTTPS://A", "https://u@a", "https://a b", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dashboard.example",
+        "https://a/b",
+        "HTTPS://A",
+        "https://u@a",
+        "https://a b",
+        "",
+        "null",
+        "https://*",
+        "app://",
+        "app://a/b",
+        "App://a",
+        "://a",
+    ],
+)
 def test_an_origin_that_no_browser_sends_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ConfigError, match="--http-allowed-origin"):
         parse_serve(["--model-repository=/m", f"--http-allowed-origin={text}"], {})

@@ -55,6 +55,25 @@ def embedder(site: Any) -> Any:
     return site
 
 
+@pytest.mark.parametrize(
+    ("origin", "orders"),
+    [
+        ({}, [("keep_alive", "batched", 0.0)]),
+        ({"Origin": "http://localhost"}, [("keep_alive", "batched", 0.0)]),
+        ({"Origin": "https://page.example"}, []),
+        ({"Origin": "null"}, []),
+    ],
+)
+def test_only_pages_of_this_server_set_when_an_idle_model_is_unloaded(
+    open_site: Any, origin: dict[str, str], orders: list[Any]
+) -> None:
+    site = open_site(allowed_origins=("*", "https://page.example"))
+    site.service.models["batched"] = (spec_of(outputs=(EMBEDDING, TOKENS), max_batch_size=4), compute)
+    headers = {"Host": "localhost", "Content-Type": "application/json", **origin}
+    reply = site.post("/v1/embeddings", {"model": "batched", "input": "banana", "keep_alive": 0}, headers)
+    assert (reply.status, site.service.orders) == (200, orders)
+
+
 def ask(site: Any, path: str = "/v1/embeddings", **members: Any) -> Any:
     return site.post(path, {"model": "batched", "input": "banana", **members})
 

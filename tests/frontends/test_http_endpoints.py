@@ -299,7 +299,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
         assert server.count() == 1
         monkeypatch.setattr(accept_loop, "_HANDSHAKE_S", 0.0)
         client = opened.enter_context(trusting.wrap_socket(connect(), server_hostname="localhost"))
-        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(15) == b"HTTP/1.1 200 OK"
         assert silent.recv(1) == b""
         assert server.count() == 1

@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
     idle = socket.socket()
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     idle.connect(("127.0.0.1", site.port))
-    idle.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    idle.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     until(lambda: len(site.frontend._events._wakers) == 2)
     count = 0
 
@@ -266,7 +266,8 @@ def test_a_page_of_another_site_gives_no_orders(site: Any) -> None:
         ("", "file://"),
     ],
 )
-def test_a_page_under_a_name_that_leads_here_is_another_sites(site: Any, host: str, origin: str) -> None:
+def test_a_page_under_a_name_that_leads_here_is_another_sites(open_site: Any, host: str, origin: str) -> None:
+    site = open_site(address="0.0.0.0")
     reply = site.post("/edge/v1/models/add/rollback", headers={"Host": host, "Origin": origin})
     assert reply.status == 403
     assert site.service.orders == []

@@ -174,7 +174,8 @@ def endless_stream(site):
     with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:
         body = b'{"IN": 1}'
         client.sendall(
-            b"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
             + body
         )
         try:

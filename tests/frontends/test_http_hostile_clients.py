@@ -25,11 +25,16 @@ from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 20.0
-CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+CHUNKED = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 
 def request(body: bytes, *lines: str, path: str = PATH, length: int | None = None) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: x", *lines, f"Content-Length: {len(body) if length is None else length}"]
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        *lines,
+        f"Content-Length: {len(body) if length is None else length}",
+    ]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
@@ -266,7 +271,7 @@ def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect
 def test_a_quiet_stream_of_events_goes_on(open_impatient, connect):
     site = open_impatient(0.1)
     client = connect(site)
-    client.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     text = client.recv(1 << 16)
     assert text.startswith(b"HTTP/1.1 200 ")
     time.sleep(0.6)  # six times what a client may be silent within a request

@@ -211,7 +211,7 @@ def test_matching_headers_become_parameters_and_reserved_ones_are_refused(open_s
 def test_a_client_that_leaves_takes_its_request_back(site):
     body = json.dumps(add_body()).encode()
     with socket.create_connection(("127.0.0.1", site.port)) as connection:
-        head = f"POST /v2/models/never/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/never/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         assert site.service.submitted.wait(10)
     assert site.service.tickets[0].was_cancelled.wait(10)
@@ -418,7 +418,7 @@ def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch)
             "outputs": [{"name": "OUT", "parameters": place}],
         }
         body = json.dumps(members).encode() + b" " * TEXT_ON_LOOP_BYTES
-        head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", site.port), timeout=60) as client:
             client.sendall(head.encode() + body)
             assert has_begun.wait(60)

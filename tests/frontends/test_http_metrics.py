@@ -6,6 +6,8 @@ import asyncio
 
 from aiohttp import ClientSession
 
+from edge_server.config import RestrictedGroup
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
 
@@ -36,6 +38,20 @@ def test_idle_connections_make_room_for_a_new_one_at_once():
             assert (reply.status, await reply.read()) == (200, b"up 1\n")
         for _, writer in idle:
             writer.close()
+        await frontend.stop(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_for_the_category_metrics_is_asked_for():
+    async def scenario():
+        access = AccessCheck([RestrictedGroup(("metrics",), "x-key", "s3cret")])
+        frontend = MetricsFrontend(lambda: (b"up 1\n", "text/plain"), "127.0.0.1", 0, access=access)
+        url = f"http://127.0.0.1:{await frontend.start()}/metrics"
+        async with ClientSession() as session:
+            for headers, status in (({}, 403), ({"x-key": "wrong"}, 403), ({"x-key": "s3cret"}, 200)):
+                async with session.get(url, headers=headers) as reply:
+                    assert reply.status == status
         await frontend.stop(1)
 
     asyncio.run(scenario())

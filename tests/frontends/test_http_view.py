@@ -202,7 +202,7 @@ def test_other_machines_need_a_key_or_view_open(
 
 
 def test_a_name_that_another_site_points_here_shows_nothing(open_site: Any, stream: OneStream) -> None:
-    site = open_site(view=stream, is_view_open=True, allowed_hosts=("box.example",))
+    site = open_site(address="0.0.0.0", view=stream, is_view_open=True, allowed_hosts=("box.example",))
     reply = site.get(PATH, headers={"Host": "evil.example"})
     assert reply.status == 403
     assert "evil.example" in reply.error

@@ -52,8 +52,9 @@ export async function postJson(path, value) {
   return text ? JSON.parse(text) : null;
 }
 
-export async function refreshAccess() {
-  access = await getJson("edge/v1/page");
+/** `root` is the path from the page to the server's root. */
+export async function refreshAccess(root = "") {
+  access = await getJson(`${root}edge/v1/page`);
   return access;
 }
 

@@ -1,10 +1,15 @@
 // The API reference: the operations of openapi.json, by access category.
 
+import { getJson, refreshAccess } from "./api.js";
 import { byId, element, setText } from "./dom.js";
 
 const KINDS = { get: "ok", post: "busy", delete: "bad" };
 
-const api = await (await fetch("../openapi.json")).json();
+await refreshAccess("../"); // says which header takes the key that was entered on the page
+const api = await getJson("../openapi.json").catch((error) => {
+  setText(byId("about"), error.message);
+  throw error;
+});
 setText(byId("about"), `${api.info.summary}. ${api.info.description}`);
 
 function resolve(schema, depth = 0) {

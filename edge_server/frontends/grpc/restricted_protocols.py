@@ -34,7 +34,9 @@ CATEGORY_OF: Mapping[str, str] = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-"""Restriction category of each RPC. Reflection cannot be restricted: it returns only the schema."""
+"""Restriction category of each unary RPC, and of ModelStreamInfer."""
+
+REFLECTION_CATEGORY = "reflection"
 
 _METADATA_PREFIX = "triton-grpc-protocol-"
 

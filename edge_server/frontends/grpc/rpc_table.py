@@ -28,7 +28,12 @@ from edge_server.frontends.grpc.call import (
 )
 from edge_server.frontends.grpc.control_rpcs import ControlRpcs
 from edge_server.frontends.grpc.health_and_reflection import Reflection, health_check
-from edge_server.frontends.grpc.restricted_protocols import Restriction, restriction, restrictions
+from edge_server.frontends.grpc.restricted_protocols import (
+    REFLECTION_CATEGORY,
+    Restriction,
+    restriction,
+    restrictions,
+)
 from edge_server.frontends.grpc.stream_inference import InferStream
 from edge_server.frontends.grpc.unary_inference import InferContext
 from edge_server.protocol import messages
@@ -83,15 +88,13 @@ def served_methods(
     for stream_service in stream_services:
         for method in messages.service_methods(stream_service.name):
             guard = restriction(method.name, stream_service.category, config.restricted, tokens)
-            opener = stream_service.openers[method.name]
-            found[method.path] = RpcMethod(
-                opener if guard is None else partial(_open_checked, guard, opener), is_stream=True
-            )
+            found[method.path] = _stream_method(stream_service.openers[method.name], guard)
     services = (messages.GRPC_SERVICE, *(item.name for item in stream_services), messages.HEALTH_SERVICE)
     for name in messages.REFLECTION_SERVICES:
         for method in messages.service_methods(name):
+            guard = restriction(method.name, REFLECTION_CATEGORY, config.restricted, tokens)
             opener = partial(Reflection, name, (*services, *messages.REFLECTION_SERVICES))
-            found[method.path] = RpcMethod(opener, is_stream=True)
+            found[method.path] = _stream_method(opener, guard)
     return found
 
 
@@ -139,6 +142,10 @@ def _load_opener(
         return ControlCall(method, partial(rpcs.load, may_carry_code=may_carry_code), guard, call)
 
     return open_load
+
+
+def _stream_method(opener: Opener, guard: Restriction | None) -> RpcMethod:
+    return RpcMethod(opener if guard is None else partial(_open_checked, guard, opener), is_stream=True)
 
 
 def _open_checked(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:

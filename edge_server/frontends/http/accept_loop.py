@@ -16,6 +16,7 @@ import ssl
 import time
 
 from edge_server.errors import Refusal
+from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.connection import Connections, HttpConnection
 from edge_server.frontends.http.response import error_response, response_bytes
 
@@ -82,6 +83,7 @@ class Acceptor:
         except OSError:
             self.close()
             raise
+        self._connections.is_on_loopback = all(is_this_machine(item.getsockname()[0]) for item in self._sockets)
         for item in self._sockets:
             self._loop.add_reader(item, self._accept, item)
         return int(self._sockets[0].getsockname()[1])

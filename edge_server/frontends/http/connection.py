@@ -28,6 +28,7 @@ from edge_server.frontends.http.client_timeouts import (
     stalled_text,
 )
 from edge_server.frontends.http.cors import CorsPolicy
+from edge_server.frontends.http.host_check import HostCheck
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead, parse_head
 from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_response, head_bytes, response_bytes
 from edge_server.frontends.memory_budget import MemoryBudget
@@ -718,7 +719,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 class Connections:
     """The connections of one listener and their shared state. Lives on one event loop.
 
-    `find` returns the target of requests with a head, or the response that refuses them.
+    `find` returns the target of requests with a head, or the response that refuses them. On a loopback address,
+    `host_check` comes first.
     """
 
     def __init__(
@@ -727,8 +729,12 @@ class Connections:
         budget: MemoryBudget,
         server_state: ServerState,
         cors: CorsPolicy | None = None,
+        host_check: HostCheck | None = None,
     ) -> None:
         self._find = find
+        self._host_check = host_check
+        self.is_on_loopback = False
+        """Whether only programs on this machine can connect. Set before the first connection."""
         self._loop = asyncio.get_running_loop()
         self.budget = budget
         self.server_state = server_state
@@ -752,7 +758,8 @@ class Connections:
     def read_head(self, raw: bytes) -> tuple[RequestHead, RequestTarget | HttpResponse]:
         """Parse a head that is not in the cache, find its target, and cache it. Raises ClosingRefusal."""
         head = parse_head(raw)
-        target = self._find(head)
+        refusal = self._host_check.refusal(head) if self.is_on_loopback and self._host_check is not None else None
+        target = refusal or self._find(head)
         size, limit = head.body_size or 0, self.budget.each
         if isinstance(target, HttpResponse):
             return head, target

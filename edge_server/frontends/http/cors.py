@@ -18,22 +18,34 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+(?:, ?[A-Za-z0-9-]+)*")
 
 
 class CorsPolicy:
-    """Headers for requests of allowed origins; `*` allows any. Cookies and HTTP logins are never allowed."""
+    """Headers for requests of allowed origins; `*` allows any. Cookies and HTTP logins are never allowed.
+
+    `scheme://*` allows all origins of a scheme: VS Code gives each view an origin of its own.
+    """
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
+        self.allows_any = "*" in self._origins
+
+    def names_origin(self, head: RequestHead) -> bool:
+        """Return whether the origin of a request is in the list. It need not be where `*` allows any."""
+        origins = head.headers.getall("Origin")
+        if len(origins) != 1:
+            return False
+        scheme, mark, _ = origins[0].partition("://")
+        return origins[0] in self._origins or (bool(mark) and f"{scheme}://*" in self._origins)
 
     def headers(self, head: RequestHead) -> dict[str, str]:
         """Return the headers that let the page behind a request read its response; none for other requests."""
         if not self._origins:
             return {}
-        if "*" in self._origins:
+        if self.allows_any:
             return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
         vary = {"Vary": "Origin"}
-        origins = head.headers.getall("Origin")
-        if len(origins) != 1 or origins[0] not in self._origins:
+        if not self.names_origin(head):
             return vary
-        return {"Access-Control-Allow-Origin": origins[0], "Access-Control-Expose-Headers": _EXPOSED, **vary}
+        origin = head.headers.getall("Origin")[0]
+        return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED, **vary}
 
     def preflight(self, head: RequestHead, methods: Iterable[str]) -> HttpResponse | None:
         """Return the response to a preflight of an allowed origin, or None. `methods` are those of the path."""

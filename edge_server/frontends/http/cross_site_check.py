@@ -1,4 +1,4 @@
-"""Check against cross-site requests: a web page of another site must not change the server through a user's browser.
+"""Check against cross-site requests: a web page of another site must not use the server through a user's browser.
 
 A browser sends requests of any page to any address. It adds Origin and Sec-Fetch-Site, which a page cannot change. It
 first sends a CORS preflight, except for the content types of forms. Other clients send neither header.
@@ -6,12 +6,11 @@ first sends a CORS preflight, except for the content types of forms. Other clien
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from edge_server.errors import Forbidden
+from edge_server.frontends.http.cors import CorsPolicy
+from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.request_head import RequestHead
 
 _PAGE_TYPES = ("application/json", "application/octet-stream")
@@ -20,29 +19,31 @@ _FORM_TYPES = ("text/plain", "multipart/form-data")
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
 
+Origin = tuple[str, str, int]
+"""Scheme, host and port."""
+
 
 class CrossSiteCheck:
-    """Refuses cross-site requests. `scheme` is "http" or "https"; `allowed_hosts` are further names of the machine."""
+    """Refuses cross-site requests. `scheme` is "http" or "https"; `cors` has the origins that may run inference."""
 
-    def __init__(self, scheme: str, allowed_hosts: Iterable[str]) -> None:
+    def __init__(self, scheme: str, names: HostNames, cors: CorsPolicy) -> None:
         self._scheme = scheme
-        name = socket.gethostname().lower()
-        label = name.partition(".")[0]
-        self._names = {"localhost", name, label, f"{label}.local", *(host.lower() for host in allowed_hosts)} - {""}
+        self._names = names
+        self._cors = cors
 
-    def check(self, head: RequestHead) -> None:
-        """Raise Forbidden for a request that a page of another site may have caused."""
+    def check(self, head: RequestHead, category: str, *, changes_server: bool) -> None:
+        """Raise Forbidden for a request of a category that a page of another site may have caused.
+
+        A GET passes: the browser hides its response from such a page. An upgrade to a WebSocket does not.
+        """
         headers = head.headers
-        content_type = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
-        if "Origin" not in headers and "Sec-Fetch-Site" not in headers:
-            if content_type in _FORM_TYPES:
-                raise Forbidden(f"Content-Type '{content_type}' is not accepted, expected application/json")
+        if head.method == "GET" and "Upgrade" not in headers:
             return
-        self._check_origin(head)
-        if content_type not in _PAGE_TYPES and (content_type or head.body_size != 0):
-            raise Forbidden(
-                f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
-            )
+        is_of_page = "Origin" in headers or "Sec-Fetch-Site" in headers
+        if is_of_page and (changes_server or not self._is_admitted(head, category)):
+            self._check_origin(head)
+        if changes_server:
+            _check_content_type(head, is_of_page=is_of_page)
 
     def check_reader(self, head: RequestHead) -> None:
         """Raise Forbidden for a GET whose response a page of another site could read.
@@ -53,47 +54,59 @@ class CrossSiteCheck:
         if "Origin" in head.headers:
             self._check_origin(head)
         else:
-            self._own_origin(head)
+            self._own_origins(head)
+
+    def _is_admitted(self, head: RequestHead, category: str) -> bool:
+        """Return whether a request that changes nothing needs no comparison of its origin."""
+        headers = head.headers
+        if "Origin" not in headers and headers.get("Sec-Fetch-Site") == "none":
+            return True  # a program with a browser inside, such as Electron: no page caused it
+        return self._cors.names_origin(head) or (self._cors.allows_any and category == "inference")
 
     def _check_origin(self, head: RequestHead) -> None:
         origins = head.headers.getall("Origin")
-        own_origin = self._own_origin(head)
-        if len(origins) != 1 or self._parse(origins[0]) != own_origin:
+        own_origins = self._own_origins(head)
+        if len(origins) != 1 or _parse(origins[0]) not in own_origins:
             raise Forbidden(
                 "requests are accepted only from this server's own web pages "
-                f"({self._scheme}://{head.headers.get('Host')}), got Origin '{_shown(origins)}'"
+                f"({self._scheme}://{head.headers.get('Host')}), got Origin '{_shown(origins)}'; "
+                "--http-allowed-origin lets pages of another origin run inference"
             )
 
-    def _own_origin(self, head: RequestHead) -> tuple[str, str, int]:
-        """Return scheme, host and port that the client asked for. Raises Forbidden if they are not this server's."""
+    def _own_origins(self, head: RequestHead) -> list[Origin]:
+        """Return the origins of this server's pages at Host. Raises Forbidden if Host is not this server."""
         hosts = head.headers.getall("Host")
-        own_origin = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
-        if own_origin is None or not self._is_this_server(own_origin[1]):
+        own_origin = _parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
+        if own_origin is None or not self._names.has(own_origin[1]):
             raise Forbidden(
                 "requests of web pages must use an IP address or a name of this machine, "
                 f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
             )
-        return own_origin
+        behind_tls_proxy = _parse(f"https://{hosts[0]}") if own_origin[1] in self._names.allowed else None
+        return [own_origin, *([behind_tls_proxy] if behind_tls_proxy else [])]
 
-    def _parse(self, origin: str) -> tuple[str, str, int] | None:
-        """Return scheme, host and port of an origin, None if it is not valid."""
-        try:
-            parts = urlsplit(origin)
-            host, port = parts.hostname or "", parts.port or _DEFAULT_PORT.get(parts.scheme, 0)
-        except ValueError:
-            return None
-        is_origin = host and parts.scheme and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
-        return (parts.scheme, host, port) if is_origin else None
 
-    def _is_this_server(self, host: str) -> bool:
-        """Return whether a host is this server. Any IP address is: its pages can only come from that address."""
-        if host in self._names:
-            return True
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return True
+def _check_content_type(head: RequestHead, *, is_of_page: bool) -> None:
+    """Raise Forbidden for a content type that a form of another site could send without a preflight."""
+    content_type = (head.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+    if not is_of_page:
+        if content_type in _FORM_TYPES:
+            raise Forbidden(f"Content-Type '{content_type}' is not accepted, expected application/json")
+    elif content_type not in _PAGE_TYPES and (content_type or head.body_size != 0):
+        raise Forbidden(
+            f"requests of web pages need Content-Type {' or '.join(_PAGE_TYPES)}, got '{content_type[:80]}'"
+        )
+
+
+def _parse(origin: str) -> Origin | None:
+    """Return an origin, None if it is not valid."""
+    try:
+        parts = urlsplit(origin)
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORT.get(parts.scheme, 0)
+    except ValueError:
+        return None
+    is_origin = host and parts.scheme and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+    return (parts.scheme, host, port) if is_origin else None
 
 
 def _shown(values: list[str]) -> str:

@@ -30,7 +30,7 @@ class HttpEndpoint:
 
     `summary` is its line in the OpenAPI document. `handler` runs in aiohttp, `generation` in a task of its own; an
     endpoint with neither is inference.
-    `changes_server`: the request can change the server's state, so `CrossSiteCheck` checks it.
+    `changes_server`: the request can change the server's state, so `CrossSiteCheck` accepts only this server's pages.
     """
 
     category: str
@@ -256,7 +256,7 @@ def build_router(
     add_task("", ("/page/{file}",), "GET", "Files of the page", page.file)
     add_task("", ("/edge/v1/page",), "GET", "What the page may show and change for this caller", page.access)
     add_task("", ("/docs/api",), "GET", "Reference of this API as a page", page.reference)
-    add_task("", ("/openapi.json",), "GET", "Reference of this API as OpenAPI 3.1", page.openapi)
+    add_task("openapi", ("/openapi.json",), "GET", "Reference of this API as OpenAPI 3.1", page.openapi)
     return router
 
 

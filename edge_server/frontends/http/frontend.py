@@ -12,12 +12,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.config import CATEGORIES, HttpConfig, RestrictedGroup
+from edge_server.config import CATEGORIES, HttpConfig
 from edge_server.core.status_reports import CamerasReport, FrameStreamReport
-from edge_server.errors import EdgeServerError, Forbidden, NotFound, Unauthenticated
-from edge_server.frontends.access_control import is_shared_key
-from edge_server.frontends.auth_tokens import Tokens
+from edge_server.errors import Forbidden, NotFound
 from edge_server.frontends.http.accept_loop import max_connections
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
@@ -27,12 +26,13 @@ from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationRequest, GenerationTarget
+from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.inference_route import InferenceContext
 from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.page_endpoints import PageEndpoints
-from edge_server.frontends.http.request_head import Headers, RequestHead
+from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
 from edge_server.frontends.http.view_endpoints import ViewEndpoints
 from edge_server.frontends.loop_dispatch import LoopDispatch
@@ -68,16 +68,17 @@ class HttpFrontend:
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
-        tokens: Tokens | None = None,
+        access: AccessCheck | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
         """`budget` limits the bodies being received; without it, the front end has a budget of its own.
 
+        `access` knows the keys and tokens; without it, only `config.restricted` counts.
         `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
         """
         largest = config.max_input_size_bytes
         self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
-        self._tokens = tokens or Tokens()
+        self._access_check = access or AccessCheck(config.restricted)
         self._engines = engines
         self._service = service
         self._config = config
@@ -86,14 +87,12 @@ class HttpFrontend:
         self._metrics_port = metrics_port
         self._cameras = cameras
         self._governor = governor
-        self._restricted: Mapping[str, RestrictedGroup] = {
-            category: group for group in config.restricted for category in group.categories
-        }
-        self._cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", config.allowed_hosts)
+        self._cors = CorsPolicy(config.allowed_origins)
+        names = HostNames(config.allowed_hosts)
+        self._cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", names, self._cors)
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
-        self._cors = CorsPolicy(config.allowed_origins)
-        self._listener = Listener("HTTP", self._find, service, self._cors if config.allowed_origins else None)
+        self._listener = Listener("HTTP", self._find, names, service, self._cors if config.allowed_origins else None)
         self._inference: InferenceContext | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
@@ -116,13 +115,14 @@ class HttpFrontend:
         loop = asyncio.get_running_loop()
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
-        self._inference = InferenceContext(self._service, dispatch, self._workers, self._tokens, pattern)
+        tokens = self._access_check.tokens
+        self._inference = InferenceContext(self._service, dispatch, self._workers, tokens, pattern)
         view = ViewEndpoints(
             self._service,
             dispatch,
             self._cross_site_check,
             self._view,
-            is_guarded=partial(self._is_guarded, "view"),
+            is_guarded=partial(self._access_check.is_guarded, "view"),
             is_open=config.is_view_open,
         )
         self._events.open()
@@ -134,12 +134,12 @@ class HttpFrontend:
                 allows_code_upload=self._allows_code_upload,
             ),
             GenerationEndpoints(self._service, dispatch, self._workers, pattern),
-            OpenAiEndpoints(self._service, dispatch),
+            OpenAiEndpoints(self._service, dispatch, self._may_change_models),
             self._events,
             OperatorEndpoints(
                 self._service,
                 self._blocking,
-                is_guarded=self._is_guarded("model-repository"),
+                is_guarded=self._access_check.is_guarded("model-repository"),
                 streams=self._streams,
                 cameras=self._cameras,
                 governor=self._governor,
@@ -150,7 +150,7 @@ class HttpFrontend:
             view,
         )
         # Cached heads were checked against the previous tokens: check them again.
-        self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
+        tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
         return await self._listener.open(
             config.address,
             config.port,
@@ -187,16 +187,15 @@ class HttpFrontend:
         """Return the target of requests with a head, or the response that refuses them."""
         try:
             endpoint, names = self._router.find(head.method, head.target)
+            self._cross_site_check.check(head, endpoint.category, changes_server=endpoint.changes_server)
             if endpoint.handler is None and endpoint.generation is None:
                 # The head is cached, so the target counts each request itself, when its body is complete.
-                caller = self._admit(head.headers, endpoint.category, self._name_of)
+                caller = self._access_check.admit_uncounted(head.headers, endpoint.category)
                 assert self._inference is not None
                 return self._inference.target(head, names["model"], names.get("version", ""), caller)
-            caller = self._admit(head.headers, endpoint.category, self._tokens.admit)
-            if endpoint.changes_server:
-                self._cross_site_check.check(head)
-                if caller:
-                    _LOG.info("'%s' requested: %s %s", caller, head.method, head.target)
+            caller = self._access_check.admit(head.headers, endpoint.category)
+            if endpoint.changes_server and caller:
+                _LOG.info("'%s' requested: %s %s", caller, head.method, head.target)
             if endpoint.generation is not None:
                 return GenerationTarget(endpoint.generation, names, head, self._workers)
             assert endpoint.handler is not None
@@ -212,17 +211,21 @@ class HttpFrontend:
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error
             return failure_response(error, f"request {head.method} {head.target}")
 
-    def _is_guarded(self, category: str) -> bool:
-        """Return whether requests of a category need a key or a token."""
-        return category in self._restricted or self._tokens.requires_token(category)
+    def _may_change_models(self, head: RequestHead) -> bool:
+        """Return whether a request may load and unload models: neither a page of another site nor a key forbids it."""
+        try:
+            self._cross_site_check.check(head, "model-repository", changes_server=True)
+        except Forbidden:
+            return False
+        return self._access_check.may_use(head.headers, "model-repository")
 
     def _access(self, view: ViewEndpoints, request: GenerationRequest) -> Mapping[str, object]:
         """Return the rights that the page has for the caller of a request.
 
         It may change models only where a key or a token is required and given.
         """
-        headers = request.target.head.headers
-        allowed = {category: self._may_use(headers, category) for category in CATEGORIES}
+        headers, access = request.target.head.headers, self._access_check
+        allowed = {category: access.may_use(headers, category) for category in CATEGORIES}
         if allowed["view"]:
             try:
                 view.check(request)
@@ -232,41 +235,9 @@ class HttpFrontend:
             "version": self._service.server_metadata().version if allowed["metadata"] else "",
             "is_ready": self._service.is_ready() if allowed["health"] else None,
             "allowed": allowed,
-            "may_change_models": self._is_guarded("model-repository") and allowed["model-repository"],
+            "may_change_models": access.is_guarded("model-repository") and allowed["model-repository"],
             "loads_on_request": self._service.is_explicit,
-            "takes_tokens": self._tokens.is_used,
-            "key_headers": sorted({group.key for group in self._restricted.values()}),
+            "takes_tokens": access.tokens.is_used,
+            "key_headers": access.key_headers,
             "metrics_port": self._metrics_port(),
         }
-
-    def _may_use(self, headers: Headers, category: str) -> bool:
-        try:
-            self._admit(headers, category, self._tokens.name_of)
-        except Unauthenticated:
-            if "Authorization" in headers:
-                self._tokens.count_refused(category)  # somebody may be guessing
-            return False
-        except Forbidden:
-            return False
-        return True
-
-    def _name_of(self, authorization: Sequence[str], category: str) -> str:
-        try:
-            return self._tokens.name_of(authorization, category)
-        except EdgeServerError:
-            self._tokens.count_refused(category)
-            raise
-
-    def _admit(self, headers: Headers, category: str, token_name: Callable[[Sequence[str], str], str]) -> str:
-        """Return the name of the request's token, "" when it needs none or has a shared key.
-
-        `token_name` returns the name for Authorization headers. Raises Unauthenticated, Forbidden.
-        """
-        group = self._restricted.get(category)
-        if group is not None and is_shared_key(headers.getall(group.key), group.value):
-            return ""
-        if self._tokens.requires_token(category):
-            return token_name(headers.getall("Authorization"), category)
-        if group is not None:
-            raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
-        return ""

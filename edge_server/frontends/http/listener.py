@@ -9,6 +9,7 @@ from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
 from edge_server.frontends.http.connection import Connections, NoDrainDelay, RequestTarget, ServerState
 from edge_server.frontends.http.cors import CorsPolicy
+from edge_server.frontends.http.host_check import HostCheck, HostNames
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse
 from edge_server.frontends.listen_error import listen_error
@@ -16,17 +17,22 @@ from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
 
 class Listener:
-    """Serves one address from `open` to `close`, on the event loop that calls `open`. `find`: see Connections."""
+    """Serves one address from `open` to `close`, on the event loop that calls `open`. `find`: see Connections.
+
+    On a loopback address, `names` are the only hosts that requests may name.
+    """
 
     def __init__(
         self,
         name: str,
         find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        names: HostNames,
         server_state: ServerState | None = None,
         cors: CorsPolicy | None = None,
     ) -> None:
         self._name = name
         self._find = find
+        self._host_check = HostCheck(names)
         self._cors = cors
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
@@ -50,7 +56,7 @@ class Listener:
         it only with a low limit. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
-        self._server = server = Connections(self._find, budget, self._server_state, self._cors)
+        self._server = server = Connections(self._find, budget, self._server_state, self._cors, self._host_check)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
         try:

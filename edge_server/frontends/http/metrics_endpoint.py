@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from edge_server.errors import EdgeServerError
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
+from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.listener import Listener
 from edge_server.frontends.http.request_head import RequestHead
-from edge_server.frontends.http.response import HttpResponse, plain_error
+from edge_server.frontends.http.response import HttpResponse, error_response, plain_error
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -21,21 +24,29 @@ _MAX_CONNECTIONS = 64
 
 
 class MetricsFrontend:
-    """Serves the metrics page to any client.
+    """Serves the metrics page to clients that `access` admits; without it, to any client.
 
     `render` returns the page and its content type. It is called on a worker thread, because it may read sensors. At the
-    limit of connections, the oldest idle one is closed for a new one.
+    limit of connections, the oldest idle one is closed for a new one. `allowed_hosts`: see HostNames.
     """
 
     def __init__(
-        self, render: Callable[[], tuple[bytes, str]], address: str, port: int, tls: ssl.SSLContext | None = None
+        self,
+        render: Callable[[], tuple[bytes, str]],
+        address: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        access: AccessCheck | None = None,
+        allowed_hosts: Iterable[str] = (),
     ) -> None:
+        self._access = access or AccessCheck()
         self._tls = tls
         self._render = render
         self._address = address
         self._port = port
         self._aiohttp = AiohttpServer()
-        self._listener = Listener("metrics", self._find)
+        self._listener = Listener("metrics", self._find, HostNames(allowed_hosts))
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
@@ -52,6 +63,10 @@ class MetricsFrontend:
             return plain_error("Not Found", 404)
         if head.method != "GET":
             return plain_error("Method Not Allowed", 405)
+        try:
+            self._access.admit(head.headers, "metrics")
+        except EdgeServerError as error:
+            return error_response(error)
         return AiohttpTarget(self._aiohttp, self._serve_page, {}, head)
 
     async def _serve_page(self, request: web.BaseRequest, names: Mapping[str, str]) -> HttpResponse:

@@ -14,6 +14,7 @@ from edge_server.core.request_response import Request, Response, SubmittedReques
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
@@ -45,11 +46,18 @@ _STREAM_HEADERS = {
 
 
 class OpenAiEndpoints:
-    """The handlers. Live on one event loop."""
+    """The handlers. Live on one event loop.
 
-    def __init__(self, service: InferenceService, dispatch: LoopDispatch) -> None:
+    `may_change_models` returns whether a request may load and unload models. Without that right, its `keep_alive` is
+    ignored.
+    """
+
+    def __init__(
+        self, service: InferenceService, dispatch: LoopDispatch, may_change_models: Callable[[RequestHead], bool]
+    ) -> None:
         self._service = service
         self._dispatch = dispatch
+        self._may_change_models = may_change_models
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
         return await self._respond(request, partial(self._generate, request, is_chat=True))
@@ -87,7 +95,9 @@ class OpenAiEndpoints:
             call = read_call(await request.read_body(), is_chat=is_chat)
         finally:
             request.release_body()
-        return await _TextCallRun(self._service, self._dispatch, request, call).run()
+        run = _TextCallRun(self._service, self._dispatch, request, call)
+        self._set_keep_alive(request, call.model, call.keep_alive_s)
+        return await run.run()
 
     async def _embed(self, request: GenerationRequest) -> HttpResponse:
         loop, workers = asyncio.get_running_loop(), request.target.workers
@@ -99,14 +109,17 @@ class OpenAiEndpoints:
         finally:
             request.release_body()
         requests = call.requests(self._service.model_spec(call.model, None))
-        if call.keep_alive_s is not None:
-            self._service.set_keep_alive(call.model, call.keep_alive_s)
+        self._set_keep_alive(request, call.model, call.keep_alive_s)
         responses = await self._submit_all(requests)
         encode = partial(call.answer, requests, responses)
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
         text = await loop.run_in_executor(workers, encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
         return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
+
+    def _set_keep_alive(self, request: GenerationRequest, model: str, seconds: float | None) -> None:
+        if seconds is not None and self._may_change_models(request.target.head):
+            self._service.set_keep_alive(model, seconds)
 
     async def _submit_all(self, requests: list[Request]) -> list[Response]:
         """Return the final response to each request. Raises the first error, and cancels the other requests."""
@@ -172,8 +185,6 @@ class _TextCallRun:
     async def run(self) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
         tickets = []
-        if self._call.keep_alive_s is not None:
-            self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
                 deliver = partial(self._dispatch.deliver, partial(self._receive, choice))

@@ -241,7 +241,8 @@ _TAGS: Mapping[str, str] = {
     "trace": "Traces of requests",
     "logging": "Log settings",
     "view": "Camera pictures",
-    "open": "Open to everyone: the page and this reference",
+    "openapi": "This reference, open to everyone unless a line of the tokens file names it",
+    "open": "Open to everyone: the page",
 }
 
 

@@ -53,10 +53,10 @@ def bounded(target: Any) -> Iterator[Any]:
 
 
 OTHER_PROTOCOLS = {
-    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "HTTP/1.1 that asks for HTTP/2": b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/1.1 that asks for HTTP/2": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
     b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
-    "HTTP/1.1 with a body": b"POST /v2/models/same/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    "HTTP/1.1 with a body": b"POST /v2/models/same/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     + bytes(100_000),
     "TLS": CLIENT_HELLO,
     "nothing but zeros": bytes(100_000),

@@ -1,0 +1,70 @@
+"""Access check of HTTP requests: the shared keys of Triton's restricted APIs, and bearer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from edge_server.config import RestrictedGroup
+from edge_server.errors import EdgeServerError, Forbidden, Unauthenticated
+from edge_server.frontends.access_control import is_shared_key
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.http.request_head import Headers
+
+
+class AccessCheck:
+    """Checks requests by their category, one of `config.CATEGORIES`."""
+
+    def __init__(self, restricted: Iterable[RestrictedGroup] = (), tokens: Tokens | None = None) -> None:
+        self.tokens = tokens or Tokens()
+        self._restricted: Mapping[str, RestrictedGroup] = {
+            category: group for group in restricted for category in group.categories
+        }
+
+    @property
+    def key_headers(self) -> list[str]:
+        """The names of the headers with shared keys."""
+        return sorted({group.key for group in self._restricted.values()})
+
+    def is_guarded(self, category: str) -> bool:
+        """Return whether requests of a category need a key or a token."""
+        return category in self._restricted or self.tokens.requires_token(category)
+
+    def admit(self, headers: Headers, category: str) -> str:
+        """Return the name of the request's token, "" if it needs none or has a shared key, and count the request.
+
+        Raises Unauthenticated, Forbidden.
+        """
+        return self._admit(headers, category, self.tokens.admit)
+
+    def admit_uncounted(self, headers: Headers, category: str) -> str:
+        """Return and raise the same as `admit`, but count only a refused request."""
+        return self._admit(headers, category, self._name_of)
+
+    def may_use(self, headers: Headers, category: str) -> bool:
+        """Return whether a request may use a category."""
+        try:
+            self._admit(headers, category, self.tokens.name_of)
+        except Unauthenticated:
+            if "Authorization" in headers:
+                self.tokens.count_refused(category)  # somebody may be guessing
+            return False
+        except Forbidden:
+            return False
+        return True
+
+    def _name_of(self, authorization: Sequence[str], category: str) -> str:
+        try:
+            return self.tokens.name_of(authorization, category)
+        except EdgeServerError:
+            self.tokens.count_refused(category)
+            raise
+
+    def _admit(self, headers: Headers, category: str, token_name: Callable[[Sequence[str], str], str]) -> str:
+        group = self._restricted.get(category)
+        if group is not None and is_shared_key(headers.getall(group.key), group.value):
+            return ""
+        if self.tokens.requires_token(category):
+            return token_name(headers.getall("Authorization"), category)
+        if group is not None:
+            raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
+        return ""

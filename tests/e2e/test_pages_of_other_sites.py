@@ -1,0 +1,150 @@
+"""Pages of other sites in a real browser: what they can do to a server on this machine.
+
+tests/e2e/fetch_chromium.sh fetches the browser; without it the tests skip.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+INFER = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+SEND = """
+const [url, options, done] = arguments;
+fetch(url, options).then((response) => done([response.type, response.status]), (error) => done([error.name, 0]));
+"""
+"""Returns the type and the status of the response that the page gets."""
+
+SEND_FROM_SANDBOX = """
+const [url, body, done] = arguments;
+const frame = document.createElement("iframe");
+frame.sandbox = "allow-scripts";
+const script = `fetch(${JSON.stringify(url)}, { method: "POST", mode: "no-cors", body: ${JSON.stringify(body)} })
+  .finally(() => parent.postMessage(window.origin, "*"))`;
+frame.srcdoc = `<script>${script}</` + "script>";
+addEventListener("message", (event) => done(event.data), { once: true });
+document.body.append(frame);
+"""
+"""Returns the origin of the frame."""
+
+SEND_FORM = """
+const [url, done] = arguments;
+const frame = document.createElement("iframe");
+frame.name = "target";
+document.body.append(frame);
+const form = Object.assign(document.createElement("form"), {
+  action: url, method: "POST", enctype: "text/plain", target: "target",
+});
+form.append(Object.assign(document.createElement("input"), { name: '{"inputs":[],"x":"', value: '"}' }));
+document.body.append(form);
+frame.onload = () => done(true);
+form.submit();
+"""
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+
+class _EmptyPage(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>another site</title><body></body>")
+
+    def log_message(self, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    rules = "--host-resolver-rules=MAP evil.test 127.0.0.1"
+    with browsers.open_browser(tmp_path_factory.mktemp("browser"), rules) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def other_sites() -> Iterator[list[str]]:
+    """Return the addresses of two sites with an empty page."""
+    sites = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), _EmptyPage) for _ in range(2)]
+    for site in sites:
+        threading.Thread(target=site.serve_forever).start()
+    yield [f"http://127.0.0.1:{site.server_address[1]}" for site in sites]
+    for site in sites:
+        site.shutdown()
+        site.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(
+    browser: Any, other_sites: list[str], serve: Any, module_repository: Any, identity: Callable[..., str]
+) -> Iterator[Any]:
+    module_repository.add("one", identity())
+    flags = ("--model-control-mode=explicit", "--load-model=one", f"--http-allowed-origin={other_sites[1]}")
+    with serve(module_repository.path, *flags) as running:
+        yield running
+        browser.open("about:blank")
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+def requests_of(server: Any) -> int:
+    """Return how many requests of the model there were, failed ones too."""
+    found = server.statistics("one")["inference_stats"]
+    return sum(int(found[kind]["count"]) for kind in ("success", "fail"))
+
+
+def post(server: Any, browser: Any, path: str, body: object, **options: Any) -> list[Any]:
+    options = {"method": "POST", "body": json.dumps(body), **options}
+    found: list[Any] = browser.run_async(SEND, server.url(path), options)
+    return found
+
+
+JSON = {"headers": {"Content-Type": "application/json"}}
+
+
+def test_a_foreign_page_runs_no_model(server: Any, browser: Any, other_sites: list[str]) -> None:
+    browser.open(other_sites[0])
+    before = requests_of(server)
+    # The browser sends this one without a preflight, and hides the response.
+    assert post(server, browser, "/v2/models/one/infer", INFER, mode="no-cors") == ["opaque", 0]
+    assert post(server, browser, "/v2/models/one/infer", INFER, **JSON) == ["TypeError", 0]
+    assert browser.run_async(SEND_FROM_SANDBOX, server.url("/v2/models/one/infer"), json.dumps(INFER)) == "null"
+    assert browser.run_async(SEND_FORM, server.url("/v2/models/one/infer")) is True
+    assert requests_of(server) == before
+    # Another client is served.
+    assert server.infer("one", INFER)[0] == 200
+    assert requests_of(server) == before + 1
+
+
+def test_a_listed_page_runs_models_but_loads_and_unloads_none(
+    server: Any, browser: Any, other_sites: list[str]
+) -> None:
+    browser.open(other_sites[1])
+    assert post(server, browser, "/v2/models/one/infer", INFER, **JSON) == ["cors", 200]
+    assert post(server, browser, "/v2/models/one/infer", INFER) == ["cors", 200]
+    for order in ("load", "unload"):
+        assert post(server, browser, f"/v2/repository/models/one/{order}", {}, **JSON) == ["cors", 403]
+    assert server.get("/v2/models/one/ready")[0] == 200
+
+
+def test_the_servers_own_page_runs_and_loads_models(server: Any, browser: Any) -> None:
+    browser.open(server.url("/"))
+    assert post(server, browser, "/v2/models/one/infer", INFER, **JSON) == ["basic", 200]
+    assert post(server, browser, "/v2/repository/models/one/load", {}, **JSON) == ["basic", 200]
+
+
+def test_a_name_that_leads_here_reads_nothing(server: Any, browser: Any) -> None:
+    port = server.http.rpartition(":")[2]
+    browser.open(f"http://evil.test:{port}/")
+    assert "--http-allowed-host=evil.test" in browser.text()
+    # For the browser the server is now a part of that site: it hides no response.
+    for path in ("/v2/models/stats", "/edge/v1/cameras", "/v2/models/one/config", "/openapi.json"):
+        url = f"http://evil.test:{port}{path}"
+        assert browser.run_async(SEND, url, {}) == ["basic", 421], path
+    assert "request for host 'evil.test' refused" in server.log()
