@@ -62,6 +62,8 @@ def body(rows: int = 1) -> dict[str, Any]:
 
 def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(explicit: Any) -> None:
     listed, ready = explicit.at_start
+    # The SHA-256 of its files comes a moment later.
+    listed["named_at_start"].pop("digest", None)
     assert listed["named_at_start"] == {"name": "named_at_start", "version": "1", "state": "READY"}
     assert listed["two"] == {"name": "two"}
     assert set(ready) == {"named_at_start"}
