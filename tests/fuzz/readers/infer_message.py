@@ -71,7 +71,7 @@ def check(data: bytes) -> None:
     infer_message.MIN_SPLIT_BYTES = _NEVER
     whole = _key(RequestReader(regions), data)
     results = [whole]
-    if whole is not None and len(_REQUEST.FromString(data).SerializeToString()) != len(data):
+    if whole is not None and _REQUEST.FromString(data).SerializeToString(deterministic=True) != data:
         results.append(None)  # such as a number of more than 64 bits, which protobuf cuts off: large ones are refused
     for least in (0, 4, 40):
         infer_message.MIN_SPLIT_BYTES = least
