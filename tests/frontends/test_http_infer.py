@@ -353,8 +353,8 @@ def test_a_form_that_is_not_one_file_is_refused(site, body):
 @pytest.mark.parametrize(
     "parameter",
     [
-        "; boundary*=\u07dd\xff", "; boundary*0=a; boundary*=b", "; boundary=\u00e4\udcff", '; boundary="', "; boundary*=''x",
-        "; boundary=" + "x" * 5000,
+        "; boundary*=\u07dd\xff", "; boundary*0=a; boundary*=b", "; boundary=\u00e4\udcff", '; boundary="',
+        "; boundary*=''x", "; boundary=" + "x" * 5000,
     ],
 )  # fmt: skip
 def test_a_content_type_that_cannot_be_read_is_a_clients_error(parameter):
