@@ -30,9 +30,11 @@ _DAMAGED = (
     EOFError,
     NotImplementedError,
     RecursionError,
+    TypeError,
     ValueError,
 )
-"""Errors of tarfile and zipfile for a file that is no archive, is damaged, or has a compression unknown to Python."""
+"""Errors of tarfile and zipfile for a file that is no archive, is damaged, or has a compression unknown to Python.
+TypeError: tarfile's for a file that ends within the header of gzip."""
 
 
 class PullFailed(EdgeServerError):

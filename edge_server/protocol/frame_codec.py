@@ -138,6 +138,8 @@ def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
     kind = wire.WhichOneof("kind")
     message: ServerMessage = Credit()
     if kind == "result":
+        for part in (wire.result, *wire.result.tensors):
+            _check_wire_types(part)
         message = _result(wire.result, [_tensor(tensor, tensor.data) for tensor in wire.result.tensors])
     elif kind == "opened":
         opened = wire.opened

@@ -105,6 +105,16 @@ def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
     assert read_export(tmp_path) == LlmSize(weight_bytes, 8192, int(values * KV_BYTES_PER_VALUE), 576)
 
 
+@pytest.mark.parametrize("text", ['{"num_attention_heads": 0}', "[" * 100_000, "1e999"])
+def test_of_an_export_with_a_damaged_config_only_the_weights_are_known(tmp_path: Path, text: str) -> None:
+    if text == "1e999":
+        text = (
+            '{"num_attention_heads": 9, "hidden_size": 576, "num_hidden_layers": 30, "max_position_embeddings": 1e999}'
+        )
+    (tmp_path / "config.json").write_text(text)
+    assert read_export(tmp_path) == LlmSize(int(len(text) * EXPORT_LOAD_FACTOR), 0, 0)
+
+
 def test_what_a_model_takes_is_its_weights_and_all_blocks_of_its_cache() -> None:
     size = LlmSize(weight_bytes=300 << 20, context=8192, bytes_per_token=14_400, width=576)
     settings = read_settings("m", {"num_kv_blocks": "10", "max_num_batched_tokens": "64"}, size, 32)
@@ -141,6 +151,8 @@ def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
         ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
         (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
         (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
+        (json.dumps(GENAI).replace("8192", "1e999"), "expected JSON with numbers"),
+        ("[" * 100_000, "expected JSON"),
     ],
 )
 def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, said: str) -> None:

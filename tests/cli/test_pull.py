@@ -291,6 +291,7 @@ def huge_header() -> bytes:
     ("file", "content", "words"),
     [
         ("m.tar.gz", b"<html>sign in first</html>", "is not a complete .tar.gz archive"),
+        ("m.tar.gz", b"\x1f\x8b\x08\x04" + bytes(7), "is not a complete .tar.gz archive"),
         ("m.zip", b"<html>sign in first</html>", "is not a complete .zip archive"),
         ("m.tar.gz", tar({**MODEL, "1/weights": os.urandom(5000)})[:3000], "is not a complete .tar.gz archive"),
         ("m.tar", tar({"../m/config.pbtxt": b""}, "w"), "expected a relative path"),

@@ -419,6 +419,15 @@ def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
     assert not client.receive()
 
 
+@pytest.mark.parametrize("place", [1, 9, 200])
+def test_a_method_that_is_none_is_refused_however_it_is_cut(client, place):
+    data = b"post! /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    client.send(data[:place])
+    client.send(data[place:])
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [

@@ -14,7 +14,9 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.http import generate_endpoints, inference_route
+from edge_server.frontends.http.image_bodies import form_parts
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.v2 import header_cache
 
@@ -346,6 +348,25 @@ def test_a_form_that_is_not_one_file_is_refused(site, body):
     assert reply.error.startswith("a body of type multipart/form-data must have ")
     bare = site.post("/v2/models/image/infer", form(b"a"), {"Content-Type": "multipart/form-data"})
     assert bare.status == 400
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "; boundary*=\u07dd\xff", "; boundary*0=a; boundary*=b", "; boundary=\u00e4\udcff", '; boundary="',
+        "; boundary*=''x", "; boundary=" + "x" * 5000,
+    ],
+)  # fmt: skip
+def test_a_content_type_that_cannot_be_read_is_a_clients_error(parameter):
+    with pytest.raises(InvalidRequest, match="must have 1 to 16 parts"):
+        form_parts(form(b"a"), f"multipart/form-data{parameter}")
+
+
+@pytest.mark.parametrize(
+    "parameter", ['; charset=x; Boundary = "x+y"', ";boundary=x+y; a=b", r'; boundary="x\+y"', "; boundary=x+y ;a"]
+)
+def test_a_boundary_is_a_token_or_a_quoted_text(parameter):
+    assert form_parts(form(b"a"), f"multipart/form-data{parameter}") == [("image", b"a")]
 
 
 def until(condition):

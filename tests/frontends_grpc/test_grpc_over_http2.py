@@ -180,6 +180,18 @@ def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Ht
     assert not transport.calls
 
 
+def test_a_handler_hears_once_that_its_client_left(transport: Http2Transport) -> None:
+    """The status of a call that is refused may wait for the client, which then resets the stream."""
+    call = transport._on_stream(Stream())  # type: ignore[arg-type]
+    side = call._handler
+    assert isinstance(side, Side)
+    call.abort(CallStatus(GrpcStatus.CANCELLED))
+    assert side.has_left
+    side.has_left = False
+    call.on_reset(8)
+    assert not side.has_left
+
+
 def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Transport) -> None:
     transport.budget.total = 10_000
     transport.server.thread_id = http2_transport.threading.get_ident()

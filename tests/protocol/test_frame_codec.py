@@ -363,6 +363,14 @@ def test_malformed_is_an_invalid_request(what: str) -> None:
         decode_client_message(MALFORMED[what])
 
 
+def test_a_result_that_is_parsed_whole_is_checked_as_one_whose_tensors_are_cut_out() -> None:
+    wrong = delimited(2, number_field(5, 3))  # a model's name as a number
+    with pytest.raises(InvalidRequest, match="'model' of Result has the wire type 0"):
+        decode_server_message(wrong)
+    with pytest.raises(InvalidRequest, match="'model' of Result has the wire type 0"):
+        decode_server_message(wrong + delimited(2, b""))  # two parts of one result are merged whole
+
+
 TENSORS = {
     "an unknown type": (b"FP128", b"\x1a\x01\x01", bytes(16)),
     "too few bytes": (b"FP32", b"\x1a\x01\x02", bytes(4)),

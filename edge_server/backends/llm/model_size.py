@@ -115,7 +115,8 @@ def read_export(folder: Path) -> LlmSize:
         numbers = 2 * int(values["num_hidden_layers"]) * int(values.get("num_key_value_heads", heads)) * head_size
         context, width = int(values.get("max_position_embeddings", 0)), int(values["hidden_size"])
         return LlmSize(weight_bytes, context, int(numbers * KV_BYTES_PER_VALUE), width)
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+        # ArithmeticError: no heads, or a number like 1e999.
         return LlmSize(weight_bytes, 0, 0)
 
 
@@ -131,7 +132,7 @@ def read_genai_config(path: Path) -> LlmSize:
         numbers = (
             2 * int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
         )
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise BadModelFile(f"expected JSON with numbers, got an error: {error}") from None
     except (TypeError, KeyError, AttributeError) as error:
         raise BadModelFile(f"expected a configuration of ONNX Runtime GenAI, got an error: {error!r}") from None

@@ -349,6 +349,9 @@ class Http2Call:
             self._handler.on_sent()
 
     def on_reset(self, code: int) -> None:
+        if self._is_over:
+            # The last frames of an ended call waited for the client. Its handler expects no event any more.
+            return
         self._close()
         if self._handler is not None:
             self._handler.on_client_left()

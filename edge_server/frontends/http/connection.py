@@ -29,7 +29,7 @@ from edge_server.frontends.http.client_timeouts import (
 )
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.host_check import HostCheck
-from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead, parse_head
+from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, METHOD, RequestHead, parse_head
 from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_response, head_bytes, response_bytes
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -61,7 +61,7 @@ before it reads would otherwise miss the response. A client that sends more is d
 _HEAD_END = b"\r\n\r\n"
 _EMPTY_LINE = b"\r\n"
 
-_METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
+_METHOD = re.compile(METHOD + rb"(?: |\Z)")
 """Start of a request. Other bytes are refused at once, without waiting for the end of a head."""
 
 _DISCARDED = DiscardedBody()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from email.message import Message
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,10 @@ FORM_TYPE = "multipart/form-data"
 
 MAX_PARTS = 16
 """Maximum number of parts of a form."""
+
+_BOUNDARY = re.compile(r';[ \t]*boundary[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
+"""The parameter of a Content-Type: a quoted text or a token. The standard library's email.message raises TypeError and
+UnicodeEncodeError for some headers."""
 
 _MAX_HEADERS_BYTES = 8 * 1024
 """Of a part. The rest is not read."""
@@ -46,9 +49,10 @@ def form_parts(body: Body, content_type: str) -> list[tuple[str, memoryview]]:
 
     Raises InvalidRequest for a malformed form and for more than MAX_PARTS parts.
     """
-    message = Message()
-    message["Content-Type"] = content_type
-    boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
+    given = _BOUNDARY.search(content_type)
+    quoted, token = (None, "") if given is None else given.groups()
+    text = token if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+    boundary = re.escape(text.encode("utf-8", "surrogateescape"))
     view = memoryview(body)
     delimiters = list(
         islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?=\r\n|\Z)", view), MAX_PARTS + 1)

@@ -23,7 +23,10 @@ _MAX_QUERY_FIELDS = 16
 _SHOWN_CHARACTERS = 80
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e\x80-\xff]+)(?: HTTP/(1)\.([01]))?")
+METHOD = rb"[A-Z-]{1,20}"
+"""A method as RFC 9110 and its extensions write them. Bytes that begin with anything else are not HTTP."""
+
+_REQUEST_LINE = re.compile(rb"(" + METHOD + rb") ([\x21-\x7e\x80-\xff]+)(?: HTTP/(1)\.([01]))?")
 FIELD_LINE = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 """A field line (RFC 9112, 5): no space before the colon, no line folding, no control character but a tab."""
 

@@ -1,0 +1,106 @@
+"""Bodies of OpenAI's API: chats, completions and embeddings, and the requests that they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from input_reader import InputReader
+from stubs import result_of
+
+from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.frontends.openai.embedding_call import read_embedding_call
+from edge_server.frontends.openai.text_call import read_call
+
+_TEMPLATE = ChatTemplate(
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}",
+    {},
+)
+
+
+def _spec(inputs: tuple[InputSpec, ...], template: ChatTemplate | None = None) -> ModelSpec:
+    outputs = (OutputSpec("text_output", DType.BYTES, (1,)), OutputSpec("tool_calls", DType.BYTES, (1,)))
+    return ModelSpec("m", "llm", "", 0, inputs, outputs, (), chat_template=template)
+
+
+_NAMES = ("sampling_parameters", "stream", "exclude_input_in_output", "return_logprobs")
+_TEXT = tuple(
+    InputSpec(name, DType.BYTES if name != "stream" else DType.BOOL, (1,)) for name in ("text_input", *_NAMES)
+)
+_CHAT = (InputSpec("messages", DType.BYTES, (1,)), *_TEXT)
+_SPECS = (_spec(_CHAT), _spec(_TEXT, _TEMPLATE))
+_EMBEDDINGS = ModelSpec(
+    "m", "llm", "", 4, (InputSpec("text", DType.BYTES, (1,)),), (OutputSpec("e", DType.FP32, (8,)),), ()
+)
+
+
+def seeds() -> Iterable[bytes]:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ]
+    chat: dict[str, Any] = {
+        "model": "m",
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    yield b"\0" + json.dumps(chat).encode()
+    yield b"\1" + json.dumps({**chat, "tools": [tool], "tool_choice": "auto", "n": 2, "seed": 5}).encode()
+    yield b"\0" + json.dumps({"model": "m", "messages": messages, "response_format": schema, "stop": ["x"]}).encode()
+    yield b"\0" + json.dumps({"model": "m", "messages": messages, "logprobs": True, "top_logprobs": 1}).encode()
+    yield (
+        b"\2" + json.dumps({"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "echo": True, "logprobs": 0}).encode()
+    )
+    yield b"\2" + json.dumps({"model": "m", "prompt": "a", "keep_alive": "5m", "temperature": 0.5, "top_p": 1}).encode()
+    yield b"\3" + json.dumps({"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}).encode()
+    yield b"\3" + json.dumps({"model": "m", "input": "a", "keep_alive": -1}).encode()
+    for kind in range(4):
+        yield bytes((0x80 | kind, 3, WORDS.index("messages"), 65, 2, 2, 127, 6, 3, 127, 5, WORDS.index("n"), 160, 5))
+
+
+WORDS = (
+    "model", "messages", "role", "content", "type", "text", "user", "stream", "stream_options", "include_usage", "n",
+    "tools", "tool_choice", "function", "name", "auto", "none", "seed", "max_tokens", "max_completion_tokens",
+    "response_format", "json_schema", "json_object", "schema", "logprobs", "top_logprobs", "prompt", "echo", "stop",
+    "keep_alive", "5m", "-1", "temperature", "input", "encoding_format", "base64", "float", "dimensions", "logit_bias",
+    "modalities", "tool_calls", "arguments", "id", "m",
+)  # fmt: skip
+
+
+def check(data: bytes) -> None:
+    """The first byte is the kind of call: 0 a chat, 1 a chat for a model with a template, 2 a prompt, 3 embeddings."""
+    kind, body = bytes((data[0] & 3,)) if data else b"", data[1:]
+    if data[:1] >= b"\x80":
+        take = InputReader(body)
+        call = {"model": "m", **{take.choice(WORDS): take.json(WORDS) for _ in range(take.byte() & 15)}}
+        body = json.dumps(call, ensure_ascii=False).encode()
+    if kind == b"\3":
+        embedding = result_of(lambda: read_embedding_call(body))
+        if embedding is not None and (requests := result_of(lambda: embedding.requests(_EMBEDDINGS))) is not None:
+            texts = [text for request in requests for text in request.inputs["text"].array.reshape(-1).tolist()]
+            assert texts == [text.encode("utf-8", "replace") for text in embedding.texts]
+        return
+    call = result_of(lambda: read_call(body, is_chat=kind != b"\2"))
+    if call is None:
+        return
+    assert call.keep_alive_s is None or call.keep_alive_s >= 0
+    requests = result_of(lambda: call.requests(_SPECS[kind == b"\1"]))
+    if requests is None:
+        return
+    assert len(requests) == len(call.prompts) * call.choices <= 256
+    for request in requests:
+        sampling = json.loads(request.inputs["sampling_parameters"].array[0])
+        assert sampling["max_tokens"] >= 0
+        source = request.inputs.get("messages") or request.inputs["text_input"]
+        source.array[0].decode("utf-8")
+        if "messages" in request.inputs:
+            given = json.loads(source.array[0])
+            for message in given["messages"] if isinstance(given, dict) else given:
+                assert isinstance(message["role"], str)
+                assert isinstance(message["content"], str)
