@@ -24,6 +24,7 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     has_logprobs = True
+    vocabulary_size = 257
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         script = json.loads(path.read_text("utf-8"))

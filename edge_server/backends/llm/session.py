@@ -14,16 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.metrics import LlmMetrics
+from edge_server.backends.llm.schema_check import check_schema
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
-from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format
+from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
 from edge_server.backends.python.process_channel import one_message
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 
@@ -124,6 +126,11 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
                 "the parameter tool_call_parser"
             )
+        sampling = request.sampling
+        if sampling.json_schema:
+            place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
+            schema = check_schema(sampling.json_schema, engine.vocabulary_size, place)
+            sampling = dataclasses.replace(sampling, json_schema=schema)
         prompt = request.prompt
         if prompt is None:
             prompt = engine.chat_prompt(request.messages, tools.items if tools is not None else ())
@@ -140,8 +147,8 @@ class LlmSession(RequestSession):
         generation = _Generation(execution, request, tokens, engine)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
-        wanted = request.sampling.max_tokens or most
-        generation.sampling = dataclasses.replace(request.sampling, max_tokens=min(wanted, most - len(tokens)))
+        wanted = sampling.max_tokens or most
+        generation.sampling = dataclasses.replace(sampling, max_tokens=min(wanted, most - len(tokens)))
         with self._changed:
             if self._is_closed:
                 raise SessionLost(f"model '{self._model}': the session is closed")

@@ -134,7 +134,7 @@ class HttpFrontend:
                 allows_code_upload=self._allows_code_upload,
             ),
             GenerationEndpoints(self._service, dispatch, self._workers, pattern),
-            OpenAiEndpoints(self._service, dispatch),
+            OpenAiEndpoints(self._service, dispatch, self._may_change_models),
             self._events,
             OperatorEndpoints(
                 self._service,
@@ -238,6 +238,14 @@ class HttpFrontend:
             "key_headers": sorted({group.key for group in self._restricted.values()}),
             "metrics_port": self._metrics_port(),
         }
+
+    def _may_change_models(self, head: RequestHead) -> bool:
+        """Return whether a request that was admitted for something else may also load and unload models."""
+        try:
+            self._cross_site_check.check(head)
+        except Forbidden:
+            return False
+        return self._may_use(head.headers, "model-repository")
 
     def _may_use(self, headers: Headers, category: str) -> bool:
         try:

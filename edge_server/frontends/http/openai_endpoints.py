@@ -7,22 +7,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
 from edge_server.frontends.http.generate_endpoints import MAX_BACKLOG, GenerationRequest
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
+from edge_server.frontends.openai.embedding_call import EmbeddingCall, embedding_tensors, read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,
     chunks,
     error_object,
     first_chunk,
     usage_chunk,
+    warnings_of,
     whole_answer,
 )
 from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
@@ -31,8 +34,14 @@ from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
 
+Call = TypeVar("Call", TextCall, EmbeddingCall)
+
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which a comment is sent, so that proxies keep the stream open."""
+
+_KEEP_ALIVE_IGNORED = (
+    "keep_alive is ignored: this request may not load and unload models (access category model-repository)"
+)
 
 _MOST_EMBEDDING_REQUESTS = 16
 """Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
@@ -47,9 +56,13 @@ _STREAM_HEADERS = {
 class OpenAiEndpoints:
     """The handlers. Live on one event loop."""
 
-    def __init__(self, service: InferenceService, dispatch: LoopDispatch) -> None:
+    def __init__(
+        self, service: InferenceService, dispatch: LoopDispatch, may_change_models: Callable[[RequestHead], bool]
+    ) -> None:
+        """`may_change_models` returns whether the sender of a request may load and unload models."""
         self._service = service
         self._dispatch = dispatch
+        self._may_change_models = may_change_models
 
     async def chat(self, request: GenerationRequest) -> HttpResponse | None:
         return await self._respond(request, partial(self._generate, request, is_chat=True))
@@ -87,7 +100,13 @@ class OpenAiEndpoints:
             call = read_call(await request.read_body(), is_chat=is_chat)
         finally:
             request.release_body()
-        return await _TextCallRun(self._service, self._dispatch, request, call).run()
+        return await _TextCallRun(self._service, self._dispatch, request, self._admitted(request, call)).run()
+
+    def _admitted(self, request: GenerationRequest, call: Call) -> Call:
+        """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
+        if call.keep_alive_s is None or self._may_change_models(request.target.head):
+            return call
+        return replace(call, keep_alive_s=None, warnings=(_KEEP_ALIVE_IGNORED,))
 
     async def _embed(self, request: GenerationRequest) -> HttpResponse:
         loop, workers = asyncio.get_running_loop(), request.target.workers
@@ -99,6 +118,7 @@ class OpenAiEndpoints:
         finally:
             request.release_body()
         requests = call.requests(self._service.model_spec(call.model, None))
+        call = self._admitted(request, call)
         if call.keep_alive_s is not None:
             self._service.set_keep_alive(call.model, call.keep_alive_s)
         responses = await self._submit_all(requests)
@@ -209,6 +229,7 @@ class _TextCallRun:
     async def _stream(self) -> None:
         call, connection = self._call, self._connection
         left = len(self._choices)
+        warnings = warnings_of(call)
         while left:
             try:
                 choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
@@ -219,11 +240,14 @@ class _TextCallRun:
             self._add(choice, response)
             is_new = not connection.is_streaming
             self._begin()
+            events = chunks(call, choice)
             if is_new:
-                for index in range(len(self._choices)):
-                    if (first := first_chunk(call, index)) is not None:
-                        await connection.write(_event(first))
-            for chunk in chunks(call, choice):
+                opened = [first_chunk(call, index) for index in range(len(self._choices))]
+                events = [chunk for chunk in opened if chunk is not None] + events
+            if events:
+                events[0].update(warnings)
+                warnings = {}
+            for chunk in events:
                 await connection.write(_event(chunk))
             left -= response.is_final
         if call.includes_usage:
