@@ -90,6 +90,7 @@ class LlmSession(RequestSession):
         self._running: dict[int, _Generation] = {}
         """By the engine's number. Used by the engine's thread alone, as everything below."""
         self._numbers = itertools.count(1)
+        self._run_number = 0
         self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
         options = {
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
@@ -105,6 +106,11 @@ class LlmSession(RequestSession):
                 self._accept(execution)
             except EdgeServerError as error:
                 execution.fail(error.detached())
+
+    @property
+    def run_number(self) -> int:
+        """A run is a step of the engine."""
+        return self._run_number
 
     def close(self) -> None:
         with self._changed:
@@ -195,6 +201,13 @@ class LlmSession(RequestSession):
             return not self._is_closed
 
     def _remove_cancelled(self) -> None:
+        """Remove the requests of clients that have left: a waiting one frees its place in the queue, too."""
+        with self._changed:
+            left = [item for item in self._waiting if item.execution.is_cancelled()]
+            for generation in left:
+                self._waiting.remove(generation)
+        for generation in left:
+            generation.execution.finish()
         for generation in [item for item in self._running.values() if item.execution.is_cancelled()]:
             self._engine.cancel(generation.number)
             self._end(generation)
@@ -218,9 +231,6 @@ class LlmSession(RequestSession):
                 if self._running and used + blocks(generation) > engine.total_blocks:
                     break
                 self._waiting.popleft()
-            if generation.execution.is_cancelled():
-                generation.execution.finish()
-                continue
             generation.number = next(self._numbers)
             try:
                 engine.add(generation.number, generation.prompt, generation.sampling)
@@ -242,7 +252,9 @@ class LlmSession(RequestSession):
         """Take a step, and send the new text. Return the seconds of the step."""
         reads_prompt = any(not item.output_tokens for item in self._running.values())
         begin_s = time.monotonic()
+        self._run_number += 1
         events = self._engine.step()
+        self._run_number += 1
         took_s = time.monotonic() - begin_s
         self._metrics.count_step(took_s, reads_prompt=reads_prompt)
         found = [(self._running.get(event.number), event) for event in events]
