@@ -232,6 +232,29 @@ def test_a_full_queue_refuses_and_says_its_limit(serve: Callable[..., Served]) -
     assert all(isinstance(client.error, QueueFull) and "max_queue_size is 1" in str(client.error) for client in refused)
 
 
+def test_clients_that_leave_while_they_wait_free_their_places_at_once(
+    serve: Callable[..., Served], eventually: Callable[..., bool]
+) -> None:
+    served = serve(num_kv_blocks="4", max_queue_size="2")
+    release = threading.Event()
+    step = served.engine.step
+    served.engine.step = lambda: (release.wait(20), step())[1]  # type: ignore[method-assign]
+    running = served.ask("count")
+    assert eventually(lambda: bool(served.engine.added))
+    waiting = [served.ask("long") for _ in range(3)]
+    assert isinstance(served.ask("greet").error, QueueFull)
+    for client in waiting:
+        client.cancel()
+    release.set()
+    assert all(client.ended.wait(20) for client in waiting)
+    # The first of the queue did not fit beside the running one, and the others were behind it.
+    assert [client.responses for client in waiting] == [[], [], []]
+    assert len(served.engine.added) == 1 or running.ended.is_set()
+    later = served.ask("greet")
+    assert (running.text, later.text) == (ANSWERS["count"], ANSWERS["greet"])
+    assert len(served.engine.added) == 2
+
+
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [

@@ -159,6 +159,7 @@ class StubService:
         self.may_carry_code: list[bool] = []
         self.unloads: list[tuple[str, bool]] = []
         self.orders: list[tuple[Any, ...]] = []
+        self.keep_alives: list[tuple[str, float]] = []
         self.requests: list[Request] = []
         self.tickets: list[StubTicket] = []
         self.submitted = threading.Event()
@@ -235,6 +236,9 @@ class StubService:
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
+
+    def set_keep_alive(self, model: str, seconds: float) -> None:
+        self.keep_alives.append((model, seconds))
 
     def model_families(self) -> list[MetricFamilyView]:
         counts = {"prompt_tokens_total": 3, "generation_tokens_total": 7, "num_requests_running": 1, "other": 9}
