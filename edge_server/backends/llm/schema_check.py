@@ -31,11 +31,18 @@ MAX_COST = 40.0
 _REFERENCE_VOCABULARY = 49_152
 """Tokens of the vocabulary with which the costs were measured. Strings cost in proportion to it."""
 _SUBSCHEMA_COST = 0.06
-_LITERAL_BYTE_COST = 0.003
+_LITERAL_BYTE_COST = 0.0035
 """Of an enum, a const or the name of a property: each is a path through the grammar."""
 _BOUNDED_CHARACTER_COST = 4.0
 """Of each character that minLength or maxLength counts: almost the whole vocabulary fits there."""
-_FORMAT_COST = 8.0
+_NUMBER_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_INTEGER_BYTE_COST, _FRACTION_BYTE_COST = 0.02, 0.16
+"""Of the text of such limits: the grammar compares the digits one by one."""
+_ITEM_COST, _MAX_COUNTED_ITEMS = 0.02, 256
+"""Of each of an array's minItems or maxItems; the engine writes out only so many."""
+_FORMAT_COSTS = {"email": 7.0, "uri": 10.0, "hostname": 4.0, "ipv6": 4.0}
+_FORMAT_COST = 2.0
+"""Of other formats."""
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and indices from the schema's root to a value."""
@@ -50,7 +57,7 @@ _MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "defini
 @dataclass(frozen=True, slots=True)
 class _Subschema:
     path: Path
-    value: Mapping[str, Any]
+    value: dict[str, Any]
     depth: int
     items: int
     """Product of the items of the arrays around it."""
@@ -78,64 +85,64 @@ class _Costs:
 def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) -> str:
     """Return the schema that an engine may compile. `place` names a path in messages. Raises BadSchema.
 
-    It differs from `text`, which is JSON of an object, if the length limits of its strings would take too long: then
-    the longest limits are left out, until the others fit.
+    It differs from `text`, which is JSON of an object, if length limits or formats of strings would take too long: then
+    the dearest of them are left out, until the others fit.
     """
     if (size := len(text.encode())) > MAX_BYTES:
         raise BadSchema(place(()), f"expected a schema of at most {MAX_BYTES:,} bytes, got {size:,}")
     root = json.loads(text)
     factor = max(1.0, vocabulary_size / _REFERENCE_VOCABULARY)
     costs = _Costs(0.0, 0.0, (), set())
-    strings: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    strings: list[dict[str, Any]] = []
     alternatives = 0
-    for subschemas, item in enumerate(_walk(root, place), 1):
+    for count, item in enumerate(_walk(root, place), 1):
         value, path = item.value, item.path
-        if subschemas > MAX_SUBSCHEMAS:
+        if count > MAX_SUBSCHEMAS:
             raise BadSchema(place(path), f"a schema may have at most {MAX_SUBSCHEMAS} subschemas, this one has more")
         for key in ("anyOf", "oneOf", "enum", "type"):
             if isinstance(value.get(key), list):
                 alternatives += len(value[key])
                 if alternatives > MAX_ALTERNATIVES:
-                    raise BadSchema(place((*path, key)), f"alternatives add up to {alternatives:,} in this schema; at "
-                                    f"most {MAX_ALTERNATIVES:,}")  # fmt: skip
-        costs.add(path, _SUBSCHEMA_COST)
-        _add_literals(costs, value, path)
-        _add_optional_properties(costs, value, path)
-        if isinstance(value.get("format"), str):
-            costs.add((*path, "format"), _FORMAT_COST * factor, ("format", value["format"]))
-        patterns = [((*path, "pattern"), value.get("pattern"))]
-        if isinstance(value.get("patternProperties"), dict):
-            patterns += [((*path, "patternProperties", name), name) for name in value["patternProperties"]]
-        for where, pattern in patterns:
-            if isinstance(pattern, str):
-                try:
-                    found = estimate_pattern(pattern)
-                except BadPattern as error:
-                    raise BadSchema(place(where), str(error)) from None
-                if found.repetitions > MAX_REPETITIONS:
-                    raise BadSchema(place(where), f"repetitions multiply to {found.repetitions:,}; at most "
-                                    f"{MAX_REPETITIONS:,}")  # fmt: skip
-                costs.add(where, found.cost * factor, ("pattern", pattern))
-        bounds = (_count(value, "minLength"), _count(value, "maxLength"))
-        if max(bounds) > 0 and isinstance(value, dict):
-            strings.setdefault(bounds, []).append(value)
+                    problem = f"alternatives add up to {alternatives:,} in this schema; at most {MAX_ALTERNATIVES:,}"
+                    raise BadSchema(place((*path, key)), problem)
+        _add_parts(costs, value, path)
+        for where, pattern in _patterns(value, path):
+            costs.add(where, _pattern_cost(pattern, place(where)) * factor, pattern)
+        strings.append(value)
     if costs.total > MAX_COST:
         raise BadSchema(
             place(costs.where),
             f"too expensive: it costs {costs.largest:.0f} of the {costs.total:.0f} that this schema costs; at most "
             f"{MAX_COST:.0f} (docs/limits.md)",
         )
-    is_changed = False
-    for bounds in sorted(strings, key=max):
-        cost = max(bounds) * _BOUNDED_CHARACTER_COST * factor
-        if costs.total + cost <= MAX_COST:
-            costs.total += cost
+    is_complete = _leave_out(strings, MAX_COST - costs.total, factor)
+    return text if is_complete else json.dumps(root)
+
+
+def _leave_out(schemas: list[dict[str, Any]], room: float, factor: float) -> bool:
+    """Remove the dearest length limits and formats, so that the others cost at most `room`. Return whether all fit."""
+    users: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[object, ...], float] = {}
+    for value in schemas:
+        lengths = (_count(value, "minLength"), _count(value, "maxLength"))
+        if max(lengths):
+            key: tuple[object, ...] = ("minLength", "maxLength", *lengths)
+            found[key] = max(lengths) * _BOUNDED_CHARACTER_COST
+            users.setdefault(key, []).append(value)
+        if isinstance(value.get("format"), str):
+            key = ("format", "format", value["format"])
+            found[key] = _FORMAT_COSTS.get(value["format"], _FORMAT_COST)
+            users.setdefault(key, []).append(value)
+    is_complete = True
+    for key, cost in sorted(found.items(), key=lambda item: item[1]):
+        room -= cost * factor
+        if room >= 0:
             continue
-        is_changed = True
-        for value in strings[bounds]:
-            value.pop("minLength", None)
-            value.pop("maxLength", None)
-    return json.dumps(root) if is_changed else text
+        is_complete = False
+        for value in users[key]:
+            for keyword in key[:2]:
+                value.pop(str(keyword), None)
+    return is_complete
 
 
 def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subschema]:
@@ -178,8 +185,8 @@ def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subsc
 
 
 def _resolve(
-    root: dict[str, Any], value: Mapping[str, Any], path: Path, place: Callable[[Path], str]
-) -> tuple[Path, Mapping[str, Any]]:
+    root: dict[str, Any], value: dict[str, Any], path: Path, place: Callable[[Path], str]
+) -> tuple[Path, dict[str, Any]]:
     """Return path and value of a reference's target. Raises BadSchema if it leads nowhere, or only to itself."""
     where, hops = place((*path, "$ref")), 0
     while "$ref" in value:
@@ -209,23 +216,47 @@ def _count(value: Mapping[str, Any], key: str) -> int:
     return int(number) if isinstance(number, int | float) and 0 < number < 1e18 else 0
 
 
-def _add_literals(costs: _Costs, value: Mapping[str, Any], path: Path) -> None:
+def _patterns(value: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the patterns of a subschema with their paths."""
+    if isinstance(value.get("pattern"), str):
+        yield (*path, "pattern"), value["pattern"]
+    if isinstance(value.get("patternProperties"), dict):
+        for pattern in value["patternProperties"]:
+            yield (*path, "patternProperties", pattern), pattern
+
+
+def _pattern_cost(pattern: str, where: str) -> float:
+    """Return the cost of a pattern. Raises BadSchema with `where`."""
+    try:
+        found = estimate_pattern(pattern)
+    except BadPattern as error:
+        raise BadSchema(where, str(error)) from None
+    if found.repetitions > MAX_REPETITIONS:
+        raise BadSchema(where, f"repetitions multiply to {found.repetitions:,}; at most {MAX_REPETITIONS:,}")
+    return found.cost
+
+
+def _add_parts(costs: _Costs, value: Mapping[str, Any], path: Path) -> None:
+    """Add the costs of a subschema without its patterns and string limits."""
+    costs.add(path, _SUBSCHEMA_COST)
     for key in ("enum", "const"):
         if key in value:
-            size = len(json.dumps(value[key]))
-            costs.add((*path, key), size * _LITERAL_BYTE_COST)
-    if isinstance(value.get("properties"), dict):
-        size = sum(len(name) for name in value["properties"])
-        costs.add((*path, "properties"), size * _LITERAL_BYTE_COST)
-
-
-def _add_optional_properties(costs: _Costs, value: Mapping[str, Any], path: Path) -> None:
-    """Any of the optional properties may be the next: the grammar has an edge for each pair of them."""
-    properties = value.get("properties")
-    if not isinstance(properties, dict):
-        return
-    required = value.get("required")
-    needed = {item for item in required if isinstance(item, str)} if isinstance(required, list) else set()
-    count = len(properties.keys() - needed)
-    counted = min(count, max(_count(value, "minProperties"), _count(value, "maxProperties")))
-    costs.add((*path, "properties"), count * count / 250 + count * counted / 12)
+            costs.add((*path, key), len(json.dumps(value[key])) * _LITERAL_BYTE_COST)
+    for key in _NUMBER_LIMITS:
+        if key in value:
+            limit = json.dumps(value[key]).removesuffix(".0")
+            costs.add(
+                (*path, key),
+                len(limit) * (_INTEGER_BYTE_COST if limit.lstrip("-").isdecimal() else _FRACTION_BYTE_COST),
+            )
+    for key in ("minItems", "maxItems"):
+        costs.add((*path, key), min(_count(value, key), _MAX_COUNTED_ITEMS) * _ITEM_COST)
+    properties, required = value.get("properties"), value.get("required")
+    if isinstance(properties, dict):
+        needed = {item for item in required if isinstance(item, str)} if isinstance(required, list) else set()
+        # Any optional property may be the next: the grammar has an edge for each pair of them, and counts them too if
+        # their number is limited.
+        optional = len(properties.keys() - needed)
+        counted = min(optional, max(_count(value, "minProperties"), _count(value, "maxProperties")))
+        cost = sum(len(name) for name in properties) * _LITERAL_BYTE_COST
+        costs.add((*path, "properties"), cost + optional * optional / 250 + optional * counted / 12)

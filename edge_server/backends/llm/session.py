@@ -91,6 +91,8 @@ class LlmSession(RequestSession):
         """By the engine's number. Used by the engine's thread alone, as everything below."""
         self._numbers = itertools.count(1)
         self._run_number = 0
+        self._compiles = False
+        """Whether the last step compiled a schema."""
         self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
         options = {
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
@@ -214,7 +216,12 @@ class LlmSession(RequestSession):
             generation.execution.finish()
 
     def _admit(self) -> None:
-        """Add waiting requests, in order, while the KV cache has room for what all are expected to need."""
+        """Add waiting requests, in order, while the KV cache has room for what all are expected to need.
+
+        Those with a schema, which the next step compiles, are added one at a time and not before two steps in a row: so
+        a request beside them waits for one such step at most.
+        """
+        may_compile, self._compiles = not self._compiles, False
         engine = self._engine
         known = sorted(self._lengths)
         answer = known[len(known) * 9 // 10] if known else _GUESS_TOKENS
@@ -223,14 +230,17 @@ class LlmSession(RequestSession):
             return -(-generation.expected_tokens(answer) // engine.block_tokens)
 
         used = sum(blocks(generation) for generation in self._running.values())
-        while True:
+        with self._changed:
+            waiting = list(self._waiting)
+        for generation in waiting:
+            if self._running and used + blocks(generation) > engine.total_blocks:
+                break
+            if generation.sampling.json_schema:
+                if not may_compile:
+                    continue
+                may_compile, self._compiles = False, True
             with self._changed:
-                if not self._waiting:
-                    break
-                generation = self._waiting[0]
-                if self._running and used + blocks(generation) > engine.total_blocks:
-                    break
-                self._waiting.popleft()
+                self._waiting.remove(generation)
             generation.number = next(self._numbers)
             try:
                 engine.add(generation.number, generation.prompt, generation.sampling)
