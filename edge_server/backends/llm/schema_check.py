@@ -38,7 +38,7 @@ _BOUNDED_CHARACTER_COST = 4.0
 _NUMBER_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _INTEGER_BYTE_COST, _FRACTION_BYTE_COST = 0.02, 0.16
 """Of the text of such limits: the grammar compares the digits one by one."""
-_ITEM_COST, _MAX_COUNTED_ITEMS = 0.02, 256
+_ITEM_COST, _MAX_COUNTED_ITEMS = 0.025, 256
 """Of each of an array's minItems or maxItems; the engine writes out only so many."""
 _FORMAT_COSTS = {"email": 7.0, "uri": 10.0, "hostname": 4.0, "ipv6": 4.0}
 _FORMAT_COST = 2.0
