@@ -63,6 +63,21 @@ class ContextTooLong(InvalidRequest):
     """The prompt has more tokens than the language model can take."""
 
 
+class BadSchema(InvalidRequest):
+    """A JSON schema that a language model cannot follow, or not within its limits.
+
+    `place` names a part of the request, such as `json_schema.properties.x.pattern`, and `problem` says what is wrong.
+    """
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.place = place
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[BadSchema], tuple[str, str]]:
+        return BadSchema, (self.place, self.problem)
+
+
 class NotFound(EdgeServerError):
     """An object named by the caller does not exist."""
 

@@ -189,6 +189,19 @@ class RequestSession(abc.ABC):
     """Whether `execute` only hands the requests to a thread of the session, and returns at once. In a child process the
     thread that receives messages then calls it."""
 
+    @property
+    def run_number(self) -> int | None:
+        """Number of beginnings and ends of runs, odd while one is in progress; None if the runs are the calls of
+        `execute`. A session that hands over counts what its own thread does."""
+        return None
+
+    def end_hung_run(self, reason: str) -> bool:
+        """End a run that does not return, by ending the process that it is in. Return False if it is in this process.
+
+        `reason` completes the sentence "its process ..." in the errors of the requests. A new process is started.
+        """
+        return False
+
     has_health_check: bool = False
     """Whether `is_healthy` does more than return True."""
 

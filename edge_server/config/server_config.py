@@ -742,7 +742,8 @@ class LifecycleConfig:
         0.0,
         "--hang-timeout-secs",
         number(0, 86_400),
-        "Seconds after which a running execution fails its model version and the server's readiness. 0: never.",
+        "Seconds after which a running execution fails its model version and the server's readiness. A language "
+        "model's process is killed instead, and started again. 0: never.",
     )
     watchdog_run_limit_s: float = setting(
         300.0,

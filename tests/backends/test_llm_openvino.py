@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,12 +42,12 @@ class Driven:
         self.steps = 0
         self._number = 0
 
-    def add(self, question: str, max_tokens: int, **sampling: bool) -> int:
+    def add(self, question: str, max_tokens: int, **sampling: Any) -> int:
         return self.add_prompt(
             self.engine.chat_prompt([{"role": "user", "content": question}], ()), max_tokens, **sampling
         )
 
-    def add_prompt(self, prompt: str, max_tokens: int, **sampling: bool) -> int:
+    def add_prompt(self, prompt: str, max_tokens: int, **sampling: Any) -> int:
         self._number += 1
         self.tokens[self._number] = []
         tokens = self.engine.encode(prompt)
@@ -120,6 +122,29 @@ def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its
     driven.engine.cancel(gone)
     driven.run()
     assert driven.text(neighbour) == expected
+
+
+def test_a_sequence_whose_schema_is_compiled_frees_its_blocks_as_soon_as_its_client_has_left(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    neighbour = driven.add("count from three", 60)
+    driven.run()
+    expected = driven.text(neighbour)
+    for index in range(5):
+        properties = {f"p{index}_{name}": {"type": "number", "minimum": 0.123456789} for name in range(100)}
+        schema = json.dumps({"type": "object", "properties": properties, "required": list(properties)})
+        gone = driven.add("count from zero", 400, json_schema=schema)
+        driven.step()  # compiles
+        driven.engine.cancel(gone)
+        driven.step(2)
+        assert driven.engine.is_idle()
+        assert driven.engine.figures().used_blocks == 0
+        neighbour, gone = (driven.add("count from three", 60), driven.add("count from zero", 400, json_schema=schema))
+        driven.engine.cancel(gone)
+        driven.run()
+        assert not driven.tokens[gone]
+        assert driven.text(neighbour) == expected
 
 
 def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_together_all_complete(

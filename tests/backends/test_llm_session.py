@@ -232,6 +232,56 @@ def test_a_full_queue_refuses_and_says_its_limit(serve: Callable[..., Served]) -
     assert all(isinstance(client.error, QueueFull) and "max_queue_size is 1" in str(client.error) for client in refused)
 
 
+def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
+    serve: Callable[..., Served], eventually: Callable[..., bool]
+) -> None:
+    served = serve(num_kv_blocks="1000", max_num_seqs="16")
+    log: list[str] = []
+    add, step, release = served.engine.add, served.engine.step, threading.Event()
+
+    def record_add(number: int, prompt: Any, sampling: Any) -> None:
+        log.append("schema" if sampling.json_schema else "plain")
+        add(number, prompt, sampling)
+
+    def record_step() -> Any:
+        log.append("step")
+        assert release.wait(20)
+        return step()
+
+    served.engine.add, served.engine.step = record_add, record_step  # type: ignore[method-assign]
+    running = served.ask("long")
+    assert eventually(lambda: log == ["plain", "step"])
+    clients = [served.ask("count", json_schema={"type": "object"}) for _ in range(4)] + [served.ask("greet")]
+    release.set()
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 4 + [ANSWERS["greet"]]
+    assert running.text == ANSWERS["long"]
+    first = "".join({"schema": "C", "plain": "p", "step": "."}[item] for item in log)
+    assert first.startswith("p.Cp..C..C..C.."), first
+
+
+def test_clients_that_leave_while_they_wait_free_their_places_at_once(
+    serve: Callable[..., Served], eventually: Callable[..., bool]
+) -> None:
+    served = serve(num_kv_blocks="4", max_queue_size="2")
+    permits, step = threading.Semaphore(0), served.engine.step
+    served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
+    running = served.ask("count")
+    assert eventually(lambda: bool(served.engine.added))
+    waiting = [served.ask("long") for _ in range(3)]
+    assert isinstance(served.ask("greet").error, QueueFull)
+    for client in waiting:
+        client.cancel()
+    permits.release()  # one step
+    # The first of the queue does not fit beside the running one, and the others are behind it.
+    assert all(client.ended.wait(5) for client in waiting)
+    assert [client.responses for client in waiting] == [[], [], []]
+    assert not running.ended.is_set()
+    later = served.ask("greet")
+    permits.release(1000)
+    assert (running.text, later.text) == (ANSWERS["count"], ANSWERS["greet"])
+    assert len(served.engine.added) == 2
+
+
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [

@@ -311,6 +311,55 @@ def test_prompts_and_choices_are_answered_together_and_each_prompt_counts_once(s
     assert texts == [ANSWERS["hello"]] * 2 + [COUNT] * 2
 
 
+SLOW_PATTERN = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SLOW_PATTERN}}
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"response_format": NAMED}, "response_format.json_schema.schema"),
+        ({"response_format": NAMED, "stream": True}, "response_format.json_schema.schema"),
+        *(
+            (
+                {
+                    "tools": [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}],
+                    "tool_choice": choice,
+                },
+                "tools[1].function.parameters",
+            )
+            for choice in ("required", {"type": "function", "function": {"name": "slow"}})
+        ),
+    ],
+)
+def test_a_schema_that_would_be_compiled_for_too_long_is_refused_with_its_place(
+    server: Any, more: dict[str, Any], place: str
+) -> None:
+    status, answer = server.ask("/v1/chat/completions", chat("hello", **more))
+    assert status == 400
+    assert answer["error"]["message"] == (
+        f"{place}.properties.x.pattern: repetitions multiply to 1,000,000,000; at most 1,000"
+    )
+    assert answer["error"]["param"] == re.split(r"[.\[]", place)[0]
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
+    status, answer = server.ask(
+        "/v2/models/talker/generate",
+        {"text_input": "hello", "sampling_parameters": json.dumps({"json_schema": SLOW_PATTERN})},
+    )
+    assert (status, "json_schema.properties.x.pattern: repetitions multiply" in answer["error"]) == (400, True)
+    with pytest.raises(AssertionError) as caught:
+        grpc_stream(server, "hello", json_schema=SLOW_PATTERN)
+    assert "InferenceServerException" in str(caught.value)
+
+
+def test_tools_that_the_model_may_choose_are_not_compiled(server: Any) -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}]
+    assert server.ask("/v1/chat/completions", chat("hello", tools=tools))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("more", "status", "param", "code"),
     [

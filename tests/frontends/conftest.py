@@ -237,6 +237,10 @@ class StubService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
 
+    @property
+    def keep_alives(self) -> list[tuple[str, float]]:
+        return [(order[1], order[2]) for order in self.orders if order[0] == "keep_alive"]
+
     def set_keep_alive(self, model: str, seconds: float) -> None:
         self.orders.append(("keep_alive", model, seconds))
 

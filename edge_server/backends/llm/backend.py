@@ -126,7 +126,7 @@ class OnnxLlmBackend(_LlmBackend):
 
 
 class ScriptedLlmBackend(_LlmBackend):
-    """Opens scripts of answers; see `scripted_engine`."""
+    """Opens scripts of answers; see `scripted_engine`. With the parameter `isolated` in a child process."""
 
     default_filename = "script.json"
 
@@ -135,11 +135,11 @@ class ScriptedLlmBackend(_LlmBackend):
         return None
 
     def open(self, job: OpenJob) -> RequestSession:
-        path = existing_file(job.file, self.default_filename)
-        settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
+        if job.spec.parameters.get("isolated"):
+            return IsolatedSession(job, open_scripted)
         if job.server is not None:
             job.server.add_metrics(REGISTRY.views)
-        return _session(job, settings, lambda: ScriptedEngine(path, settings))
+        return open_scripted(job)
 
 
 def open_openvino(job: OpenJob) -> RequestSession:
@@ -161,6 +161,13 @@ def open_onnx(job: OpenJob) -> RequestSession:
     settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
     folder = job.file.path.parent
     return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
+
+
+def open_scripted(job: OpenJob) -> RequestSession:
+    """Open a script in this process. Raises LoadError."""
+    path = existing_file(job.file, ScriptedLlmBackend.default_filename)
+    settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
+    return _session(job, settings, lambda: ScriptedEngine(path, settings))
 
 
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:

@@ -60,6 +60,7 @@ class OpenVinoEngine:
         self._pipeline = library.ContinuousBatchingPipeline(str(path), scheduler, "CPU", options)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._end_token = self._tokenizer.get_eos_token_id()
+        self.vocabulary_size = len(self._tokenizer.get_vocab())
         self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, Any] = {}
         """Handle of each sequence in the pipeline. Dropping one would cancel it."""

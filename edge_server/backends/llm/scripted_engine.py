@@ -1,15 +1,16 @@
 """Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
 engine.
 
-The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0}`;
-the last is how long a step takes. A token is one byte of UTF-8; the token 256 ends a text. It answers the last line of
-the prompt that is a question in the file, and repeats the prompt if there is none. Blocks are counted as a real engine
-counts them.
+The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,
+"hangs_on": "question"}`. `step_s` is how long a step takes, and a step with the question `hangs_on` never ends. A token
+is one byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file,
+and repeats the prompt if there is none. Blocks are counted as a real engine counts them.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     has_logprobs = True
+    vocabulary_size = 257
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:
         script = json.loads(path.read_text("utf-8"))
@@ -33,6 +35,8 @@ class ScriptedEngine:
         self.max_context = settings.max_context
         self.chat_template = str(script.get("chat_template", ""))
         self._step_s = float(script.get("step_s", 0.0))
+        self._hangs_on = script.get("hangs_on")
+        self._hangs = False
         self.steps = 0
         self.added: list[int] = []
         self._answers: dict[str, str] = dict(script["answers"])
@@ -60,6 +64,7 @@ class ScriptedEngine:
         self.added.append(number)
         lines = self.decode([prompt])[0].split("\n")
         text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
+        self._hangs |= self._hangs_on in lines
         self._left[number] = list(text.encode())
         self._sampling[number] = sampling
         self._given[number] = 0
@@ -71,6 +76,8 @@ class ScriptedEngine:
 
     def step(self) -> list[TokenEvent]:
         self.steps += 1
+        if self._hangs:
+            threading.Event().wait()
         if self._step_s:
             time.sleep(self._step_s)
         events = []

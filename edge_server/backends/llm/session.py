@@ -14,16 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.metrics import LlmMetrics
+from edge_server.backends.llm.schema_check import check_schema
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
-from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format
+from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
 from edge_server.backends.python.process_channel import one_message
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 
@@ -88,6 +90,9 @@ class LlmSession(RequestSession):
         self._running: dict[int, _Generation] = {}
         """By the engine's number. Used by the engine's thread alone, as everything below."""
         self._numbers = itertools.count(1)
+        self._run_number = 0
+        self._compiles = False
+        """Whether the last step compiled a schema."""
         self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
         options = {
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
@@ -103,6 +108,11 @@ class LlmSession(RequestSession):
                 self._accept(execution)
             except EdgeServerError as error:
                 execution.fail(error.detached())
+
+    @property
+    def run_number(self) -> int:
+        """A run is a step of the engine."""
+        return self._run_number
 
     def close(self) -> None:
         with self._changed:
@@ -124,6 +134,11 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
                 "the parameter tool_call_parser"
             )
+        sampling = request.sampling
+        if sampling.json_schema:
+            place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
+            schema = check_schema(sampling.json_schema, engine.vocabulary_size, place)
+            sampling = dataclasses.replace(sampling, json_schema=schema)
         prompt = request.prompt
         if prompt is None:
             prompt = engine.chat_prompt(request.messages, tools.items if tools is not None else ())
@@ -140,8 +155,8 @@ class LlmSession(RequestSession):
         generation = _Generation(execution, request, tokens, engine)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
-        wanted = request.sampling.max_tokens or most
-        generation.sampling = dataclasses.replace(request.sampling, max_tokens=min(wanted, most - len(tokens)))
+        wanted = sampling.max_tokens or most
+        generation.sampling = dataclasses.replace(sampling, max_tokens=min(wanted, most - len(tokens)))
         with self._changed:
             if self._is_closed:
                 raise SessionLost(f"model '{self._model}': the session is closed")
@@ -188,13 +203,25 @@ class LlmSession(RequestSession):
             return not self._is_closed
 
     def _remove_cancelled(self) -> None:
+        """Remove the requests of clients that have left: a waiting one frees its place in the queue, too."""
+        with self._changed:
+            left = [item for item in self._waiting if item.execution.is_cancelled()]
+            for generation in left:
+                self._waiting.remove(generation)
+        for generation in left:
+            generation.execution.finish()
         for generation in [item for item in self._running.values() if item.execution.is_cancelled()]:
             self._engine.cancel(generation.number)
             self._end(generation)
             generation.execution.finish()
 
     def _admit(self) -> None:
-        """Add waiting requests, in order, while the KV cache has room for what all are expected to need."""
+        """Add waiting requests, in order, while the KV cache has room for what all are expected to need.
+
+        Those with a schema, which the next step compiles, are added one at a time and not before two steps in a row: so
+        a request beside them waits for one such step at most.
+        """
+        may_compile, self._compiles = not self._compiles, False
         engine = self._engine
         known = sorted(self._lengths)
         answer = known[len(known) * 9 // 10] if known else _GUESS_TOKENS
@@ -203,17 +230,17 @@ class LlmSession(RequestSession):
             return -(-generation.expected_tokens(answer) // engine.block_tokens)
 
         used = sum(blocks(generation) for generation in self._running.values())
-        while True:
+        with self._changed:
+            waiting = list(self._waiting)
+        for generation in waiting:
+            if self._running and used + blocks(generation) > engine.total_blocks:
+                break
+            if generation.sampling.json_schema:
+                if not may_compile:
+                    continue
+                may_compile, self._compiles = False, True
             with self._changed:
-                if not self._waiting:
-                    break
-                generation = self._waiting[0]
-                if self._running and used + blocks(generation) > engine.total_blocks:
-                    break
-                self._waiting.popleft()
-            if generation.execution.is_cancelled():
-                generation.execution.finish()
-                continue
+                self._waiting.remove(generation)
             generation.number = next(self._numbers)
             try:
                 engine.add(generation.number, generation.prompt, generation.sampling)
@@ -235,7 +262,9 @@ class LlmSession(RequestSession):
         """Take a step, and send the new text. Return the seconds of the step."""
         reads_prompt = any(not item.output_tokens for item in self._running.values())
         begin_s = time.monotonic()
+        self._run_number += 1
         events = self._engine.step()
+        self._run_number += 1
         took_s = time.monotonic() - begin_s
         self._metrics.count_step(took_s, reads_prompt=reads_prompt)
         found = [(self._running.get(event.number), event) for event in events]

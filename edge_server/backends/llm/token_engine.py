@@ -69,6 +69,8 @@ class TokenEngine(Protocol):
     total_blocks: int
     max_context: int
     """Most tokens of prompt and answer together, 0 if the model states no limit."""
+    vocabulary_size: int
+    """Number of different tokens."""
     has_logprobs: bool
     """Whether events carry the probabilities of tokens."""
 

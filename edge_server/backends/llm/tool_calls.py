@@ -66,6 +66,22 @@ class Tools:
         ]
         return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
 
+    def place(self, path: Sequence[str | int]) -> str:
+        """Return the name of a part of `json_schema`, in the tools as the client sent them."""
+        index = next((index for index, item in enumerate(self.items) if item["function"]["name"] == self.choice), 0)
+        if self.choice == "required":
+            if path[:1] == ("anyOf",):
+                if len(path) == 1:
+                    return "tools"
+                index, path = int(path[1]), path[2:]
+            path = path[2:]  # properties.arguments
+        return schema_place(f"tools[{index}].function.parameters", path)
+
+
+def schema_place(name: str, path: Sequence[str | int]) -> str:
+    """Return the name of a part of a schema, such as `json_schema.properties.x.anyOf[1]`. `name` is the schema's."""
+    return name + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in path)
+
 
 def _parameters(function: Mapping[str, Any]) -> Any:
     return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}

@@ -48,6 +48,20 @@ class IsolatedSession(RequestSession):
         self._use_process(process)
         self.info = process.info
         self.has_health_check = process.has_health_check
+        self._counts_runs = process.counts_runs
+
+    @property
+    def run_number(self) -> int | None:
+        process = self._process
+        if not self._counts_runs:
+            return None
+        return 0 if process is None else process.run_number
+
+    def end_hung_run(self, reason: str) -> bool:
+        process = self._process
+        if self._counts_runs and process is not None:
+            process.kill(reason)
+        return self._counts_runs
 
     @property
     def pid(self) -> int | None:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,9 @@ from edge_server.backends.python.helper_threads import HEALTH_LIMIT_S
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
+
+_RUN_CHECK_S = 1.0
+"""Interval at which a process with open requests is asked for the number of its run."""
 
 _CHECK_S = 0.05
 """Interval of the checks for cancelled requests, for deadlocks, and for a new log level or work share."""
@@ -54,6 +58,13 @@ class ModelProcess:
         self._is_open = False
         self.info = SessionInfo("", "", "")
         self.has_health_check = False
+        self.counts_runs = False
+        """Whether the session in the process has a `run_number`."""
+        self.run_number = 0
+        """See RequestSession. Odd while the process does not answer, or answers that it is still in the same run."""
+        self._reported_run = 0
+        self._is_asked = False
+        self._killed_because = ""
         self._child = ModelChildProcess(job.file)
         self._requests = RequestsInProcess(self._child.channel.arena)
         self._relay = CallRelay(job.spec.name, job.server, self._child, self._requests)
@@ -129,6 +140,11 @@ class ModelProcess:
         self._health.pop(number, None)
         return result[0]
 
+    def kill(self, reason: str) -> None:
+        """Kill the process. Its requests fail with "its process `reason`"."""
+        self._killed_because = reason
+        self._child.kill()
+
     def close(self) -> None:
         """Finalize the model and end the process; kill it if it does not end in time."""
         self._is_closing = True
@@ -171,6 +187,7 @@ class ModelProcess:
 
     def _end(self) -> None:
         how = self._child.wait_for_exit()
+        how = self._killed_because or how
         self._has_ended.set()
         left, batches = self._requests.end()
         self._relay.end()
@@ -190,7 +207,7 @@ class ModelProcess:
 
     def _check_all(self) -> None:
         reported: set[int] = set()
-        level, share = -1, 1.0
+        level, share, next_check_s = -1, 1.0, 0.0
         while not self._has_ended.wait(_CHECK_S):
             if log_level() != level:
                 level = log_level()
@@ -200,6 +217,9 @@ class ModelProcess:
                 self._child.send(("work_share", share))
             executions = self._requests.open_executions()
             reported &= executions.keys()
+            if self.counts_runs and time.monotonic() >= next_check_s:
+                next_check_s = time.monotonic() + _RUN_CHECK_S
+                self._check_run(has_requests=bool(executions))
             cancelled = [
                 number for number, item in executions.items() if number not in reported and item.is_cancelled()
             ]
@@ -207,6 +227,16 @@ class ModelProcess:
                 reported.update(cancelled)
                 self._child.send(("cancelled", cancelled))
             self._relay.refuse_deadlocked_calls()
+
+    def _check_run(self, *, has_requests: bool) -> None:
+        """Ask for the number of the run, and count the time until the answer as a part of the run: a library that hangs
+        may not let the process answer."""
+        if not self._is_asked and has_requests:
+            self._is_asked = True
+            self.run_number |= 1
+            self._child.send(("run_number",))
+        elif not has_requests and self.run_number % 2:
+            self.run_number += 1
 
     # -- messages
 
@@ -243,10 +273,18 @@ class ModelProcess:
     def _on_taken(self, batch: int) -> None:
         self._requests.set_taken(batch)
 
-    def _on_opened(self, info: SessionInfo, has_health_check: bool) -> None:
+    def _on_run_number(self, number: int) -> None:
+        is_same_run = number % 2 == 1 and number == self._reported_run
+        if self.run_number % 2 and not is_same_run:
+            self.run_number += 1
+        self._reported_run = number
+        self._is_asked = False
+
+    def _on_opened(self, info: SessionInfo, has_health_check: bool, counts_runs: bool) -> None:
         # Stored here and not in `open`: the process may end before the thread in `open` runs again.
         self.info = dataclasses.replace(info, options={"isolation": "process"}, keeps_thread=False)
         self.has_health_check = has_health_check
+        self.counts_runs = counts_runs
         self._is_open = True
         self._relay.begin()
         self._opening = ("opened",)

@@ -219,6 +219,8 @@ class ModelRunner:
             for number in rest[0]:
                 if (execution := self._open.get(number)) is not None:
                     execution.cancel()
+        elif kind == "run_number":
+            self._channel.send(("run_number", None if self._session is None else self._session.run_number))
         elif kind == "work_share":
             self._calls.share = rest[0]
         elif kind == "log_level":
@@ -243,7 +245,8 @@ class ModelRunner:
             self._channel.send(("failed", error.detached()))
             return True
         self._send_metrics()
-        self._channel.send(("opened", self._session.info, self._session.has_health_check))
+        session = self._session
+        self._channel.send(("opened", session.info, session.has_health_check, session.run_number is not None))
         threading.Thread(target=self._report_metrics, name="edge-metrics", daemon=True).start()
         return True
 

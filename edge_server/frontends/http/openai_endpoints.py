@@ -7,8 +7,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_server.core.request_response import Request, Response, SubmittedRequest
 from edge_server.errors import EdgeServerError, NotReady, ServingFault, UnknownModel
@@ -17,13 +18,14 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.frontends.openai.embedding_call import embedding_tensors, read_embedding_call
+from edge_server.frontends.openai.embedding_call import EmbeddingCall, embedding_tensors, read_embedding_call
 from edge_server.frontends.openai.text_answer import (
     TextChoice,
     chunks,
     error_object,
     first_chunk,
     usage_chunk,
+    warnings_of,
     whole_answer,
 )
 from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
@@ -32,8 +34,14 @@ from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
 
+Call = TypeVar("Call", TextCall, EmbeddingCall)
+
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which a comment is sent, so that proxies keep the stream open."""
+
+_KEEP_ALIVE_IGNORED = (
+    "keep_alive is ignored: this request may not load and unload models (access category model-repository)"
+)
 
 _MOST_EMBEDDING_REQUESTS = 16
 """Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
@@ -46,15 +54,12 @@ _STREAM_HEADERS = {
 
 
 class OpenAiEndpoints:
-    """The handlers. Live on one event loop.
-
-    `may_change_models` returns whether a request may load and unload models. Without that right, its `keep_alive` is
-    ignored.
-    """
+    """The handlers. Live on one event loop."""
 
     def __init__(
         self, service: InferenceService, dispatch: LoopDispatch, may_change_models: Callable[[RequestHead], bool]
     ) -> None:
+        """`may_change_models` returns whether the sender of a request may load and unload models."""
         self._service = service
         self._dispatch = dispatch
         self._may_change_models = may_change_models
@@ -95,9 +100,13 @@ class OpenAiEndpoints:
             call = read_call(await request.read_body(), is_chat=is_chat)
         finally:
             request.release_body()
-        run = _TextCallRun(self._service, self._dispatch, request, call)
-        self._set_keep_alive(request, call.model, call.keep_alive_s)
-        return await run.run()
+        return await _TextCallRun(self._service, self._dispatch, request, self._admitted(request, call)).run()
+
+    def _admitted(self, request: GenerationRequest, call: Call) -> Call:
+        """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
+        if call.keep_alive_s is None or self._may_change_models(request.target.head):
+            return call
+        return replace(call, keep_alive_s=None, warnings=(_KEEP_ALIVE_IGNORED,))
 
     async def _embed(self, request: GenerationRequest) -> HttpResponse:
         loop, workers = asyncio.get_running_loop(), request.target.workers
@@ -109,17 +118,15 @@ class OpenAiEndpoints:
         finally:
             request.release_body()
         requests = call.requests(self._service.model_spec(call.model, None))
-        self._set_keep_alive(request, call.model, call.keep_alive_s)
+        call = self._admitted(request, call)
+        if call.keep_alive_s is not None:
+            self._service.set_keep_alive(call.model, call.keep_alive_s)
         responses = await self._submit_all(requests)
         encode = partial(call.answer, requests, responses)
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
         text = await loop.run_in_executor(workers, encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
         return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
-
-    def _set_keep_alive(self, request: GenerationRequest, model: str, seconds: float | None) -> None:
-        if seconds is not None and self._may_change_models(request.target.head):
-            self._service.set_keep_alive(model, seconds)
 
     async def _submit_all(self, requests: list[Request]) -> list[Response]:
         """Return the final response to each request. Raises the first error, and cancels the other requests."""
@@ -185,6 +192,8 @@ class _TextCallRun:
     async def run(self) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
         tickets = []
+        if self._call.keep_alive_s is not None:
+            self._service.set_keep_alive(self._call.model, self._call.keep_alive_s)
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
                 deliver = partial(self._dispatch.deliver, partial(self._receive, choice))
@@ -220,6 +229,7 @@ class _TextCallRun:
     async def _stream(self) -> None:
         call, connection = self._call, self._connection
         left = len(self._choices)
+        warnings = warnings_of(call)
         while left:
             try:
                 choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
@@ -230,11 +240,14 @@ class _TextCallRun:
             self._add(choice, response)
             is_new = not connection.is_streaming
             self._begin()
+            events = chunks(call, choice)
             if is_new:
-                for index in range(len(self._choices)):
-                    if (first := first_chunk(call, index)) is not None:
-                        await connection.write(_event(first))
-            for chunk in chunks(call, choice):
+                opened = [first_chunk(call, index) for index in range(len(self._choices))]
+                events = [chunk for chunk in opened if chunk is not None] + events
+            if events:
+                events[0].update(warnings)
+                warnings = {}
+            for chunk in events:
                 await connection.write(_event(chunk))
             left -= response.is_final
         if call.includes_usage:

@@ -34,6 +34,7 @@ class EmbeddingCall:
     is_base64: bool
     dimensions: int | None
     keep_alive_s: float | None
+    warnings: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: f"embd-{uuid.uuid4().hex}")
 
     def requests(self, spec: ModelSpec) -> list[Request]:
@@ -78,7 +79,8 @@ class EmbeddingCall:
                 value = base64.b64encode(row.tobytes()).decode() if self.is_base64 else row.tolist()
                 data.append({"object": "embedding", "index": len(data), "embedding": value})
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return to_json({"object": "list", "data": data, "model": self.model, "usage": usage})
+        answer = {"object": "list", "data": data, "model": self.model, "usage": usage}
+        return to_json({**answer, "warnings": self.warnings} if self.warnings else answer)
 
     def _check_length(self, length: int) -> None:
         if self.dimensions not in (None, length):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.core.request_response import Response
-from edge_server.errors import ContextTooLong, EdgeServerError, ErrorCode
+from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode
 from edge_server.frontends.openai.text_call import BadMember, TextCall
 
 _TYPES = {
@@ -67,7 +68,8 @@ class TextChoice:
 def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
     """Return the object of a call that is no stream."""
     kind = "chat.completion" if call.is_chat else "text_completion"
-    return {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices], "usage": usage(call, choices)}
+    answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
+    return {**answer, "usage": usage(call, choices), **warnings_of(call)}
 
 
 def first_chunk(call: TextCall, index: int) -> dict[str, Any] | None:
@@ -109,18 +111,30 @@ def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def warnings_of(call: TextCall) -> dict[str, Any]:
+    """Return the member `warnings` of an answer, or of one chunk of a stream; no member without warnings."""
+    return {"warnings": call.warnings} if call.warnings else {}
+
+
 def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in OpenAI's form. Its client shows message, param and code."""
-    code = None
-    if isinstance(error, ContextTooLong):
+    code = param = None
+    message = error.message
+    if isinstance(error, BadMember):
+        param = error.param
+    elif isinstance(error, BadSchema):
+        # The model knows the schema as a sampling parameter, unless it is that of tools.
+        place = re.sub(r"^json_schema", "response_format.json_schema.schema", error.place)
+        param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
+    elif isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
     elif error.code is ErrorCode.NOT_FOUND:
         code = "model_not_found"
     return {
         "error": {
-            "message": error.message,
+            "message": message,
             "type": _TYPES.get(error.code, "server_error"),
-            "param": error.param if isinstance(error, BadMember) else None,
+            "param": param,
             "code": code,
         }
     }

@@ -284,6 +284,9 @@ class EnsembleVersion:
         """None: only instances of members can hang."""
         return {}
 
+    def end_hung_run(self, instance_name: str, reason: str) -> bool:
+        return False
+
     def observe(self, observer: Callable[[int | None], None] | None) -> None:
         """See Counters.observe."""
         self._counters.observe(observer)

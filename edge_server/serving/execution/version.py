@@ -324,11 +324,25 @@ class ModelVersion:
     def run_numbers(self) -> Mapping[str, int]:
         """Each instance's number of beginnings and ends of runs: odd while a run is in progress."""
         numbers: dict[str, int] = {}
+        for name, instance in self._named_instances().items():
+            session = instance.session
+            own = session.run_number if isinstance(session, RequestSession) else None
+            numbers[name] = instance.run_number if own is None else own
+        return numbers
+
+    def _named_instances(self) -> dict[str, Instance]:
+        named: dict[str, Instance] = {}
         for instance in list(self._instances):
             # A group that names a GPU twice has two instances of one name there.
-            name = f"{instance.name} ({len(numbers)})" if instance.name in numbers else instance.name
-            numbers[name] = instance.run_number
-        return numbers
+            named[f"{instance.name} ({len(named)})" if instance.name in named else instance.name] = instance
+        return named
+
+    def end_hung_run(self, instance_name: str, reason: str) -> bool:
+        """End the run of an instance, named as in `run_numbers`, whose session has a process of its own. Return False
+        if it has none."""
+        instance = self._named_instances().get(instance_name)
+        session = None if instance is None else instance.session
+        return isinstance(session, RequestSession) and session.end_hung_run(reason)
 
     def observe(self, observer: Callable[[int | None], None] | None) -> None:
         """See Counters.observe."""

@@ -70,6 +70,9 @@ class ServedVersion(Protocol):
     def run_numbers(self) -> Mapping[str, int]:
         """Each instance's number of beginnings and ends of runs."""
 
+    def end_hung_run(self, instance_name: str, reason: str) -> bool:
+        """End the run of an instance that hangs in a process of its own. Return False if it has none."""
+
     def observe(self, observer: Callable[[int | None], None] | None) -> None: ...
 
     def stop_for_good(self, reason: str) -> None:

@@ -385,12 +385,22 @@ class Manager:
     def _check_for_hangs(self) -> None:
         versions = [item for item in self.loaded_versions() if item.state is VersionState.READY]
         for version, instance in self._hangs.find_hung(versions, time.monotonic_ns()):
-            limit_s = self._limits.hang_timeout_s
-            self._fail_hung(
-                version,
-                f"instance {instance} of model '{version.name}' version {version.version} hangs: its runtime did not "
-                f"come back within --hang-timeout-secs={limit_s:g}",
+            late = f"did not come back within --hang-timeout-secs={self._limits.hang_timeout_s:g}"
+            reason = (
+                f"instance {instance} of model '{version.name}' version {version.version} hangs: its runtime {late}"
             )
+            if version.end_hung_run(instance, f"{late} and was killed"):
+                log.error("%s; its process was killed", reason)
+                self._events.add(
+                    MODEL_HUNG,
+                    model=version.name,
+                    version=version.version,
+                    generation=version.generation,
+                    reason=reason,
+                )
+                self._events.publish()
+            else:
+                self._fail_hung(version, reason)
 
     def _fail_hung(self, version: ServedVersion, reason: str) -> None:
         """Fail a version that hangs. It is not loaded again: the server is not ready from now on, and systemd should
