@@ -14,7 +14,7 @@ def test_every_error_class_maps_to_the_number_of_its_code():
     ]
     assert len(classes) > 10
     for kind in classes:
-        error = kind("text")
+        error = kind("text", "problem") if kind is errors.BadSchema else kind("text")
         assert http_status(error) == HTTP_STATUS[kind.code]
         assert grpc_status(error) == GRPC_STATUS[kind.code]
 
