@@ -1,7 +1,8 @@
 """`edge-server pull URL --sha256=HEX`: download a model into a repository, with its SHA-256 verified.
 
-The files are prepared in the hidden folder `.pull-NAME` of the repository, which servers ignore, and renamed into place
-when they are complete.
+The files are prepared in `.pull-NAME`, a hidden staging folder of the repository that servers ignore. They are renamed
+into place when they are complete and on the disk. The next pull into the repository removes what is left of others that
+were killed, or ended by a loss of power.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.cli import http_client
+from edge_server.cli.options import whole
 from edge_server.cli.progress import Progress
 from edge_server.cli.pull_archive import ARCHIVES, PullFailed, check_space, unpack
 from edge_server.cli.table import clean, render
@@ -36,6 +38,8 @@ _MODEL_FILES = (".onnx", ".gguf", ".plan", ".pt", ".pt2", ".tflite")
 _MAX_NAME_BYTES = 200
 _MAX_INDEX_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
+_DEFAULT_MAX_BYTES = 4 << 30
+_STAGING_PREFIX = ".pull-"
 
 
 class _Interrupted(PullFailed):
@@ -81,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", default="", help="name of the model; default: that of the file, or in the index")
     parser.add_argument("--replace", action="store_true", help="replace the model of this name, if there is one")
+    parser.add_argument(
+        "--max-bytes",
+        type=whole(1, 99_999_999_999),
+        default=_DEFAULT_MAX_BYTES,
+        metavar="N",
+        help="most bytes that an archive may unpack to; never more than nine tenths of the free space; default: 4 GiB",
+    )
     parser.add_argument("--index", default="", metavar="URL", help="JSON file that lists models")
     parser.add_argument("--list", action="store_true", help="print the index and download nothing")
     http_client.add_request_options(parser, timeout_s=60.0)
@@ -246,20 +257,22 @@ def _locked(repository: Path) -> Iterator[None]:
 def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256: str) -> None:
     """Download, verify, unpack and install. Raises PullFailed and AlreadyExists."""
     target = options.model_repository / name
-    work = options.model_repository / f".pull-{name}"
+    work = options.model_repository / f"{_STAGING_PREFIX}{name}"
     replaced = work / "replaced"
-    # An earlier pull may have been killed between its two renames.
-    _restore(replaced, target)
+    _clean_up(options.model_repository, resumed=work)
     if os.path.lexists(target) and not options.replace:
+        if not (work / "resumable").exists():
+            _discard(work)
         raise AlreadyExists(f"'{target}' exists: use --replace to replace it, or --name for another name")
     unpacked, model = work / "unpacked", work / "model" / name
     try:
+        work.mkdir(exist_ok=True)
+        (work / "resumable").unlink(missing_ok=True)
         _download(options, url, sha256, work)
-        for leftover in (unpacked, model.parent):
-            shutil.rmtree(leftover, ignore_errors=True)
-            leftover.mkdir()
+        for folder in (unpacked, model.parent):
+            folder.mkdir()
         if suffix in ARCHIVES:
-            unpack(work / "download", unpacked, suffix)
+            unpack(work / "download", unpacked, suffix, options.max_bytes)
             os.rename(_model_folder(unpacked), model)
         else:
             (model / "1").mkdir(parents=True)
@@ -267,32 +280,61 @@ def _pull(options: argparse.Namespace, name: str, url: str, suffix: str, sha256:
         found = Scanner([model.parent]).find(name)
         if found is None or found.problem:
             raise PullFailed(f"'{url}' holds no model that can be served: {found.problem if found else 'it is empty'}")
+        # One sync for all files. A loss of power after the renames must not leave empty files in a complete model.
+        os.sync()
         # Two renames and no exchange in one step: watchdog 7.1 stops watching after an exchange (renameat2).
         if os.path.lexists(target):
             os.rename(target, replaced)
-        try:
-            os.rename(model, target)
-        except OSError:
-            _restore(replaced, target)
-            raise
+        os.rename(model, target)
         _sync(options.model_repository)
     except _Interrupted:
+        with contextlib.suppress(OSError):
+            if (work / "download").exists():
+                (work / "resumable").touch()
+        if not (work / "resumable").exists():
+            _discard(work)
         raise
     except PullFailed:
-        shutil.rmtree(work, ignore_errors=True)
+        _discard(work)
         raise
     except OSError as error:
         # Other programs need the disk too: nothing is kept when it is full.
-        shutil.rmtree(work, ignore_errors=True)
+        _discard(work)
         raise PullFailed(f"'{error.filename or work}' cannot be written: {error.strerror or error}") from None
-    shutil.rmtree(work, ignore_errors=True)
+    _discard(work)
     print(f"{target}: version {', '.join(str(version.number) for version in found.versions)}")
 
 
-def _restore(replaced: Path, target: Path) -> None:
+def _clean_up(repository: Path, resumed: Path) -> None:
+    """Remove what killed pulls left: this process has the lock, so no staging folder belongs to a living one.
+
+    Of `resumed`, and of each folder whose pull ended with the advice to run it again, the download stays. Raises
+    PullFailed if a model that was being replaced cannot be put back.
+    """
+    for work in sorted(repository.glob(f"{_STAGING_PREFIX}*")):
+        try:
+            _restore(work)
+        except OSError as error:
+            raise PullFailed(f"'{work / 'replaced'}' cannot be put back: {error.strerror}") from None
+        if work == resumed or (work / "resumable").exists():
+            for name in ("unpacked", "model", "replaced"):
+                shutil.rmtree(work / name, ignore_errors=True)
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _restore(work: Path) -> None:
     """Move a replaced model back if nothing is in its place. Raises OSError."""
+    replaced, target = work / "replaced", work.with_name(work.name.removeprefix(_STAGING_PREFIX))
     if os.path.lexists(replaced) and not os.path.lexists(target):
         os.rename(replaced, target)
+
+
+def _discard(work: Path) -> None:
+    """Delete a staging folder, unless it holds a replaced model that cannot be put back: the next pull tries again."""
+    with contextlib.suppress(OSError):
+        _restore(work)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) -> None:
@@ -326,7 +368,6 @@ def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) ->
         tag = response.headers.get("ETag", "")
         # A weak ETag may stand for other bytes, so If-Range does not accept it (RFC 9110, 13.1.5).
         validator = tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
-        work.mkdir(exist_ok=True)
         check_space(work, (total or 0) - start, f"'{url}'")
         with path.open("r+b" if start else "wb") as output:
             note.write_text(json.dumps({"sha256": sha256, "validator": validator}), "utf-8")
@@ -336,7 +377,6 @@ def _download(options: argparse.Namespace, url: str, sha256: str, work: Path) ->
                 output.write(chunk)
                 output.flush()
                 digest.update(chunk)
-            os.fsync(output.fileno())
     if digest.hexdigest() != sha256:
         raise PullFailed(f"'{url}' has another SHA-256: expected {sha256}, given {digest.hexdigest()}; it was deleted")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
-import lzma
-import os
+import gzip
+import io
+import itertools
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -15,26 +17,32 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
-from edge_server.repository.file_fingerprint import MAX_FILES
 from edge_server.repository.remote.local_copy import RESERVE_BYTES
 from edge_server.repository.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+MAX_FILES = 10_000
+"""Most files and folders of an archive."""
+
+_MAX_DEPTH = 32
 _MAX_TAR_HEADER_BYTES = 1 << 20
+_MAX_ZIP_LIST_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 20
+_GZIP_MARK = b"\x1f\x8b"
 _DAMAGED = (
     tarfile.TarError,
     zipfile.BadZipFile,
+    gzip.BadGzipFile,
     zlib.error,
-    lzma.LZMAError,
+    struct.error,
     EOFError,
+    IndexError,
     NotImplementedError,
+    OverflowError,
     RecursionError,
-    TypeError,
     ValueError,
 )
-"""Errors of tarfile and zipfile for a file that is no archive, is damaged, or has a compression unknown to Python.
-TypeError: tarfile's for a file that ends within the header of gzip."""
+"""Errors of tarfile, gzip and zipfile for a file that is no archive, or is damaged."""
 
 
 class PullFailed(EdgeServerError):
@@ -65,62 +73,138 @@ class _CheckedHeader(tarfile.TarInfo):
         return header
 
 
-def unpack(archive: Path, folder: Path, suffix: str) -> None:
-    """Write the archive's files below `folder`. `suffix` is one of ARCHIVES. Raises PullFailed and OSError."""
+def unpack(archive: Path, folder: Path, suffix: str, max_bytes: int) -> None:
+    """Write the archive's files below `folder`, without syncing them. `suffix` is one of ARCHIVES.
+
+    They take at most `max_bytes`, and nine tenths of what is free on the disk. Raises PullFailed and OSError.
+    """
     try:
-        _write_members(_zip_members(archive) if suffix == ".zip" else _tar_members(archive), folder)
+        if suffix == ".zip":
+            with _ZipReader(io.FileIO(archive)) as zip_file:
+                _write_members(_zip_members(zip_file), folder, max_bytes)
+        else:
+            with archive.open("rb") as file, _decompressed(file) as stream:
+                _write_members(_tar_members(_TarReader(stream)), folder, max_bytes)
     except (*_DAMAGED, OSError) as error:
         # zipfile seeks to the offsets in a damaged file without a check, which is EINVAL.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL and not isinstance(error, gzip.BadGzipFile):
             raise
         raise PullFailed(f"the file is not a complete {suffix} archive: {error}") from None
 
 
-def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder: Path) -> None:
-    for count, (name, size, content) in enumerate(members):
+def _write_members(members: Iterator[tuple[str, int, IO[bytes] | None]], folder: Path, max_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    limit_bytes, limit = min(
+        (max_bytes, f"--max-bytes={max_bytes}"),
+        (free // 10 * 9, f"nine tenths of the {free} bytes that are free in '{folder.parent}'"),
+    )
+    too_large = f"the archive unpacks to more than {limit_bytes} bytes: expected at most {limit}"
+    written_bytes = count = 0
+    folders = {folder}
+    for name, size, content in members:
         what = f"the archive's '{name[:200]}'"
-        if count >= MAX_FILES:
-            raise PullFailed(f"the archive has too many files: expected at most {MAX_FILES}")
         try:
-            path = folder / check_relative(name, what)
+            relative = check_relative(name, what)
         except BadModelConfig as error:
             raise PullFailed(str(error)) from None
+        if len(relative.parts) > _MAX_DEPTH:
+            raise PullFailed(f"{what} lies in {len(relative.parts) - 1} folders: expected less than {_MAX_DEPTH}")
+        path = folder / relative
+        own_folders = path.parents if content is not None else (path, *path.parents)
+        missing = list(itertools.takewhile(lambda parent: parent not in folders, own_folders))
+        # A folder that is named again creates nothing, but an archive could name it without end.
+        count += len(missing) + (content is not None or not missing)
+        if count > MAX_FILES:
+            raise PullFailed(f"the archive has too many files: expected at most {MAX_FILES} files and folders")
+        # What the archive declares only ends the work early. What is written is counted below.
+        check_space(folder, size, what)
+        if written_bytes + size > limit_bytes:
+            raise PullFailed(too_large)
         try:
+            for parent in reversed(missing):
+                parent.mkdir()
+            folders.update(missing)
             if content is None:
-                path.mkdir(parents=True, exist_ok=True)
                 continue
-            check_space(folder, size, what)
-            path.parent.mkdir(parents=True, exist_ok=True)
             with content, path.open("xb") as output:
-                shutil.copyfileobj(content, output, _CHUNK_BYTES)
-                output.flush()
-                os.fsync(output.fileno())
+                while chunk := content.read(_CHUNK_BYTES):
+                    written_bytes += len(chunk)
+                    if written_bytes > limit_bytes:
+                        raise PullFailed(too_large)
+                    output.write(chunk)
         except (FileExistsError, NotADirectoryError):
             raise PullFailed(f"{what} is in it twice") from None
 
 
-def _tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
+def _decompressed(file: io.BufferedReader) -> io.BufferedIOBase:
+    """Return the content of a tar file that may be compressed with gzip, whatever its name says."""
+    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == _GZIP_MARK else file
+
+
+class _TarReader(io.RawIOBase):
+    """File object for tarfile. Refuses long headers, because tarfile collects those of one member in memory."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        super().__init__()
+        self._stream = stream
+        self._header_bytes: int | None = 0
+        """Bytes read since the last content, None while content is read."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._stream.read(size)
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > 2 * _MAX_TAR_HEADER_BYTES:
+                raise PullFailed(
+                    f"the archive has a file with more than {2 * _MAX_TAR_HEADER_BYTES} bytes of headers before it"
+                )
+        return data
+
+    def begin_content(self) -> None:
+        self._header_bytes = None
+
+    def begin_headers(self) -> None:
+        self._header_bytes = 0
+
+
+def _tar_members(reader: _TarReader) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     """Yield name, size and content of each file; the content of a folder is None.
 
     Raises PullFailed, OSError and the errors in _DAMAGED.
     """
     # "r|": one pass without seeking; the list of members is not read ahead.
-    with tarfile.open(archive, "r|*", tarinfo=_CheckedHeader) as tar:
+    with tarfile.open(fileobj=reader, mode="r|", tarinfo=_CheckedHeader) as tar:
         for member in tar:
             if not member.isreg() and not member.isdir():
                 raise PullFailed(
                     f"the archive's '{member.name[:200]}' is a link or a device: expected files and folders"
                 )
             if member.name not in (".", ""):
+                reader.begin_content()
                 yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
+                reader.begin_headers()
 
 
-def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes] | None]]:
+class _ZipReader(io.BufferedReader):
+    """File object for zipfile. Refuses a long list of files, which zipfile reads in one piece."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_ZIP_LIST_BYTES:
+            raise PullFailed(f"the archive's list of files has {size} bytes: expected at most {_MAX_ZIP_LIST_BYTES}")
+        return super().read(size)
+
+
+def _zip_members(reader: _ZipReader) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     """As `_tar_members`."""
-    with zipfile.ZipFile(archive) as file:
+    with zipfile.ZipFile(reader) as file:
         for info in file.infolist():
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR) or info.flag_bits & 1:
                 raise PullFailed(
                     f"the archive's '{info.filename[:200]}' is a link, a device or encrypted: expected files"
+                )
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise PullFailed(
+                    f"the archive's '{info.filename[:200]}' has compression {info.compress_type}: expected 0 (stored) "
+                    "or 8 (deflated), which take little memory"
                 )
             yield info.filename, info.file_size, None if info.filename.endswith("/") else file.open(info)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import re
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -175,9 +179,33 @@ def special(**fields: Any) -> bytes:
     return made.getvalue()
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def sparse(map_bytes: int) -> bytes:
+    """Return a compressed tar with a file of GNU's old sparse format, whose map of holes is that long."""
+    info = tarfile.TarInfo("1/weights")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1  # the map continues in the next block
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    block = (b"00000000001\0" * 42 + b"\1").ljust(512, b"\0")
+    return gzip.compress(bytes(header) + block * (map_bytes // 512))
+
+
+def sparse_by_extended_header(map_bytes: int) -> bytes:
+    """Return the same in the format of pax 1.0."""
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    with tarfile.open(fileobj=made, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("1/weights")
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}
+        content = b"1000000000\n0" + b"\n0" * (map_bytes // 2)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()
+
+
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return made.getvalue()
@@ -313,6 +341,14 @@ def huge_header() -> bytes:
         ("m.tar", tar({"readme.txt": b"", "config.pbtxt": CONFIG}, "w"), "has no version directories"),
         ("m.tar", tar({**MODEL, "config.pbtxt": b"bakend: 'x'"}, "w"), "bakend"),
         ("m.tar", tar({}, "w"), "holds no model that can be served"),
+        ("m.tar.gz", sparse(3_000_000), "more than 2097152 bytes of headers before it"),
+        ("m.tar", sparse(512)[:1024], "is not a complete .tar archive"),
+        ("m.tar.gz", sparse_by_extended_header(3_000_000), "more than 2097152 bytes of headers before it"),
+        ("m.tar.gz", lzma.compress(tar(MODEL, "w")), "is not a complete .tar.gz archive"),
+        ("m.tar.gz", b"\x1f\x8b\x07" + tar(MODEL)[3:], "is not a complete .tar.gz archive"),
+        ("m.tar", tar({"/".join("d" * 33): b""}, "w"), "lies in 32 folders: expected less than 32"),
+        ("m.zip", zipped(MODEL, zipfile.ZIP_LZMA), "has compression 14: expected 0 (stored) or 8 (deflated)"),
+        ("m.zip", zipped({"n" * 1000 + f"/{number}": b"" for number in range(4200)}), "list of files has"),
     ],
 )
 def test_what_is_no_safe_and_readable_model_is_refused_and_leaves_nothing(
@@ -330,9 +366,76 @@ def test_an_archive_with_too_many_files_is_refused(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_server.cli.pull_archive.MAX_FILES", 2)
-    done = pull(*site.add("m.tar", tar({"1/a": b"", "1/b": b"", "1/c": b""}, "w")))
+    for files in ({"1/a": b"", "1/b": b"", "1/c": b""}, {"1/a/b": b""}):
+        done = pull(*site.add("m.tar", tar(files, "w")))
+        assert (done.returncode, os.listdir(models)) == (1, [])
+        assert "too many files: expected at most 2" in done.stderr
+
+
+def test_an_archive_has_at_most_10000_files_and_folders_of_which_each_counts_as_often_as_it_is_named(
+    site: Site, pull: Edge, models: Path
+) -> None:
+    folder = special(name="1", type=tarfile.DIRTYPE)[:512]
+    assert pull(*site.add("m.tar", folder * 10_000 + bytes(1024))).returncode == 0
+    done = pull(*site.add("n.tar", folder * 10_001 + bytes(1024)))
+    assert (done.returncode, os.listdir(models)) == (1, ["m"])
+    assert "too many files: expected at most 10000 files and folders" in done.stderr
+
+
+ZEROS = bytes(40_000)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("m.tar.gz", tar({"1/weights": bytes(100_001)})),
+        ("m.tar.gz", tar({"1/a": ZEROS, "1/b": ZEROS, "1/c": ZEROS})),
+        ("m.zip", zipped({"1/a": ZEROS, "1/b": ZEROS, "1/c": ZEROS})),
+        ("m.tar", special(size=100_001)),
+    ],
+)
+def test_an_archive_that_unpacks_to_more_than_max_bytes_is_refused_and_leaves_nothing(
+    file: str, content: bytes, site: Site, pull: Edge, models: Path
+) -> None:
+    done = pull(*site.add(file, content), "--max-bytes=100000")
     assert (done.returncode, os.listdir(models)) == (1, [])
-    assert "too many files: expected at most 2" in done.stderr
+    assert "the archive unpacks to more than 100000 bytes: expected at most --max-bytes=100000" in done.stderr
+
+
+def test_max_bytes_counts_what_an_archive_unpacks_to_and_no_model_file(site: Site, pull: Edge, models: Path) -> None:
+    assert pull(*site.add("m.tar.gz", tar(MODEL)), f"--max-bytes={5000 + len(CONFIG)}").returncode == 0
+    assert pull(*site.add("n.onnx", bytes(5000)), "--max-bytes=1000").returncode == 0
+    assert sorted(os.listdir(models)) == ["m", "n"]
+    done = pull(*site.add("o.tar", tar(MODEL)), "--max-bytes=0")
+    assert done.returncode == 2
+    assert "expected a whole number from 1" in done.stderr
+
+
+def test_an_archive_takes_at_most_nine_tenths_of_the_free_space(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(models)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=40_000_000))
+    files = {f"1/{number}": bytes(6_000_000) for number in range(7)}
+    done = pull(*site.add("m.tar.gz", tar(files)))
+    assert (done.returncode, os.listdir(models)) == (1, [])
+    assert "more than 36000000 bytes: expected at most nine tenths of the 40000000 bytes that are free" in done.stderr
+
+
+def test_all_files_are_on_the_disk_before_the_model_is_in_place_by_one_sync(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("sync", "fsync", "fdatasync", "rename"):
+
+        def record(real: Callable[..., None], *arguments: Any) -> None:
+            real(*arguments)
+            calls.append("in place" if arguments[1:] == (models / "m",) else real.__name__)
+
+        monkeypatch.setattr(f"os.{name}", functools.partial(record, getattr(os, name)))
+    assert pull(*site.add("m.tar.gz", tar({f"1/{number}": b"x" for number in range(300)}))).returncode == 0
+    # The last one makes the rename itself survive.
+    assert calls == ["rename", "sync", "in place", "fsync"]
 
 
 def test_another_content_than_the_hash_says_is_deleted(site: Site, pull: Edge, models: Path) -> None:
@@ -357,7 +460,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "weights")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.sync", full)
     done = pull(*site.add("m.tar", tar(MODEL, "w")))
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert "'weights' cannot be written: No space left on device" in done.stderr
@@ -388,6 +491,120 @@ def test_a_model_whose_replacement_was_killed_halfway_is_put_back(site: Site, pu
     done = pull(*site.add("m.onnx", b"second"))
     assert done.returncode == 2
     assert "exists: use --replace" in done.stderr
+    assert (models / "m/1/model.onnx").read_bytes() == b"first"
+
+
+KILLED_PULLS = """
+import json, os, signal, sys
+from pathlib import Path
+from edge_server.cli.pull import run
+
+CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+folder, first, after, old = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+
+
+# Not the subject, and slow where other programs write.
+os.sync = os.fsync = lambda *_: None
+
+
+def pull(repository, arguments, changes=None):
+    # In a process of its own, which kills itself instead of its next change of the disk after so many.
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    done = 0
+
+    def count(event, given):
+        nonlocal done
+        if event in CHANGES and (event != "open" or str(given[0]).startswith(str(repository))):
+            if done == changes:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.addaudithook(count)
+    os._exit(run([f"--model-repository={repository}", *arguments]))
+
+
+status, changes = signal.SIGKILL, 0
+while status == signal.SIGKILL:
+    repository = folder / str(changes)
+    (repository / "m/1").mkdir(parents=True) if old else repository.mkdir()
+    if old:
+        (repository / "m/1/model.onnx").write_text(old)
+    status = pull(repository, first, changes)
+    assert status in (0, signal.SIGKILL), status
+    assert pull(repository, after) == 0
+    changes += 1
+print(changes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_same", "old"),
+    [
+        (False, "old"),
+        pytest.param(False, "", marks=pytest.mark.full),
+        pytest.param(True, "old", marks=pytest.mark.full),
+        pytest.param(True, "", marks=pytest.mark.full),
+    ],
+)
+def test_what_a_pull_that_is_killed_at_any_change_of_the_disk_leaves_is_gone_after_the_next(
+    is_same: bool, old: str, site: Site, tmp_path: Path
+) -> None:
+    new = {"config.pbtxt": CONFIG, "1/a": b"a" * 5000, "1/b": b"b"}
+    killed = [*site.add("m.tar.gz", tar(new)), *["--replace"] * bool(old)]
+    after = [killed[0], killed[1], "--replace"] if is_same else site.add("other.onnx", b"other")
+    folder = tmp_path / "repositories"
+    folder.mkdir()
+    script = [sys.executable, "-c", KILLED_PULLS, str(folder), json.dumps(killed), json.dumps(after), old]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    count = int(done.stdout)
+    assert count > 20
+    seen = set()
+    for repository in (folder / str(number) for number in range(count)):
+        found = {
+            str(path.relative_to(repository)): path.read_bytes() for path in repository.rglob("*") if path.is_file()
+        }
+        if not is_same:
+            assert found.pop("other/1/model.onnx") == b"other"
+        assert {*os.listdir(repository)} <= {"m", "other"}
+        known = {"new": in_folder(new, "m"), "old": {"m/1/model.onnx": b"old"}, "nothing": {}}
+        seen.add(next((name for name, files in known.items() if files == found), str(sorted(found))))
+    assert seen == ({"new"} if is_same else {"new", "old" if old else "nothing"})
+
+
+def test_a_pull_leaves_alone_the_download_that_another_was_told_to_resume(site: Site, pull: Edge, models: Path) -> None:
+    interrupted = site.add("m.onnx", os.urandom(300_000))
+    site.cut_after = 100_000
+    assert pull(*interrupted).returncode == 1
+    site.cut_after = None
+    assert pull(*site.add("other.onnx", b"other")).returncode == 0
+    assert pull(*interrupted).returncode == 0
+    assert site.requests[-1][1] == "bytes=100000-"
+    assert sorted(os.listdir(models)) == ["m", "other"]
+
+
+def test_a_replaced_model_that_cannot_be_put_back_is_not_deleted(
+    site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pull(*site.add("m.onnx", b"first")).returncode == 0
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if target == models / "m":
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", refuse)
+        assert pull(*site.add("m.onnx", b"second"), "--replace").returncode == 1
+        done = pull(*site.add("other.onnx", b"other"))
+        assert done.returncode == 1
+        assert f"'{models}/.pull-m/replaced' cannot be put back: Input/output error" in done.stderr
+    assert pull(*site.add("other.onnx", b"other")).returncode == 0
+    assert sorted(os.listdir(models)) == ["m", "other"]
     assert (models / "m/1/model.onnx").read_bytes() == b"first"
 
 
@@ -446,13 +663,18 @@ def test_a_missing_file_and_a_host_that_does_not_answer_have_their_reason(site: 
     assert "timed out" in done.stderr
 
 
-def test_a_second_pull_into_the_same_repository_is_refused(site: Site, pull: Edge, models: Path) -> None:
+def test_a_second_pull_into_the_same_repository_is_refused_and_leaves_what_the_first_stages(
+    site: Site, pull: Edge, models: Path
+) -> None:
     from edge_server.cli.pull import _locked
 
+    staging = models / ".pull-other" / "unpacked"
+    staging.mkdir(parents=True)
     with _locked(models):
         done = pull(*site.add("m.onnx", b"content"))
     assert done.returncode == 2
     assert "another pull into" in done.stderr
+    assert staging.exists()
 
 
 def test_a_certificate_that_is_not_trusted_is_refused(secure_site: Site, pull: Edge, models: Path) -> None:

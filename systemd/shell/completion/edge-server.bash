@@ -12,7 +12,7 @@ _edge_server_words() {
     "fleet status") echo --help --json --expect --wait --header --timeout ;;
     "models") echo --help --json --url --header --timeout ;;
     "events") echo --help --after --follow --no-follow --json --url --header --timeout ;;
-    "pull") echo --help --sha256 --model-repository --name --replace --index --list --header --timeout ;;
+    "pull") echo --help --sha256 --model-repository --name --replace --max-bytes --index --list --header --timeout ;;
     "sign") echo --help --key --new-key ;;
     "rollback") echo --help --to --undo --url --header --timeout ;;
     "stream") echo --help --model --model-version --address --source --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls --tls-root --tls-cert --tls-key ;;

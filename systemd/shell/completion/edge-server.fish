@@ -193,6 +193,7 @@ complete -c edge-server -n '__edge_server_runs pull' -l sha256 -x -d 'SHA-256 of
 complete -c edge-server -n '__edge_server_runs pull' -l model-repository -r -d 'repository to install into'
 complete -c edge-server -n '__edge_server_runs pull' -l name -x -d 'name of the model'
 complete -c edge-server -n '__edge_server_runs pull' -l replace -f -d 'replace the model of this name, if there is one'
+complete -c edge-server -n '__edge_server_runs pull' -l max-bytes -x -d 'most bytes that an archive may unpack to'
 complete -c edge-server -n '__edge_server_runs pull' -l index -r -d 'JSON file that lists models'
 complete -c edge-server -n '__edge_server_runs pull' -l list -f -d 'print the index and download nothing'
 complete -c edge-server -n '__edge_server_runs pull' -l header -x -d 'header to send, such as the key of a restricted API'
