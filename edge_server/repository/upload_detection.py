@@ -208,7 +208,9 @@ def _wait_s(
 def _is_being_written(key: PartKey, model: ModelDirectory, state: FolderState) -> bool:
     scan = _part_scans(model)[key]
     upload_age_s = (state.wall_ns - scan.upload_ns) / 1e9
-    if (model.name, key) in state.busy or (scan.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
+    # A clock that was set tells no age. The upload may have gone on until then.
+    is_young = 0 <= upload_age_s < UPLOAD_PATIENCE_S or state.steady_s < UPLOAD_PATIENCE_S
+    if (model.name, key) in state.busy or (scan.upload and is_young):
         return True
     if not state.written:
         return False

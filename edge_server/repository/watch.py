@@ -91,6 +91,7 @@ class Watcher:
         self._problem = ""
         """Error of the last scan, "" if there was none. It is logged once, not at every scan."""
         self._clock = _Clock()
+        self._git_locks = _GitLocks()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -249,7 +250,7 @@ class Watcher:
             settle_s=self._pace.remote_settle_s if is_remote else self._pace.settle_s,
             has_local_times=not is_remote,
             is_unreadable=is_unreadable,
-            is_being_written=not is_unreadable and _is_git_writing(path),
+            is_being_written=not is_unreadable and self._git_locks.is_writing(path),
         )
 
     def _check_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
@@ -347,15 +348,27 @@ def _real_paths(model: ModelDirectory) -> dict[str, str]:
     return found
 
 
-def _is_git_writing(root: Path) -> bool:
-    """Return whether git is writing the work tree of the root: it holds index.lock until it is done."""
-    for folder in (root, *root.absolute().parents):
-        git = folder / ".git"
-        if git.is_dir():
-            try:
-                age_s = time.time() - (git / "index.lock").stat().st_mtime
-            except OSError:
-                return False
-            # A lock with a future time was left before the clock was set back, e.g. without a clock battery.
-            return abs(age_s) < _GIT_LOCK_TIMEOUT_S
-    return False
+class _GitLocks:
+    """Tells whether git is writing the work tree around a folder: it holds index.lock until it is done."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, float]] = {}
+        """Change time of each lock, and the monotonic time until which it counts."""
+
+    def is_writing(self, root: Path) -> bool:
+        git = next((path / ".git" for path in (root, *root.absolute().parents) if (path / ".git").is_dir()), None)
+        if git is None:
+            return False
+        lock = git / "index.lock"
+        try:
+            changed_ns = lock.stat().st_mtime_ns
+        except OSError:
+            self._known.pop(lock, None)
+            return False
+        known = self._known.get(lock)
+        if known is None or known[0] != changed_ns:
+            # Only once by the wall clock, which may be set at any time. A lock with a future time was left before the
+            # clock was set back, e.g. without a clock battery.
+            age_s = abs(time.time() - changed_ns / 1e9)
+            known = self._known[lock] = changed_ns, time.monotonic() + _GIT_LOCK_TIMEOUT_S - age_s
+        return time.monotonic() < known[1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -240,6 +242,20 @@ def test_an_unfinished_upload_beside_a_version_holds_it_back_until_it_is_given_u
     assert contents(looks(found(20), found(25))) == {"m": ("c", {1: "a"})}
     late = 20 + UPLOAD_PATIENCE_S
     assert contents(looks(found(20), found(25), found(late))) == {"m": ("c", {1: "a", 2: "b"})}
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600, 86_400, -86_400])
+def test_a_clock_that_is_set_does_not_give_an_unfinished_upload_up(jump_s: int) -> None:
+    def found(at_s: float, jumped_at_s: float = math.inf) -> FolderState:
+        uploaded = version(2, "b", upload=".model.onnx.AbC123", upload_ns=WALL_NS + round(20 * 1e9))
+        has_jumped = at_s >= jumped_at_s
+        state = look(at_s, with_versions(model("m", "c", {}), [version(1, "a"), uploaded]))
+        steady_s = at_s - jumped_at_s if has_jumped else math.inf
+        return replace(state, wall_ns=state.wall_ns + jump_s * 10**9 * has_jumped, steady_s=steady_s)
+
+    assert contents(looks(found(20), found(25, 24))) == {"m": ("c", {1: "a"})}
+    assert contents(looks(found(20), found(53, 24))) == {"m": ("c", {1: "a"})}
+    assert contents(looks(found(20), found(24 + UPLOAD_PATIENCE_S, 24))) == {"m": ("c", {1: "a", 2: "b"})}
 
 
 def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:

@@ -362,6 +362,23 @@ def test_a_work_tree_counts_when_git_has_let_go_of_it(root: Path, add_model: Any
     assert followed.becomes({"m": (1,)})
 
 
+@pytest.mark.parametrize("jump_s", [86_400, -86_400])
+def test_a_work_tree_that_git_writes_does_not_count_when_the_clock_is_set(
+    root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    (root / ".git").mkdir()
+    (root / ".git" / "index.lock").write_bytes(b"")
+    followed = follow(fallback_s=0.05)
+    before, before_ns = time.time, time.time_ns
+    monkeypatch.setattr("time.time", lambda: before() + jump_s)
+    monkeypatch.setattr("time.time_ns", lambda: before_ns() + jump_s * 10**9)
+    add_model("m", files={"1/weights": b"1"})
+    time.sleep(PACE.settle_s * 3)  # what would be enough without the lock
+    assert followed.stated == [{}]
+    (root / ".git" / "index.lock").unlink()
+    assert followed.becomes({"m": (1,)})
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
 def test_without_room_for_watches_the_polling_observer_takes_over_and_it_is_said(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, VersionReport
-from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState, retry_delay_s
+from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.load_errors import HEALS
 from edge_server.serving.execution.version_interface import ServedVersion
@@ -230,11 +230,10 @@ class ModelState:
         rows = self.index_rows()
         if any(state == "LOADING" for number, (state, _) in rows.items() if version in (None, number)):
             return _LOADING_RETRY_S
-        # Bounded: the wall clock of a small machine may jump by years.
         waits_s = [
-            min(max(failure.retry_at_s - time.time(), _LOADING_RETRY_S), retry_delay_s(failure.count))
+            max((failure.alarm.when_ns - time.monotonic_ns()) / 1e9, _LOADING_RETRY_S)
             for number, failure in self.failed().items()
-            if version in (None, number) and failure.retry_at_s is not None
+            if version in (None, number) and failure.alarm is not None
         ]
         return min(waits_s, default=None)
 
