@@ -281,6 +281,7 @@ def test_loads_and_uploads_count_no_wall_time_and_no_half_of_an_upload_is_served
             # As rsync writes: a hidden neighbour, which takes the name when it is complete.
             hidden = folder / ".model.onnx.AbC123"
             folder.mkdir(parents=True)
+            (folder / "LICENCE").write_text("the first file of the version")
             (folder.parent / "config.pbtxt").write_text('backend: "onnxruntime"')
             hidden.write_bytes(content[: len(content) // 2])
             set_clock(server, there)

@@ -1,0 +1,371 @@
+"""kill -9 at random moments of all work: each restart answers, with whole contents, and nothing is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import importlib.util
+import io
+import itertools
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from edge_server.client import FrameStream, StreamError
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("openvino_genai") is None, reason="needs openvino-genai, of the extra test-all"
+    )
+]
+
+SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
+COMMAND = Path(sys.executable).parent / "edge-server"
+TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
+HELLO = "Hello! How can I help you?"
+PULLED = "pulled"
+BROKEN = (
+    OSError,
+    http.client.HTTPException,
+    InferenceServerException,
+    StreamError,
+    grpc.RpcError,
+    ValueError,
+)
+"""What a client gets from a server that is killed; ValueError for JSON that ends in its middle and a closed stream."""
+
+COUNTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.counts = {}
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+                self.counts[request.correlation_id()] = 0
+            self.counts[request.correlation_id()] += 1
+            count = np.array([[self.counts[request.correlation_id()]]], np.int32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", count)]))
+        return answers
+"""
+COUNTER_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [1] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [1] }
+sequence_batching { oldest { max_candidate_sequences: 4 } }
+parameters { key: "isolation" value { string_value: "process" } }
+"""
+CAMERA_CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [3, 32, 32] }
+output { name: "scores" data_type: TYPE_FP32 dims: [10] }
+parameters { key: "image_fit" value { string_value: "stretch" } }
+"""
+
+
+class Site:
+    """A web server with one archive after the other of the model `pulled`, which it sends slowly."""
+
+    def __init__(self, content_of: Callable[[int], bytes]) -> None:
+        self._content_of = content_of
+        self._archives: dict[str, bytes] = {}
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                content = site._archives[self.path]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    for start in range(0, len(content), len(content) // 8 + 1):
+                        self.wfile.write(content[start : start + len(content) // 8 + 1])
+                        time.sleep(0.03)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def pull(self, repository: Path, generation: int, environment: dict[str, str]) -> subprocess.Popen[str]:
+        """Begin to pull that generation of the model in place of the one that is there."""
+        made = io.BytesIO()
+        config = b'backend: "onnxruntime"\nmax_batch_size: 4'
+        files = {"config.pbtxt": config, "1/model.onnx": self._content_of(generation)}
+        # What the model does not need, so that there is more to write.
+        files |= {f"1/more/{number}": random.Random(number).randbytes(20_000) for number in range(40)}
+        with tarfile.open(fileobj=made, mode="w:gz") as archive:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        self._archives[f"/{generation}.tar.gz"] = made.getvalue()
+        url = f"http://127.0.0.1:{self._server.server_address[1]}/{generation}.tar.gz"
+        return subprocess.Popen(
+            [COMMAND, "pull", url, f"--sha256={hashlib.sha256(made.getvalue()).hexdigest()}", f"--name={PULLED}",
+             "--replace", f"--model-repository={repository}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Traffic:
+    """Clients of sequences, streams, cameras and a language model, each of which checks its answers."""
+
+    def __init__(self, server: Any) -> None:
+        self.errors: list[BaseException] = []
+        self.counts: dict[str, int] = {}
+        self.is_ending = threading.Event()
+        """Set before the server is killed. What a client gets after that may be anything but a wrong answer."""
+        self._server = server
+        self._camera: FrameStream | None = None
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,))
+            for work in (self._sequence, self._tokens, self._frames, self._chat)
+        ]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_ending.set()
+        # It would try to connect again without end.
+        if self._camera is not None:
+            self._camera.close()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads), "a client hangs"
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            while not self.is_ending.is_set():
+                work()
+                self.counts[work.__name__] = self.counts.get(work.__name__, 0) + 1
+        except BROKEN as error:
+            if not self.is_ending.is_set():
+                self.errors.append(error)
+        except BaseException as error:  # noqa: BLE001 - the test's own thread raises it
+            self.errors.append(error)
+
+    def _sequence(self) -> None:
+        for number in range(1, 6):
+            tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [0]}
+            flags = {"sequence_id": 7, "sequence_start": number == 1, "sequence_end": number == 5}
+            status, answer = self._server.infer("sequences", {"inputs": [tensor], "parameters": flags})
+            if status != 200 and self.is_ending.is_set():
+                return
+            assert (status, answer["outputs"][0]["data"]) == (200, [number]), answer
+
+    def _tokens(self) -> None:
+        answers: queue.Queue[Any] = queue.Queue()
+        inputs = []
+        for name, values in (("IN", [3, 4, 5]), ("DELAY", [5, 20, 5]), ("WAIT", [0])):
+            kind = "INT32" if name == "IN" else "UINT32"
+            inputs.append(grpcclient.InferInput(name, [len(values)], kind))
+            inputs[-1].set_data_from_numpy(np.array(values, kind.lower()))
+        with grpcclient.InferenceServerClient(self._server.grpc) as client:
+            client.start_stream(lambda result, error: answers.put((result, error)))
+            client.async_stream_infer("tokens", inputs)
+            for expected in (3, 4, 5):
+                result, error = answers.get(timeout=60)
+                if error is not None:
+                    raise error
+                assert result.as_numpy("OUT").tolist() == [expected]
+
+    def _frames(self) -> None:
+        with FrameStream(self._server.grpc, "camera", keeps_all=True) as self._camera:
+            stream, results = self._camera, self._camera.results()
+            for _ in range(3):
+                stream.send(np.full((32, 32, 3), 90, np.uint8))
+                # Ends when the stream is closed.
+                assert not any(result.error for result in itertools.islice(results, 1))
+
+    def _chat(self) -> None:
+        assert say_hello(self._server) == HELLO
+
+
+def say_hello(server: Any) -> str:
+    chat = {
+        "model": "talker",
+        "messages": [{"role": "user", "content": "say hello"}],
+        "temperature": 0,
+        "max_tokens": 40,
+    }
+    status, answer = server.ask("/v1/chat/completions", chat)
+    if status != 200:
+        raise http.client.HTTPException(f"{status} {answer}")
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def processes_with(mark: str) -> dict[int, str]:
+    """Return the processes whose environment holds a text: pid -> command line."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes() and (folder / "cmdline").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def named_memory(pids: Any) -> set[str]:
+    """Return the files in /dev/shm that processes have open or mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text().split()
+            found |= {word for word in maps if word.startswith("/dev/shm/")}
+            found |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    return {name for name in found if name.startswith("/dev/shm/") and not name.endswith("(deleted)")}
+
+
+@pytest.fixture
+def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
+    made = Site(lambda generation: storm_model(1, generation))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+        pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(6000)]),
+    ],
+)
+def test_after_a_kill_at_a_random_moment_of_all_work_a_restart_serves_whole_contents_and_nothing_is_left(
+    kills: int, serve: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
+    conv: Any, site: Site, free_ports: Any, eventually: Any, tmp_path: Path,
+) -> None:  # fmt: skip
+    print(f"EDGE_STORM_SEED={SEED} kills={kills}")
+    temp = tmp_path / "tmp"
+    temp.mkdir()
+    environment = {"TMPDIR": str(temp)}
+    flags = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    flags += ["--repository-poll-secs=0.2", "--governor=false"]
+    for name, config, file, content in (
+        ("sequences", COUNTER_CONFIG, "model.py", COUNTER.encode()),
+        ("tokens", repeat_config, "", b""),
+        ("camera", CAMERA_CONFIG, "model.onnx", conv.SerializeToString()),
+        ("talker", "", "model.gguf", TINY.read_bytes()),
+    ):
+        folder = shelf.path / name / "1"
+        folder.mkdir(parents=True)
+        if config:
+            (folder.parent / "config.pbtxt").write_text(config)
+        if file:
+            (folder / file).write_bytes(content)
+        shelf.others.add(name)
+    shelf.others.add(PULLED)
+    storm = new_storm(SEED)
+    chance = random.Random(SEED)
+    generation = 1
+
+    def pull_whole() -> None:
+        pull = site.pull(shelf.path, generation, environment)
+        assert (pull.communicate(timeout=60)[1], pull.returncode) == ("", 0)
+
+    pull_whole()
+    installed, totals = {generation}, {"_sequence": 0, "_tokens": 0, "_frames": 0, "_chat": 0, "early": 0, "pulls": 0}
+
+    def pulled_by(server: Any) -> int | None:
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0] * 4}
+        status, answer = server.infer(PULLED, {"inputs": [tensor]})
+        return int(answer["outputs"][0]["data"][0]) % 100_000 if status == 200 else None
+
+    def storm_until(end_s: float) -> None:
+        while time.monotonic() < end_s:
+            storm.step()
+            time.sleep(chance.uniform(0, 0.2))
+
+    for _ in range(kills):
+        if chance.random() < 0.2:
+            command = [COMMAND, "serve", f"--model-repository={shelf.path}", *flags]
+            starting = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
+            )
+            time.sleep(chance.uniform(0, 2))
+            starting.kill()
+            starting.wait()
+            totals["early"] += 1
+            continue
+        with serve(shelf.path, *flags, environment=environment) as server:
+            agree(server, shelf)
+            assert eventually(lambda server=server, whole=installed: pulled_by(server) in whole), installed
+            assert say_hello(server) == HELLO
+            generation += 1
+            with new_load(server, SEED + generation), Traffic(server) as traffic:
+                storm_until(time.monotonic() + chance.uniform(0, 2))
+                pull = site.pull(shelf.path, generation, environment)
+                storm_until(time.monotonic() + chance.uniform(0.1, 2))
+                is_pull_killed = chance.random() < 0.7
+                if is_pull_killed:
+                    pull.kill()
+                memory = named_memory(processes_with(str(temp)))
+                traffic.is_ending.set()
+                server.process.kill()
+                assert server.process.wait(30) == -signal.SIGKILL
+            assert traffic.errors == []
+            _, complaint = pull.communicate(timeout=60)
+            assert is_pull_killed or pull.returncode == 0, complaint
+            totals["pulls"] += pull.returncode != 0
+            installed = {generation} if pull.returncode == 0 else installed | {generation}
+        for name, count in traffic.counts.items():
+            totals[name] += count
+        # Helper processes notice by themselves that the server is gone.
+        assert eventually(lambda: not processes_with(str(temp))), processes_with(str(temp))
+        assert [name for name in memory if os.path.exists(name)] == []
+        storm.calm()
+        if is_pull_killed and chance.random() < 0.5:
+            generation += 1
+            pull_whole()
+            installed = {generation}
+            assert [path.name for path in shelf.path.glob(".pull-*")] == []
+        elif not (shelf.path / PULLED).exists():
+            # Killed between the two renames: the model comes back with the next pull, whatever that one is for.
+            generation += 1
+            pull_whole()
+            installed = {generation}
+    generation += 1
+    pull_whole()
+    with serve(shelf.path, *flags, environment=environment) as server:
+        agree(server, shelf)
+        assert eventually(lambda: pulled_by(server) == generation)
+        assert say_hello(server) == HELLO
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+    print(totals)
+    assert os.listdir(temp) == []
+    assert [path.name for path in shelf.path.glob(".pull-*")] == []
+    assert eventually(lambda: not processes_with(str(temp))), processes_with(str(temp))
+    assert str(temp) not in Path("/proc/net/unix").read_text()
+    assert kills < 50 or min(totals.values()) > 0, totals
