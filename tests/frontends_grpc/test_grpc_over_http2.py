@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,12 @@ class Side(UnaryHandler):
     def __init__(self, call: Any) -> None:
         self.call = call
         self.messages: list[memoryview | bytes] = []
-        self.has_left = self.is_last = False
+        self.has_left = self.is_last = self.takes_all = False
 
     def on_message(self, message: memoryview | bytes) -> None:
         self.messages.append(message)
+        if self.takes_all:
+            self.call.receive()
 
     def on_last_message(self) -> None:
         self.is_last = True
@@ -54,12 +58,16 @@ class Stream:
         self.headers = HeaderBlock(fields)
         self.ends: list[bytes] = []
         self.consumed = 0
+        self.turn_calls: list[Callable[[], None]] = []
 
     def finish(self, block: bytes) -> None:
         self.ends.append(block)
 
     def consume(self, count: int) -> None:
         self.consumed += count
+
+    def run_in_turn(self, call: Callable[[], None]) -> None:
+        self.turn_calls.append(call)
 
 
 def head(*more: tuple[bytes, bytes], fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> CallHeaders:
@@ -92,6 +100,48 @@ def test_binary_metadata_may_lack_padding_and_be_joined() -> None:
         ("x-bin", b"\xff"), ("x-bin", b"\0\1"), ("x-bin", b"\0"),
     )  # fmt: skip
     assert head((b"x-bin", b"A!A=")).refusal is not None
+
+
+def test_metadata_that_is_equal_is_kept_once() -> None:
+    """Blocks of a few bytes may name an entry of the table many times."""
+    values = [value for _, value in head(*[(b"a", b"v" * 4000)] * 15).metadata]
+    assert len(values) == 15
+    assert len(set(map(id, values))) == 1
+
+
+def test_headers_of_calls_that_need_no_metadata_hold_no_copies() -> None:
+    block = HeaderBlock((*FIELDS, *[(b"a", b"v" * 4000)] * 15))
+    tracemalloc.start()
+    try:
+        kept = [CallHeaders(block, METHODS) for _ in range(64)]
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used / len(kept) < 2000
+
+
+def test_a_header_list_that_is_too_large_gets_431() -> None:
+    assert CallHeaders(HeaderBlock(FIELDS, is_too_large=True), METHODS).http_status == 431
+
+
+def test_a_streams_messages_are_delivered_in_its_connections_turns(transport: Http2Transport) -> None:
+    """A frame of many small messages does not keep the reading thread from other connections."""
+    stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
+    transport.server.thread_id = http2_transport.threading.get_ident()
+    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    side = call._handler
+    assert isinstance(side, Side)
+    side.takes_all = True
+    count = 100
+    call.on_data(memoryview(framed(*[b"x"] * count)), False)
+    turns = 0
+    while stream.turn_calls:
+        before = len(side.messages)
+        stream.turn_calls.pop(0)()
+        assert len(side.messages) - before <= 8
+        turns += 1
+    assert len(side.messages) == count
+    assert turns >= count // 8 - 1
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Echo:
         self.path = stream.headers.path.decode()
         self.body = bytearray()
         self.events: list[Any] = []
-        self.memory = bytearray(1 << 21)
+        self.memory = bytearray(1 << 21 if self.path == "/target" else 0)
         self.is_sent = threading.Event()
         self.is_reset = threading.Event()
         self.has_ended = threading.Event()

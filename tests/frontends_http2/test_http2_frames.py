@@ -91,6 +91,19 @@ WRONG = {
     "6.10 PING within a header block": (raw(1, 0, 3, b"\x82") + raw(6, 0, 0, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
     "6.10 DATA within a header block": (raw(1, 0, 3, b"\x82") + raw(0, 0, 1, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
     "6.10 CONTINUATION of another": (raw(1, 0, 3, b"\x82") + raw(9, 4, 1, b""), Http2ErrorCode.PROTOCOL_ERROR),
+    "5.1.1 HEADERS on a lower stream than before": (
+        raw(1, 4, 9, b"\x82") + raw(1, 4, 7, b"\x82"),
+        Http2ErrorCode.STREAM_CLOSED,
+    ),
+    "5.5 an unknown frame within a header block": (
+        raw(1, 0, 3, b"\x82") + raw(0xEE, 0, 3, b"?"),
+        Http2ErrorCode.PROTOCOL_ERROR,
+    ),
+    "4.2 HEADERS of 64 KiB and more": (raw(1, 4, 3, bytes(70000)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.5.2 first of two windows of 2^31": (
+        raw(4, 0, 0, struct.pack(">HIHI", 4, 1 << 31, 4, 100)),
+        Http2ErrorCode.FLOW_CONTROL_ERROR,
+    ),
     "4.2 control frame of 64 KiB and more": (raw(2, 0, 1, bytes(70000)), Http2ErrorCode.FRAME_SIZE_ERROR),
     "4.3 headers that cannot be decoded": (raw(1, 4, 3, b"\xff\xff\xff\xff\x0f"), Http2ErrorCode.COMPRESSION_ERROR),
 }
@@ -192,6 +205,55 @@ def test_unknown_frames_settings_and_flags_are_ignored_5_5(serve: Serve) -> None
     assert client.response(1) == b"abc"
 
 
+def test_the_reserved_bit_is_ignored_4_1_and_6_9(serve: Serve) -> None:
+    client = serve().connect({4: 0})
+    reserved = 1 << 31
+    client.send(client.headers(1), raw(0, 1, reserved | 1, b"abc"), raw(8, 0, 1, (reserved | 3).to_bytes(4, "big")))
+    assert client.response(1) == b"abc"
+
+
+def test_frames_that_may_come_late_are_ignored_5_1(serve: Serve) -> None:
+    """After both sides have ended the stream: RST_STREAM, WINDOW_UPDATE, PRIORITY and, of a slow client, DATA."""
+    client = serve().connect()
+    client.send(client.headers(1), DataFrame(1, b"abc", flags=["END_STREAM"]))
+    assert client.response(1) == b"abc"
+    client.send(RstStreamFrame(1, Http2ErrorCode.CANCEL), window(1, 5), PriorityFrame(1, depends_on=0))
+    client.check_alive()
+
+
+def test_unknown_error_codes_are_as_any_other_7(serve: Serve) -> None:
+    server = serve()
+    client = server.connect()
+    client.send(client.headers(1, path="/wait"), client.headers(3))
+    echo = server.next_stream()
+    client.send(RstStreamFrame(1, 0xFFFFFFFF), GoAwayFrame(0, error_code=0xFFFFFFFE))
+    assert echo.is_reset.wait(server.WAIT_S)
+    client.send(DataFrame(3, b"abc", flags=["END_STREAM"]))
+    assert client.response(3) == b"abc"
+
+
+def test_open_streams_are_served_after_the_clients_goaway_6_8(serve: Serve) -> None:
+    client = serve().connect()
+    client.send(client.headers(1), GoAwayFrame(0), DataFrame(1, b"abc", flags=["END_STREAM"]))
+    assert client.response(1) == b"abc"
+
+
+def test_the_end_of_the_connection_by_an_error_names_the_last_stream_5_4_1(serve: Serve) -> None:
+    client = serve().connect()
+    client.send(client.headers(1, path="/wait"), client.headers(5, path="/wait"), raw(6, 0, 1, bytes(8)))
+    assert client.until(GoAwayFrame).last_stream_id == 5
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_smaller_header_table_is_acknowledged_in_the_next_block_6_5_2(serve: Serve, size: int) -> None:
+    """RFC 7541 section 4.2: the decoder insists on it."""
+    client = serve().connect({1: size})
+    client.decoder.max_allowed_table_size = size
+    for number in (1, 3):
+        client.send(client.headers(number), DataFrame(number, b"abc", flags=["END_STREAM"]))
+        assert client.response(number) == b"abc"
+
+
 def test_padding_is_dropped_6_1_and_6_2(serve: Serve) -> None:
     client = serve().connect()
     headers = client.headers(1, "PADDED")
@@ -291,6 +353,11 @@ HEADERS_WRONG = {
     "8.2.2 te": [("te", "gzip")],
     "8.3 unknown pseudo-header": [(":status", "200")],
     "8.3 repeated pseudo-header": [(":path", "/b")],
+    "8.2.1 carriage return in a value": [("a", "1\r2")],
+    "8.2.1 colon in a name": [("a:b", "1")],
+    "8.2.1 empty name": [("", "1")],
+    "8.2.2 transfer-encoding": [("transfer-encoding", "chunked")],
+    "8.2.2 upgrade": [("upgrade", "h2c")],
     "8.1.1 content-length is no number": [("content-length", "+1")],
     "8.1.1 two content-lengths": [("content-length", "1"), ("content-length", "2")],
     "8.1.1 content-length without DATA": [("content-length", "1")],
@@ -313,6 +380,21 @@ def test_requests_without_a_pseudo_header_end_the_stream_8_3_1(serve: Serve, lef
     client = server.connect()
     client.send(client.headers(1, fields=[field for field in server.REQUEST if field[0] != left_out]))
     assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
+
+
+ORDER_WRONG = {
+    "8.3 pseudo-header after a regular field": [(":method", "POST"), (":scheme", "http"), ("a", "1"), (":path", "/")],
+    "8.3.1 empty path": [(":method", "POST"), (":scheme", "http"), (":path", "")],
+    "8.5 CONNECT, which only a proxy serves": [(":method", "CONNECT"), (":authority", "x:1")],
+}
+
+
+@pytest.mark.parametrize("name", ORDER_WRONG)
+def test_requests_that_are_not_for_this_server_end_the_stream(serve: Serve, name: str) -> None:
+    client = serve().connect()
+    client.send(client.headers(1, fields=ORDER_WRONG[name]))
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
+    client.check_alive()
 
 
 @pytest.mark.parametrize(("length", "data", "is_right"), [(3, b"abc", True), (4, b"abc", False), (2, b"abc", False)])

@@ -29,6 +29,7 @@ from edge_server.frontends.grpc.call import (
     Metadata,
     Methods,
     Pieces,
+    RpcMethod,
     call_status,
     client_error,
 )
@@ -54,12 +55,17 @@ _ALIGNMENT = 16
 _GRANT_BYTES = 1 << 20
 """After this number of consumed bytes of a stream, a window update allows the client to send as many again."""
 
-_MESSAGES_IN_A_ROW = 32
-"""Maximum number of messages of one stream that are delivered in one turn of the reading thread."""
+_MESSAGES_IN_A_ROW = 8
+"""Messages of one stream that are delivered at once. More wait for the connection's next turn."""
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 1_000_000_000, "m": 1_000_000, "u": 1_000, "n": 1}
-_NOT_METADATA = frozenset(("te", "content-length", "grpc-message-type"))
+_NOT_METADATA = frozenset(
+    (
+        b"te", b"content-length", b"grpc-message-type",
+        b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding",
+    )
+)  # fmt: skip
 _NOT_PLAIN = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """zlib's wbits for the formats of doc/compression.md."""
@@ -93,12 +99,12 @@ _STOPPING = call_status(Draining("Server is stopping and takes no further calls"
 
 
 class CallHeaders:
-    """Parsed request headers of a call. All calls with the same header block share them. Immutable.
+    """Parsed request headers of a call. All calls with the same header block share them.
 
     `refusal` is the status of calls that cannot be served. `http_status` is not 200 for a request that is not gRPC.
     """
 
-    __slots__ = ("accepts_gzip", "encoding", "http_status", "metadata", "method", "refusal", "timeout_ns")
+    __slots__ = ("_metadata", "_pairs", "accepts_gzip", "encoding", "http_status", "method", "refusal", "timeout_ns")
 
     def __init__(self, headers: HeaderBlock, methods: Methods) -> None:
         self.timeout_ns = 0
@@ -106,29 +112,32 @@ class CallHeaders:
         self.accepts_gzip = False
         self.refusal: CallStatus | None = None
         self.http_status = 200
-        content_type = ""
-        metadata: list[tuple[str, str | bytes]] = []
-        for raw_name, raw_value in headers.pairs:
-            name, value = raw_name.decode("ascii", "replace"), raw_value.decode("utf-8", "surrogateescape")
-            if name == "content-type":
-                content_type = value.lower()
-            elif name == "grpc-timeout":
-                self._read_timeout(value)
-            elif name == "grpc-encoding":
-                self.encoding = "" if value == "identity" else value
-            elif name == "grpc-accept-encoding":
-                self.accepts_gzip = "gzip" in value.replace(" ", "").split(",")
-            elif name.endswith("-bin"):
-                # Values of one name may have been joined with commas (protocol, "Custom-Metadata").
-                metadata += [(name, self._binary(name, piece.strip())) for piece in raw_value.split(b",")]
-            elif name not in _NOT_METADATA:
-                metadata.append((name, value))
-        self.metadata = tuple(metadata)
-        path = headers.path.decode("utf-8", "replace")
-        self.method = methods.get(path)
+        self.method: RpcMethod | None = None
+        self._pairs = headers.pairs
+        self._metadata: Metadata | None = None
         if headers.is_too_large:
             self.http_status = 431
-        elif headers.method != b"POST":
+            return
+        content_type = ""
+        for name, value in headers.pairs:
+            if name == b"content-type":
+                content_type = _text(value).lower()
+            elif name == b"grpc-timeout":
+                self._read_timeout(_text(value))
+            elif name == b"grpc-encoding":
+                self.encoding = "" if value == b"identity" else _text(value)
+            elif name == b"grpc-accept-encoding":
+                self.accepts_gzip = b"gzip" in value.replace(b" ", b"").split(b",")
+            elif name.endswith(b"-bin"):
+                try:
+                    _binary_values(value)
+                except binascii.Error:
+                    self.refusal = CallStatus(
+                        GrpcStatus.INTERNAL, f"metadata '{name[:64].decode('ascii', 'replace')}' is not base64"
+                    )
+        path = headers.path.decode("utf-8", "replace")
+        self.method = methods.get(path)
+        if headers.method != b"POST":
             self.http_status = 405
         elif not content_type.startswith(_CONTENT_TYPE) or content_type[len(_CONTENT_TYPE) :][:1] not in ("", "+", ";"):
             self.http_status = 415
@@ -142,6 +151,24 @@ class CallHeaders:
                 (("grpc-accept-encoding", "identity,deflate,gzip"),),
             )
 
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of a call that is not refused. Decoded when it is first wanted: copies of all values, which
+        most calls do not need."""
+        if self._metadata is None:
+            metadata: list[tuple[str, str | bytes]] = []
+            texts: dict[bytes, str] = {}
+            for name, value in self._pairs:
+                if name.endswith(b"-bin"):
+                    metadata += [(name.decode("ascii"), piece) for piece in _binary_values(value)]
+                elif name not in _NOT_METADATA:
+                    text = texts.get(value)
+                    if text is None:
+                        text = texts[value] = _text(value)
+                    metadata.append((name.decode("ascii"), text))
+            self._metadata = tuple(metadata)
+        return self._metadata
+
     def _read_timeout(self, value: str) -> None:
         found = _TIMEOUT.fullmatch(value)
         if found is None:
@@ -150,13 +177,21 @@ class CallHeaders:
             # A sent 0 is a deadline that has passed, but `timeout_ns` 0 means no deadline.
             self.timeout_ns = max(1, int(found[1]) * _UNIT_NS[found[2]])
 
-    def _binary(self, name: str, value: bytes) -> bytes:
-        try:
-            # Padding is optional (protocol, "Binary-Header").
-            return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
-        except binascii.Error:
-            self.refusal = CallStatus(GrpcStatus.INTERNAL, f"metadata '{name[:64]}' is not base64")
-            return b""
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _binary_values(value: bytes) -> list[bytes]:
+    """Return the values of binary metadata. Raises binascii.Error.
+
+    Values of one name may have been joined with commas (protocol, "Custom-Metadata"). Padding is optional (protocol,
+    "Binary-Header").
+    """
+    return [
+        base64.b64decode(piece + b"=" * (-len(piece) % 4), validate=True)
+        for piece in map(bytes.strip, value.split(b","))
+    ]
 
 
 class Http2Call:
@@ -488,7 +523,7 @@ class Http2Call:
                 return  # `_pass_inflated` continues
             self._is_delivering = False
         else:
-            self._server.run_soon(self._deliver)
+            self._stream.run_in_turn(self._deliver)
         if self._ungranted >= _GRANT_BYTES:
             self._grant()
 

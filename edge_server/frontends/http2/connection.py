@@ -2,7 +2,18 @@
 
 RFC 9113; section numbers are given at each rule. One lock guards windows, queues and output. It is never held while
 stream receivers are called. Frames are parsed in a buffer that the server's connections share, because one thread reads
-them all in turn. A connection keeps only its own incomplete frame.
+them all in turn. A connection keeps only its own incomplete frame, and the frames beyond its share of a turn.
+
+Shares. In one turn of the reading thread a connection receives once, and handles frames until it has opened its share
+of calls or used its share of time (`limits`). The frames that are left wait in `_rest`, and the connection in the
+server's queue for a second share. Who needs more waits in a second queue, which is served in turn while time is left.
+Header blocks that take long to decode are decoded only there. So a client that needs little waits for a small share of
+each other client, whatever those send.
+
+WINDOW_UPDATE costs the server about as much as a PING, but clients must send it. Streams and DATA pay for it: a stream
+for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for two, and each
+KiB of DATA for one more. So clients may return every frame and every KiB at once. WINDOW_UPDATE that nothing has paid
+for counts as a useless frame.
 """
 
 from __future__ import annotations
@@ -13,17 +24,17 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from hpack import HPACKError
 
 from edge_server.frontends.http2 import frames, limits
 from edge_server.frontends.http2.frames import Http2ErrorCode
-from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderReader
+from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderMemory, HeaderReader, is_large, survey_block
 from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.stream_interface import NoReceiver, Pieces, StreamReceiver
 
@@ -50,8 +61,8 @@ memory."""
 _TARGET_FROM_BYTES = 4096
 """Smallest remainder of a frame for which the receiver is asked to provide memory."""
 
-_SMALL_GRANT_BYTES = 16
-"""A smaller WINDOW_UPDATE counts as a useless frame while output is waiting for window space."""
+_SMALL_WINDOW_BYTES = 16
+"""A DATA frame that a smaller window has cut pays for no WINDOW_UPDATE: each would cause such a frame again."""
 
 _TABLE_BYTES = 4096
 """Size of a header table until SETTINGS changes it, section 6.5.2."""
@@ -59,8 +70,15 @@ _TABLE_BYTES = 4096
 _EMPTY_TABLE = b"\x20"
 """Sets the table's size to 0, RFC 7541 section 6.3."""
 
-_RECORDS_IN_A_ROW = 16
-"""TLS records read from one connection before the others are served."""
+_TOO_LARGE_LIST_CHARGE = 64
+"""How many useless frames a header list above the limit counts for."""
+
+_STREAMS_PER_CHARGE = 32
+"""Streams whose window one useless frame may change by SETTINGS. More of them count for more frames."""
+
+_UPDATES_PER_STREAM = 6
+_UPDATES_PER_FRAME = 2
+"""WINDOW_UPDATE frames that an opened stream and a further DATA frame pay for."""
 
 _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
@@ -144,6 +162,10 @@ class Stream:
         """Let the client send `count` more bytes."""
         self.connection.grant(self, count)
 
+    def run_in_turn(self, call: Callable[[], None]) -> None:
+        """Call a function on the reading thread in the connection's next turn. From that thread only."""
+        self.connection.run_in_turn(call)
+
 
 class ReadingThread(Protocol):
     """The server and its reading thread, as a connection uses them."""
@@ -154,8 +176,12 @@ class ReadingThread(Protocol):
     thread_id: int
     buffer: bytearray
     view: memoryview
-    more: dict[int, Http2Connection]
+    waiting: deque[Http2Connection]
+    long_waiting: deque[Http2Connection]
     unsent: list[Http2Connection]
+    share_calls: int
+    share_s: float
+    header_memory: HeaderMemory
     on_stream: Callable[[Stream], StreamReceiver]
 
     def run_soon(self, call: Callable[[], None]) -> None:
@@ -181,6 +207,7 @@ class Http2Connection:
         "_block_frames",
         "_block_stream",
         "_blocked",
+        "_calls_left",
         "_connection_grant",
         "_control_credit",
         "_credit_s",
@@ -188,19 +215,22 @@ class Http2Connection:
         "_data_left",
         "_data_padding",
         "_data_stream",
+        "_frames_sent",
         "_handshake_end_s",
         "_has_preface",
         "_has_sent",
         "_has_settings",
         "_headers",
         "_initial_send_window",
+        "_is_cut",
         "_is_ending",
         "_is_going_away",
+        "_large_block",
         "_last_ping_s",
         "_limits",
         "_lock",
         "_max_send_frame",
-        "_output",
+                "_output",
         "_output_bytes",
         "_ping_sent_s",
         "_ping_strikes",
@@ -211,17 +241,23 @@ class Http2Connection:
         "_send_window",
         "_sent",
         "_server",
+        "_share_end_s",
         "_socket",
         "_stalled_since_s",
         "_streams",
+        "_streams_opened",
         "_table_update",
         "_target",
+        "_turn_calls",
         "_unread_answers",
+        "_updates_used",
         "_watches_output",
+        "_window_raised",
         "fd",
         "is_closed",
         "is_tls",
         "is_unsent",
+        "is_waiting",
         "last_received_s",
         "last_stream_id",
         "peer",
@@ -230,7 +266,7 @@ class Http2Connection:
     def __init__(
         self, server: ReadingThread, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool
     ) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         settings = server.limits
         self._server = server
         self._limits = settings
@@ -251,7 +287,7 @@ class Http2Connection:
         # Receiving.
         self._rest = b""
         self._has_preface = self._has_settings = False
-        self._headers = HeaderReader(settings.max_header_list_bytes)
+        self._headers = HeaderReader(settings.max_header_list_bytes, server.header_memory)
         self._block = b""
         self._block_stream = self._block_flags = self._block_frames = 0
         self._data_stream: Stream | None = None
@@ -259,6 +295,17 @@ class Http2Connection:
         self._target: memoryview | None = None
         self._connection_grant = 0
         """Bytes received since the connection's window was last raised."""
+
+        # The share of a turn.
+        self.is_waiting = False
+        """Whether the connection is in one of the server's queues, because its input was not handled completely."""
+        self._is_cut = False
+        """Whether `_rest` may begin with whole frames, or `_large_block` waits."""
+        self._large_block: tuple[int, int, bytes] | None = None
+        """Stream, flags and a header block, to be decoded when the connection is served from the queue."""
+        self._turn_calls: deque[Callable[[], None]] = deque()
+        self._calls_left = 0
+        self._share_end_s = 0.0
 
         # Sending; guarded by the lock.
         self._output: list[bytes | memoryview] = [
@@ -296,6 +343,9 @@ class Http2Connection:
         self._ping_strikes = 0
         self._has_sent = False
         """Whether HEADERS or DATA were sent since the last PING arrived."""
+        self._streams_opened = self._frames_sent = self._window_raised = self._updates_used = 0
+        """What pays for WINDOW_UPDATE: streams, DATA frames beside those of `send_response`, and the sum by which the
+        connection's send window was raised, from which the sent bytes follow; and how many were paid."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
@@ -314,8 +364,8 @@ class Http2Connection:
 
     # -- receiving: the reading thread ------------------------------------------------------------------------------
 
-    def on_readable(self) -> bool:
-        """Receive once and handle the data. Return whether more data may be ready that epoll does not report.
+    def _receive(self) -> bool:
+        """Receive once and handle the data. Return whether there is more to handle that epoll does not report.
 
         Raises OSError when the connection is lost, and ConnectionFault.
         """
@@ -359,6 +409,26 @@ class Http2Connection:
             if not self._data_left:
                 self._data_stream = None
         end = start + count
+        self._handle(end)
+        return has_more or self._is_cut
+
+    def _resume(self) -> bool:
+        """Handle frames that were received before. Otherwise as `_receive`."""
+        rest, self._rest = self._rest, b""
+        end = len(rest)
+        self._server.view[:end] = rest
+        self._is_cut = False
+        large, self._large_block = self._large_block, None
+        if large is not None:
+            self._on_header_block(*large, may_take_long=True)
+        self._handle(end)
+        if self._is_cut or not self.is_tls:
+            return self._is_cut
+        with self._lock:
+            return self._socket.pending() > 0  # type: ignore[attr-defined,no-any-return]
+
+    def _handle(self, end: int) -> None:
+        """Handle the bytes in the server's buffer, and prepare to receive the next ones."""
         if end:
             self._parse(end)
         stream = self._data_stream
@@ -374,10 +444,9 @@ class Http2Connection:
                 self._put(frames.window_update(0, self._connection_grant))
                 self._flush_if_elsewhere()
             self._connection_grant = 0
-        return has_more
 
     def _parse(self, end: int) -> None:
-        """Handle the frames in the server's buffer, up to byte `end`."""
+        """Handle the frames in the server's buffer, up to byte `end`, within the connection's share of the turn."""
         buffer, view = self._server.buffer, self._server.view
         position = 0
         if not self._has_preface:
@@ -396,6 +465,9 @@ class Http2Connection:
                 if self._data_left:
                     return
             if end - position < 9:
+                break
+            if position and (self._calls_left <= 0 or monotonic() >= self._share_end_s):
+                self._is_cut = True
                 break
             high, low, kind, flags, stream_id = _unpack_from(buffer, position)
             size = high << 8 | low
@@ -564,12 +636,24 @@ class Http2Connection:
             if not flags & _END_HEADERS:
                 self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
                 return
+        self._on_header_block(stream_id, flags, block)
+
+    def _on_header_block(self, stream_id: int, flags: int, block: bytes, *, may_take_long: bool = False) -> None:
+        """Handle a whole header block, or keep it for later if it takes long."""
         headers = self._headers.remembered.get(block)
         if headers is None:
             try:
-                headers = self._headers.read(block)
+                survey = survey_block(block)
+                if not may_take_long and is_large(block, survey[0]):
+                    self._large_block = (stream_id, flags, block)
+                    self._is_cut = True
+                    self._share_end_s = 0.0
+                    return
+                headers = self._headers.read(block, survey)
             except HPACKError as error:
                 raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+            if headers.is_too_large:
+                self._charge_control(_TOO_LARGE_LIST_CHARGE)
         stream = self._streams.get(stream_id)
         if stream is None:
             self._open_stream(stream_id, headers, ends=bool(flags & _END_STREAM))
@@ -616,6 +700,7 @@ class Http2Connection:
             self._refuse_stream(stream_id, Http2ErrorCode.REFUSED_STREAM, ends=ends)
             return
         self._streams[stream_id] = stream
+        self._calls_left -= 1
         stream.receiver = self._server.on_stream(stream)
         if self._server.is_draining and not self._is_going_away:
             # GOAWAY follows the first stream of a new connection; otherwise its client would never use it.
@@ -690,6 +775,7 @@ class Http2Connection:
         if stream_id and stream is None:
             if self._is_idle(stream_id):
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
+            self._pay_update()
             return
         if not count:
             self._charge_control()
@@ -697,11 +783,11 @@ class Http2Connection:
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
-        if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
-            self._charge_control()  # each one would cause a separate frame
+        self._pay_update()
         with self._lock:
             if stream is None:
                 self._send_window += count
+                self._window_raised += count
                 is_too_much = self._send_window > frames.MAX_WINDOW_BYTES
             else:
                 stream.send_window += count
@@ -715,6 +801,18 @@ class Http2Connection:
             if stream is None:
                 raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
             self._fail_stream(stream, Http2ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _pay_update(self) -> None:
+        """Charge a WINDOW_UPDATE that neither DATA nor a stream has paid for. See the module's first lines."""
+        opened = self._streams_opened + self._server.share_calls - self._calls_left
+        # Other threads may send meanwhile: values from before are as good.
+        sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
+        paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
+        left = paid - self._updates_used
+        if left <= 0:
+            self._charge_control()
+        else:
+            self._updates_used += max(1, left - limits.MAX_FREE_UPDATES)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -747,18 +845,12 @@ class Http2Connection:
         self._has_settings = True
         self._handshake_end_s = 0.0
         with self._lock:
+            window = self._initial_send_window
             for name, value in frames.SETTING.iter_unpack(payload):
                 if name == frames.INITIAL_WINDOW_SIZE:
                     if value > frames.MAX_WINDOW_BYTES:
                         raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
-                    change = value - self._initial_send_window
-                    self._initial_send_window = value
-                    for stream in self._streams.values():
-                        stream.send_window += change  # section 6.9.2; it may become negative
-                        if stream.queue:
-                            self._blocked[stream.id] = stream
-                        if stream.send_window > frames.MAX_WINDOW_BYTES:
-                            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
+                    window = value
                 elif name == frames.MAX_FRAME_SIZE:
                     if not frames.DEFAULT_FRAME_BYTES <= value <= limits.MAX_FRAME_BYTES:
                         raise ConnectionFault(
@@ -770,11 +862,25 @@ class Http2Connection:
                 elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
                     # `encode_headers` uses no table.
                     self._table_update = _EMPTY_TABLE
+            if window != self._initial_send_window:
+                self._move_windows(window)
             self._put(frames.SETTINGS_ACK)
             self._count_answer()
             if self._blocked:
                 self._pump()
             self._flush_if_elsewhere()
+
+    def _move_windows(self, window: int) -> None:
+        """Change the windows of all streams with the initial one, section 6.9.2. Requires the lock."""
+        self._charge_control(len(self._streams) // _STREAMS_PER_CHARGE)
+        change = window - self._initial_send_window
+        self._initial_send_window = window
+        for stream in self._streams.values():
+            stream.send_window += change  # it may become negative
+            if stream.queue:
+                self._blocked[stream.id] = stream
+            if stream.send_window > frames.MAX_WINDOW_BYTES:
+                raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
 
     def _on_ping(self, payload: bytes) -> None:
         """Answer a PING and count PINGs that arrive too often: gRPC's rule for servers (gRFC A8)."""
@@ -802,16 +908,16 @@ class Http2Connection:
         if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
 
-    def _charge_control(self) -> None:
-        """Charge one useless frame. Raises ConnectionFault for too many of them."""
-        self._control_credit -= 1
+    def _charge_control(self, count: int = 1) -> None:
+        """Charge useless frames. Raises ConnectionFault for too many of them."""
+        self._control_credit -= count
         if self._control_credit < 0:
             self._refill_credit()
             if self._control_credit < 0:
                 raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _refill_credit(self) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         rate = self._limits.control_rate
         gained = (now_s - self._credit_s) * rate
         self._credit_s = now_s
@@ -971,6 +1077,8 @@ class Http2Connection:
                 pieces.append(piece)
             stream.send_window -= size
             self._send_window -= size
+            if size < room or size >= _SMALL_WINDOW_BYTES:
+                self._frames_sent += 1
             self._queued_bytes -= size
             self._has_sent = True
             stream.stalled_since_s = 0.0
@@ -1024,7 +1132,7 @@ class Http2Connection:
         if not self.is_unsent:
             self.is_unsent = True
             server.unsent.append(self)
-        if time.monotonic() - server.now_s > _LONG_TURN_S:
+        if monotonic() - server.now_s > _LONG_TURN_S:
             self._flush()
 
     def _flush(self) -> None:
@@ -1065,21 +1173,23 @@ class Http2Connection:
             self._watches_output = bool(output)
             self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
         if output and not self._stalled_since_s:
-            self._stalled_since_s = time.monotonic()
+            self._stalled_since_s = monotonic()
         if self._sent and threading.get_ident() != self._server.thread_id:
             self._server.run_soon(self.flush)
 
     # -- events from the server's thread ----------------------------------------------------------------------------
 
-    def on_event(self, kinds: int) -> None:
-        """Handle epoll events of the connection; 0 sends the pending output. Never raises."""
+    def on_event(self, kinds: int, *, is_turn: bool = False) -> None:
+        """Handle epoll events of the connection; 0 sends the pending output. Never raises.
+
+        `is_turn`: the server took the connection from its queue, to continue with input that was not handled.
+        """
         try:
-            if kinds & _READS:
-                for _ in range(_RECORDS_IN_A_ROW):
-                    if not self.on_readable():
-                        break
-                else:
-                    self._server.more[self.fd] = self
+            if is_turn:
+                self.is_waiting = False
+                self._use_share(is_turn=True)
+            elif kinds & _READS and not self.is_waiting:
+                self._use_share()
             if self.is_unsent or kinds & select.EPOLLOUT:
                 self.flush()
         except ConnectionFault as fault:
@@ -1090,6 +1200,35 @@ class Http2Connection:
             # The thread serves all connections. An error in one must not end the others.
             _LOG.exception("unexpected error on the connection of %s", self.peer)
             self._server.drop(self, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
+
+    def _use_share(self, *, is_turn: bool = False) -> None:
+        """Receive and handle input, up to the connection's share of the turn."""
+        server = self._server
+        self._calls_left = server.share_calls
+        self._share_end_s = end_s = monotonic() + server.share_s
+        calls = self._turn_calls
+        while is_turn and calls:
+            server.guarded(calls.popleft())
+            if monotonic() >= end_s:
+                break
+        has_more = self._resume() if self._is_cut else self._receive()
+        while has_more and not self._is_cut and monotonic() < end_s:
+            has_more = self._receive()
+        self._streams_opened += server.share_calls - self._calls_left
+        if has_more or calls:
+            self._wait(is_long=is_turn)
+
+    def run_in_turn(self, call: Callable[[], None]) -> None:
+        """See Stream.run_in_turn."""
+        self._turn_calls.append(call)
+        self._wait(is_long=False)
+
+    def _wait(self, *, is_long: bool) -> None:
+        """Enter the server's queue, or the second one after a second share or for what takes long."""
+        if not self.is_waiting:
+            self.is_waiting = True
+            server = self._server
+            (server.long_waiting if is_long or self._large_block is not None else server.waiting).append(self)
 
     def flush(self) -> None:
         """Send as much as the socket accepts, and notify the receivers whose queues became empty."""
@@ -1143,6 +1282,8 @@ class Http2Connection:
             self._output_bytes = 0
             self._target = None
             self._data_stream = None
+            self._turn_calls.clear()
+            self._headers.close()
             self._socket.close()
         for stream in streams:
             self._server.guarded(partial(stream.receiver.on_reset, Http2ErrorCode.CANCEL))
@@ -1156,6 +1297,7 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client reads nothing")
         if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
             raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client stopped within a header block")
+        self._headers.forget_excess()
         for stream in list(self._streams.values()):
             stream.receiver.on_tick(now_s)
             if stream.queue:

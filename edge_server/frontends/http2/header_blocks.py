@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 
-from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCK_BYTES, MAX_REMEMBERED_BLOCKS
+from edge_server.frontends.http2 import limits
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
@@ -21,7 +21,15 @@ _ENTRY_OVERHEAD_BYTES = 32
 """Size added per field beside its octets, RFC 7541 section 4.1."""
 
 _HARD_FACTOR = 4
-"""A list larger than the announced size by more than this factor is not decoded."""
+"""A list larger than the announced size, or with more fields than allowed, by more than this factor is not decoded."""
+
+_FIELD_BYTES = 256
+_BLOCK_BYTES = 1024
+"""Memory that a remembered field and a remembered block take beside their octets: objects of Python, here and in the
+layer above."""
+
+_MAX_INTEGER_OCTETS = 5
+"""Longest encoding of an integer. No size or index of a block needs more."""
 
 _IS_NAME = re.compile(rb"[!-9;-@\[-~]+").fullmatch
 """Visible ASCII without upper case and colon, RFC 9113 section 8.2.1."""
@@ -97,48 +105,112 @@ class HeaderBlock:
         return "trailers have no pseudo-header fields" if self.has_pseudo else self.problem
 
 
+class HeaderMemory:
+    """Memory of the header blocks that all connections of a server remember. Used on one thread."""
+
+    __slots__ = ("reader_count", "used_bytes")
+
+    def __init__(self) -> None:
+        self.reader_count = self.used_bytes = 0
+
+    @property
+    def share_bytes(self) -> int:
+        """What one connection may use."""
+        return min(limits.MAX_REMEMBERED_BYTES, limits.MAX_ALL_REMEMBERED_BYTES // max(1, self.reader_count))
+
+
 class HeaderReader:
-    """Decodes the header blocks of one connection, in order. Raises HPACKError for an undecodable block; the connection
-    is unusable afterwards."""
+    """Decodes the header blocks of one connection, in order. Call `close` at the connection's end.
 
-    __slots__ = ("_decoder", "_limit", "remembered")
+    Raises HPACKError for an undecodable block; the connection is unusable afterwards.
+    """
 
-    def __init__(self, max_list_bytes: int) -> None:
+    __slots__ = ("_decoder", "_limit", "_memory", "_used_bytes", "remembered")
+
+    def __init__(self, max_list_bytes: int, memory: HeaderMemory | None = None) -> None:
         self._decoder = Decoder(max_list_bytes * _HARD_FACTOR)
         self._limit = max_list_bytes
+        self._memory = memory or HeaderMemory()
+        self._memory.reader_count += 1
+        self._used_bytes = 0
         self.remembered: dict[bytes, HeaderBlock] = {}
-        """Decoded blocks by their bytes, valid while the table is unchanged."""
+        """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
+        copies."""
 
-    def read(self, block: bytes) -> HeaderBlock:
+    def read(self, block: bytes, survey: tuple[int, bool] | None = None) -> HeaderBlock:
         """Decode a block. Look in `remembered` first: it holds the result for the same bytes while the table is
-        unchanged."""
+        unchanged. `survey` is the result of `survey_block`, if it is known already."""
+        field_count, changes_table = survey or survey_block(block)
         fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
-        size = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
-        found = HeaderBlock(fields, is_too_large=size > self._limit)
-        if _changes_table(block):
-            self.remembered.clear()
-        elif len(block) <= MAX_REMEMBERED_BLOCK_BYTES and not found.is_too_large:
-            if len(self.remembered) >= MAX_REMEMBERED_BLOCKS:
-                self.remembered.clear()
-            self.remembered[block] = found
+        octets = sum(len(name) + len(value) for name, value in fields)
+        is_too_large = octets + _ENTRY_OVERHEAD_BYTES * len(fields) > self._limit
+        found = HeaderBlock(fields, is_too_large=is_too_large or field_count > limits.MAX_HEADER_FIELDS)
+        if changes_table:
+            self.forget()
+        elif not found.is_too_large:
+            self._remember(block, found, len(block) + octets + _FIELD_BYTES * len(fields) + _BLOCK_BYTES)
         return found
 
+    def _remember(self, block: bytes, found: HeaderBlock, size: int) -> None:
+        memory = self._memory
+        if self._used_bytes + size > memory.share_bytes:
+            self.forget()
+        if size <= memory.share_bytes and memory.used_bytes + size <= limits.MAX_ALL_REMEMBERED_BYTES:
+            self._used_bytes += size
+            memory.used_bytes += size
+            self.remembered[block] = found
 
-def _changes_table(block: bytes) -> bool:
-    """Return whether a valid block adds to the dynamic table or resizes it. RFC 7541 section 6."""
-    position = 0
-    while position < len(block):
-        first = block[position]
-        if first & 0x80:  # an indexed field
-            position = _after_integer(block, position, 7)[1]
-        elif first & 0x60:  # a literal added to the table, or a table size update
-            return True
-        else:  # a literal not added to the table
-            index, position = _after_integer(block, position, 4)
-            for _ in range(1 if index else 2):
-                size, position = _after_integer(block, position, 7)
-                position += size
-    return False
+    def forget(self) -> None:
+        """Drop the remembered blocks."""
+        self._memory.used_bytes -= self._used_bytes
+        self._used_bytes = 0
+        self.remembered.clear()
+
+    def forget_excess(self) -> None:
+        """Drop the remembered blocks if they use more than the connection's share, which more connections made
+        smaller."""
+        if self._used_bytes > self._memory.share_bytes:
+            self.forget()
+
+    def close(self) -> None:
+        """Give the memory back. Call once."""
+        self.forget()
+        self._memory.reader_count -= 1
+
+
+def survey_block(block: bytes) -> tuple[int, bool]:
+    """Return how many fields a block has, and whether it adds to the dynamic table or resizes it. RFC 7541 section 6.
+
+    A tenth of the cost of decoding. Raises HPACKError for a block with far too many fields, or one that is cut.
+    """
+    count, changes_table = 0, False
+    position, end = 0, len(block)
+    try:
+        while position < end:
+            first = block[position]
+            count += 1
+            if first & 0x80:  # an indexed field
+                position = _after_integer(block, position, 7)[1]
+            elif first & 0xE0 == 0x20:  # a table size update
+                changes_table = True
+                count -= 1
+                position = _after_integer(block, position, 5)[1]
+            else:  # a literal, which may be added to the table
+                changes_table |= first & 0x40 != 0
+                index, position = _after_integer(block, position, 6 if first & 0x40 else 4)
+                for _ in range(1 if index else 2):
+                    size, position = _after_integer(block, position, 7)
+                    position += size
+            if count > limits.MAX_HEADER_FIELDS * _HARD_FACTOR:
+                raise OversizedHeaderListError("there are too many header fields")
+    except IndexError:
+        raise HPACKDecodingError("the header block ends within a field") from None
+    return count, changes_table
+
+
+def is_large(block: bytes, field_count: int) -> bool:
+    """Return whether a block takes long to decode."""
+    return field_count > limits.LARGE_BLOCK_FIELDS or len(block) > limits.LARGE_BLOCK_BYTES
 
 
 def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, int]:
@@ -147,14 +219,14 @@ def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, 
     value = block[position] & most
     position += 1
     if value == most:
-        shift = 0
-        while True:
+        for shift in range(0, 7 * _MAX_INTEGER_OCTETS, 7):
             octet = block[position]
             position += 1
             value += (octet & 0x7F) << shift
-            shift += 7
             if not octet & 0x80:
                 break
+        else:
+            raise HPACKDecodingError("an integer of a header block is too long")
     return value, position
 
 
@@ -189,4 +261,4 @@ def _integer(value: int) -> bytes:
     return bytes(octets)
 
 
-__all__ = ["HPACKError", "HeaderBlock", "HeaderReader", "encode_headers"]
+__all__ = ["HPACKError", "HeaderBlock", "HeaderMemory", "HeaderReader", "encode_headers", "is_large", "survey_block"]

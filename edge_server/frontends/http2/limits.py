@@ -19,9 +19,29 @@ MAX_HEADER_BLOCK_BYTES = 64 << 10
 MAX_CONTINUATION_FRAMES = 16
 """CONTINUATION frames per header block. Endless empty ones cost processor time (CVE-2024-27316)."""
 
-MAX_REMEMBERED_BLOCKS = 64
-MAX_REMEMBERED_BLOCK_BYTES = 2048
-"""Header blocks that a connection remembers by their bytes, and the largest size of each."""
+MAX_HEADER_FIELDS = 256
+"""Fields of a header list. More are refused as a list that is too large: one byte may name a field, which costs the
+server far more than the byte."""
+
+MAX_REMEMBERED_BYTES = 64 << 10
+MAX_ALL_REMEMBERED_BYTES = 16 << 20
+"""Memory of the decoded header blocks that one connection, and that all connections together, remember by their bytes.
+With many connections each has an equal part."""
+
+LARGE_BLOCK_BYTES = 2048
+LARGE_BLOCK_FIELDS = 64
+"""Header blocks above these sizes take long to decode. They wait until the connections that need less were served."""
+
+TURN_CALLS = 64
+TURN_S = 0.008
+MIN_CALLS = 4
+MIN_SHARE_S = 0.00025
+"""Calls that are opened, and the time that is spent, in one turn of the reading thread before it looks for other input.
+The connections that have input share both equally, but each has at least `MIN_CALLS` and `MIN_SHARE_S`. Connections
+with more input than their share wait for the next turn."""
+
+MAX_FREE_UPDATES = 1 << 16
+"""WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see Http2Connection."""
 
 MAX_UNREAD_ANSWERS = 4096
 """PING and SETTINGS acknowledgements that may wait for a client that does not read."""
@@ -41,10 +61,11 @@ class Http2Limits:
     """Limits that the server's owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
 
     `max_header_list_bytes` is announced to clients. A larger list, up to four times as large, is marked
-    `HeaderBlock.is_too_large` for the owner to refuse; a still larger one ends the connection. `keepalive_*`,
-    `max_ping_strikes` and `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` bounds the
-    useless frames (SETTINGS, PING, empty DATA, PRIORITY) per second that a client may send over time, and likewise its
-    cancelled streams. `stall_s` is how long a client may read nothing, or stop within a header block.
+    `HeaderBlock.is_too_large` for the owner to refuse. A still larger one, and one of many, ends the connection.
+    `keepalive_*`, `max_ping_strikes` and `min_ping_interval_s` are gRPC's channel arguments of those names.
+    `control_rate` bounds the useless frames (SETTINGS, PING, empty DATA, PRIORITY, needless WINDOW_UPDATE, header lists
+    that are too large) per second that a client may send over time, and likewise its cancelled streams. `stall_s` is
+    how long a client may read nothing, or stop within a header block.
     """
 
     max_connections: int = 4096

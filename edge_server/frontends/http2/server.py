@@ -18,9 +18,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, Stream
 from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
-from edge_server.frontends.http2.limits import MAX_HEADER_BLOCK_BYTES, Http2Limits
+from edge_server.frontends.http2.header_blocks import HeaderMemory
+from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.stream_interface import StreamReceiver
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ OnStream: TypeAlias = Callable[[Stream], StreamReceiver]
 """Called on the reading thread when the headers of a request have arrived. Must not block or raise."""
 
 _BUFFER_BYTES = 256 << 10
-assert _BUFFER_BYTES > 2 * (MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
+assert _BUFFER_BYTES > 2 * (limits.MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
 
 _BACKLOG = 1024
 _ACCEPTS_IN_A_ROW = 64
@@ -65,9 +67,9 @@ class Http2Server:
     """
 
     def __init__(
-        self, on_stream: OnStream, limits: Http2Limits | None = None, tls: ssl.SSLContext | None = None
+        self, on_stream: OnStream, settings: Http2Limits | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.limits = limits or Http2Limits()
+        self.limits = settings or Http2Limits()
         self.on_stream = on_stream
         self.is_draining = False
         """Whether clients are asked to open streams elsewhere."""
@@ -83,8 +85,6 @@ class Http2Server:
         self._timers: list[tuple[float, int, Http2Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
-        self.more: dict[int, Http2Connection] = {}
-        """Connections with bytes that TLS has already decrypted, which epoll does not report."""
         self._accepts_from_s = 0.0
         self._logged_s = -_LOG_EVERY_S
         self._is_over = False
@@ -99,6 +99,13 @@ class Http2Server:
         self.thread_id = 0
         self.unsent: list[Http2Connection] = []
         """Connections with output made on the reading thread, to be sent at the end of its turn."""
+        self.waiting: deque[Http2Connection] = deque()
+        """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
+        self.long_waiting: deque[Http2Connection] = deque()
+        """The same after a second share, or with input that takes long."""
+        self.share_calls, self.share_s = limits.TURN_CALLS, limits.TURN_S
+        """The calls that a connection may open, and the time that it may use, before others are served."""
+        self.header_memory = HeaderMemory()
 
     def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
         """Listen on an address ("unix:PATH" for a Unix socket), start serving, and return the first socket's port.
@@ -204,11 +211,13 @@ class Http2Server:
         connections = self._connections
         next_tick_s = time.monotonic() + self.limits.tick_s
         while not self._is_over:
-            wait_s = 0.0 if self.more or self._calls else next_tick_s - self.now_s
+            wait_s = 0.0 if self.waiting or self.long_waiting or self._calls else next_tick_s - self.now_s
             if self._timers:
                 wait_s = min(wait_s, self._timers[0][0] - self.now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
             self.now_s = time.monotonic()
+            if len(events) > 1 or self.share_calls < limits.TURN_CALLS:
+                self._share_turn(len(events))
             for fd, kinds in events:
                 connection = connections.get(fd)
                 if connection is not None:
@@ -220,11 +229,8 @@ class Http2Server:
                     self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
                     self.guarded(partial(self._shake_hands, fd))
-            if self.more:
-                more, self.more = self.more, {}
-                for connection in more.values():
-                    if not connection.is_closed:
-                        connection.on_event(select.EPOLLIN)
+            if self.waiting or self.long_waiting:
+                self._serve_waiting()
             if self._calls:
                 self._make_calls()
             while self._timers and self._timers[0][0] <= self.now_s:
@@ -237,6 +243,29 @@ class Http2Server:
             while self.unsent:
                 self._send_unsent()
         self._close_all()
+
+    def _share_turn(self, count: int) -> None:
+        """Set the share of each of `count` connections in a turn."""
+        self.share_calls = max(limits.MIN_CALLS, limits.TURN_CALLS // max(1, count))
+        self.share_s = max(limits.MIN_SHARE_S, limits.TURN_S / max(1, count))
+
+    def _serve_waiting(self) -> None:
+        """Serve the connections whose input was not handled completely: each one in the queue once, then those in the
+        second queue in turn, for the time of a turn."""
+        self._share_turn(len(self.waiting))
+        for _ in range(len(self.waiting)):
+            self._continue(self.waiting.popleft())
+        end_s = time.monotonic() + limits.TURN_S
+        while self.long_waiting:
+            self._share_turn(len(self.long_waiting))
+            self._continue(self.long_waiting.popleft())
+            if self.now_s >= end_s:
+                break
+
+    def _continue(self, connection: Http2Connection) -> None:
+        if not connection.is_closed:
+            connection.on_event(0, is_turn=True)
+        self.now_s = time.monotonic()
 
     def guarded(self, call: Callable[[], None]) -> None:
         try:
@@ -263,7 +292,6 @@ class Http2Server:
             connection.fail(fault)
             _LOG.info("the HTTP/2 connection of %s is closed: %s", connection.peer, fault.text)
         del self._connections[connection.fd]
-        self.more.pop(connection.fd, None)
         with contextlib.suppress(OSError):
             self._epoll.unregister(connection.fd)
         connection.close()

@@ -1,0 +1,405 @@
+"""Clients that attack the server, and how long a client beside them waits: median and 99th percentile of its calls.
+
+    python tests/bench/attacks.py [--seconds 5] [--tree OTHER_SOURCE_TREE] [NAME ...]
+
+Each attack runs against a server of its own, from a process of its own, and ends by itself. To add one, write a
+function that takes a `Target` and decorate it with `attack`; it runs until `Target.is_over` and returns what it sent,
+which is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import harness
+
+MODEL = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+"""
+SERVICE = "/inference.GRPCInferenceService/"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
+END_STREAM, END_HEADERS = 1, 4
+PAUSE_S = 0.005
+MAX_WAIT_S = 20.0
+"""Pause between two calls of the client beside, and how long it waits for one."""
+
+Sent = dict[str, int]
+
+
+class Target:
+    """The attacked server, as its attacker sees it: addresses "host:port", and the end of the attack."""
+
+    def __init__(self, http: str, grpc_address: str, seconds: float) -> None:
+        self.http = http
+        self.grpc = grpc_address
+        self._end_s = time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    def connect(self, hello: bytes = b"") -> socket.socket:
+        """Return an HTTP/2 connection on which nothing waits for this client to read."""
+        host, _, port = self.grpc.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=30)
+        # The largest windows, so that the server never waits for this client.
+        settings = frame(SETTINGS, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1))
+        sock.sendall(PREFACE + settings + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 30)) + hello)
+        return sock
+
+
+ATTACKS: dict[str, Callable[[Target], Sent]] = {}
+
+
+def attack(function: Callable[[Target], Sent]) -> Callable[[Target], Sent]:
+    ATTACKS[function.__name__] = function
+    return function
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def literals(*fields: tuple[bytes, bytes]) -> bytes:
+    """Return a header block, or a part of one, that neither uses nor changes the table. Short fields only."""
+    return b"".join(b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value for name, value in fields)
+
+
+def request_block(method: str) -> bytes:
+    path = (SERVICE + method).encode()
+    return literals(
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"), (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    )  # fmt: skip
+
+
+def headers(stream: int, block: bytes, *, ends: bool = False) -> bytes:
+    return frame(HEADERS, END_HEADERS | (END_STREAM if ends else 0), stream, block)
+
+
+def calls(method: str, message: bytes = b"") -> Iterator[bytes]:
+    """Yield one whole call after the other, for a new connection."""
+    block, body = request_block(method), struct.pack(">BI", 0, len(message)) + message
+    for stream in range(1, 1 << 31, 2):
+        yield headers(stream, block) + frame(DATA, END_STREAM, stream, body)
+
+
+def joined(parts: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Yield the parts, `size` of them at once."""
+    while data := b"".join(itertools.islice(parts, size)):
+        yield data
+
+
+def press(target: Target, count: int, make: Callable[[], Iterator[bytes]]) -> Sent:
+    """Keep `count` connections open that each send what `make()` yields, as fast as the server takes it, and read what
+    comes. A connection that has sent all stays open; one that the server ends is replaced by a new one."""
+    sent = {"connections": 0, "bytes": 0}
+    waiting: dict[socket.socket, tuple[memoryview, Iterator[bytes]]] = {}
+    with selectors.DefaultSelector() as selector:
+        while not target.is_over():
+            while len(waiting) < count and not target.is_over():
+                sock = target.connect()
+                sock.setblocking(False)
+                waiting[sock] = memoryview(b""), make()
+                selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                sent["connections"] += 1
+            for key, events in selector.select(0.1):
+                sock = key.fileobj  # type: ignore[assignment]
+                try:
+                    if events & selectors.EVENT_READ and not sock.recv(1 << 18):
+                        raise ConnectionError
+                    if events & selectors.EVENT_WRITE:
+                        data, more = waiting[sock]
+                        data = data or memoryview(next(more, b""))
+                        if not data:
+                            selector.modify(sock, selectors.EVENT_READ)
+                            continue
+                        done = sock.send(data)
+                        sent["bytes"] += done
+                        waiting[sock] = data[done:], more
+                except BlockingIOError:
+                    pass
+                except ConnectionError:
+                    selector.unregister(sock)
+                    del waiting[sock]
+                    sock.close()
+    return sent
+
+
+# -- attacks on HTTP/2
+
+
+def remembered_lists() -> Iterator[bytes]:
+    """Yield 64 header blocks that each name an entry of 4 kB in the table fifteen times."""
+    base = request_block("ServerLive")
+    entry = b"\x40\x01y\x7f" + bytes((0x80 | (3900 - 127) & 127, (3900 - 127) >> 7)) + b"v" * 3900
+    yield headers(1, base + entry, ends=True)
+    for number in range(64):
+        yield headers(3 + 2 * number, base + b"\xbe" * 15 + literals((b"n", b"%d" % number)), ends=True)
+
+
+@attack
+def header_lists_of_50_idle_connections(target: Target) -> Sent:
+    """Less than a megabyte in all, of which the server once kept two hundred."""
+    return press(target, 50, remembered_lists)
+
+
+@attack
+def header_lists_of_200_connections(target: Target) -> Sent:
+    def endless() -> Iterator[bytes]:
+        yield from remembered_lists()
+        base = request_block("ServerLive") + b"\xbe" * 15
+        for stream in range(131, 1 << 31, 2):
+            yield headers(stream, base + literals((b"n", b"%d" % stream)), ends=True)
+
+    return press(target, 200, endless)
+
+
+@attack
+def calls_of_200_connections_at_once(target: Target) -> Sent:
+    """13,000 calls of ServerLive, 65 on each connection, and the next as many when all are answered."""
+    held = [target.connect() for _ in range(200)]
+    made = joined(calls("ServerLive"), 65)
+    sent = {"calls": 0}
+    while not target.is_over():
+        data = next(made)
+        for sock in held:
+            sock.sendall(data)
+        sent["calls"] += 65 * len(held)
+        last = (1 + 2 * (sent["calls"] // len(held) - 1)).to_bytes(4, "big")
+        for sock in held:
+            read = b""
+            # The trailers of the last call: HEADERS that end its stream.
+            while bytes((HEADERS, END_HEADERS | END_STREAM)) + last not in read:
+                read = read[-32:] + sock.recv(1 << 18)
+    return sent
+
+
+@attack
+def endless_calls_of_200_connections(target: Target) -> Sent:
+    return press(target, 200, lambda: joined(calls("ServerLive"), 20))
+
+
+@attack
+def endless_requests_of_200_connections(target: Target) -> Sent:
+    return press(target, 200, lambda: joined(calls("ModelInfer", infer_request()), 20))
+
+
+def long_lists(fields: int) -> Iterator[bytes]:
+    """Yield requests with many empty fields in few bytes. Each adds an entry to the table, so that none can be
+    remembered."""
+    block = b"\x40\x00\x00" + request_block("ServerLive") + b"\xbe" * fields
+    return (headers(stream, block, ends=True) for stream in range(1, 1 << 31, 2))
+
+
+@attack
+def header_lists_of_240_fields_of_200_connections(target: Target) -> Sent:
+    """As many as a client may send."""
+    return press(target, 200, lambda: long_lists(240))
+
+
+@attack
+def header_lists_of_1000_fields_of_200_connections(target: Target) -> Sent:
+    """Too large, but not so large that the connection must end."""
+    return press(target, 200, lambda: long_lists(1000))
+
+
+@attack
+def header_lists_of_1900_fields_of_200_connections(target: Target) -> Sent:
+    return press(target, 200, lambda: long_lists(1900))
+
+
+@attack
+def messages_of_200_streams_of_10_connections(target: Target) -> Sent:
+    """Small requests on 20 streams of each of ten connections."""
+    message = infer_request()
+    body = (struct.pack(">BI", 0, len(message)) + message) * 100
+    streams = range(1, 41, 2)
+
+    def endless() -> Iterator[bytes]:
+        yield b"".join(headers(stream, request_block("ModelStreamInfer")) for stream in streams)
+        # No more than the window of a stream allows.
+        for _ in range((4 << 20) // len(body)):
+            yield from (frame(DATA, 0, stream, body) for stream in streams)
+
+    return press(target, 10, endless)
+
+
+def infer_request() -> bytes:
+    from tritonclient.grpc import service_pb2
+
+    request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[bytes(64)])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[16])
+    return bytes(request.SerializeToString())
+
+
+@attack
+def data_frames_of_one_byte_of_200_connections(target: Target) -> Sent:
+    def endless() -> Iterator[bytes]:
+        yield headers(1, request_block("ModelInfer")) + frame(DATA, 0, 1, struct.pack(">BI", 0, 1 << 20))
+        for _ in range(2000):
+            yield frame(DATA, 0, 1, b"x") * 500
+
+    return press(target, 200, endless)
+
+
+def in_bursts(target: Target, opening: bytes, burst: bytes, pause_s: float) -> int:
+    """Send bursts on one connection until the server ends it, and return how many it took.
+
+    SETTINGS follows each burst; its acknowledgement says that the burst was read.
+    """
+    count = 0
+    sock = target.connect(opening)
+    with sock, contextlib.suppress(ConnectionError):
+        while not target.is_over():
+            sock.sendall(burst + frame(SETTINGS, 0, 0))
+            read = b""
+            while frame(SETTINGS, 1, 0) not in read:
+                data = sock.recv(1 << 18)
+                if not data:
+                    return count
+                read = read[-16:] + data
+            count += 1
+            time.sleep(pause_s)
+    return count
+
+
+@attack
+def settings_that_move_1000_windows(target: Target) -> Sent:
+    """64 initial windows in each frame, 900 frames a second."""
+    block = request_block("ServerLive")
+    opened = b"".join(headers(stream, block) for stream in range(1, 2001, 2))
+    values = [struct.pack(">HI", 4, 1000 + number % 2) for number in range(64)]
+    burst = (frame(SETTINGS, 0, 0, b"".join(values)) + frame(SETTINGS, 0, 0, b"".join(values[::-1]))) * 22
+    taken = 0
+    while not target.is_over():
+        taken += in_bursts(target, opened, burst, 0.05)
+    return {"frames taken": 44 * taken}
+
+
+def window_updates(target: Target, stream: int) -> Sent:
+    """Send WINDOW_UPDATE of 1, on one connection: how many are taken is the figure."""
+    burst = frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", 1)) * 500
+    taken = in_bursts(target, next(calls("ServerLive")), burst, 0)
+    while not target.is_over():
+        time.sleep(0.1)
+    return {"frames taken": 500 * taken}
+
+
+@attack
+def window_updates_of_the_connection(target: Target) -> Sent:
+    return window_updates(target, 0)
+
+
+@attack
+def window_updates_of_a_closed_stream(target: Target) -> Sent:
+    return window_updates(target, 1)
+
+
+# -- the client beside
+
+
+def waits(where: harness.Server, process: subprocess.Popen[str]) -> tuple[list[float], list[float], list[float]]:
+    """Call until the attack has ended. Return what calls took in seconds: over one connection, over new ones, and the
+    CPU seconds that the server used during each. The last does not depend on what else the machine does."""
+    took: tuple[list[float], list[float], list[float]] = ([], [], [])
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(where.grpc, options) as held:
+        for number in itertools.count():
+            is_new = number % 10 == 9
+            with grpc.insecure_channel(where.grpc, options) if is_new else contextlib.nullcontext(held) as channel:
+                begun, cpu_s = time.perf_counter(), where.cpu_s()
+                # A call that is never answered counts as one that took this long.
+                with contextlib.suppress(grpc.RpcError):
+                    channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=MAX_WAIT_S, wait_for_ready=True)
+                took[is_new].append(time.perf_counter() - begun)
+                took[2].append(where.cpu_s() - cpu_s)
+            if process.poll() is not None:
+                return took
+            time.sleep(PAUSE_S)
+    raise AssertionError("the loop has no end")
+
+
+def measure(name: str, seconds: float, tree: Path | None = None) -> dict[str, Any]:
+    """Run an attack, and return what the client beside it saw and what the server used."""
+    with tempfile.TemporaryDirectory() as folder:
+        harness.write_model(Path(folder), "small", MODEL)
+        with harness.server(Path(folder), "--log-info=false", tree=tree) as server:
+            memory, cpu, begun = server.memory_mb()["Rss"], server.cpu_s(), time.monotonic()
+            command = [sys.executable, __file__, "--attack", name, server.http, server.grpc, str(seconds)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                held, new, used = waits(server, process)
+                sent = json.loads(process.stdout.read())
+            lasted_s = time.monotonic() - begun
+            return {
+                "calls": len(held) + len(new),
+                "unanswered": sum(took >= MAX_WAIT_S for took in (*held, *new)),
+                "p50_ms": 1e3 * harness.percentile(held, 0.5),
+                "p99_ms": 1e3 * harness.percentile(held, 0.99),
+                "max_ms": 1e3 * max(held),
+                "new_p99_ms": 1e3 * harness.percentile(new, 0.99),
+                "cpu_p99_ms": 1e3 * harness.percentile(used, 0.99),
+                "cpu_max_ms": 1e3 * max(used),
+                "cores": (server.cpu_s() - cpu) / lasted_s,
+                "grown_mb": server.memory_mb()["Rss"] - memory,
+                "sent": sent,
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Attack the server, and measure how long a client beside waits.")
+    parser.add_argument("names", nargs="*", choices=[*ATTACKS, []], metavar="NAME", help=f"one of {', '.join(ATTACKS)}")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack lasts")
+    parser.add_argument("--tree", type=Path, help="source tree of the server, to compare with another version")
+    parser.add_argument("--attack", nargs=4, metavar="WORD", help="the attacker's process: name, HTTP, gRPC, seconds")
+    options = parser.parse_args()
+    if options.attack:
+        name, http, grpc_address, seconds = options.attack
+        print(json.dumps(ATTACKS[name](Target(http, grpc_address, float(seconds)))))
+        return
+    heads = (
+        "attack",
+        "calls",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "new p99 ms",
+        "CPU p99 ms",
+        "CPU max ms",
+        "cores",
+        "grown MB",
+        "sent",
+    )
+    rows: list[Sequence[str]] = []
+    failures = 0
+    for name in options.names or ATTACKS:
+        found = measure(name, options.seconds, options.tree)
+        unanswered = found.pop("unanswered")
+        sent = ", ".join(f"{count} {what}" for what, count in found.pop("sent").items())
+        rows.append((name, str(found.pop("calls")), *(f"{value:.1f}" for value in found.values()), sent))
+        print(name, rows[-1][1:], file=sys.stderr)
+        failures += unanswered
+    print(harness.markdown(heads, rows))
+    if failures:
+        raise SystemExit(f"{failures} calls of the client beside were not answered within {MAX_WAIT_S:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
