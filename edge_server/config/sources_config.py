@@ -121,7 +121,8 @@ class SinkEntry:
 
     `interval_s`: least seconds between two results of one source. `on_change`: only results whose classes or counts
     differ from the last one. None: 1 s and true, for files 0 s and false. `topic` and `discovery` are the prefixes of
-    MQTT topics; an empty `discovery` switches Home Assistant's discovery off. `max_mb` bounds a file.
+    MQTT topics; an empty `topic` is "edge_server/HOST", an empty `discovery` switches Home Assistant's discovery off.
+    `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file.
     """
 
     what: ClassVar[str] = "sink"
@@ -129,9 +130,19 @@ class SinkEntry:
     url: str = _key(_SINK_URL)
     interval_s: float | None = _key(_SECONDS)
     on_change: bool | None = _key(BOOLEAN)
-    topic: str = _key(_TOPIC, "edge_server")
+    topic: str = _key(_TOPIC, "")
     discovery: str = _key(_TOPIC, "homeassistant")
+    ca: str = _key(OPTIONAL_PATH, "")
+    cert: str = _key(OPTIONAL_PATH, "")
+    key: str = _key(OPTIONAL_PATH, "")
     max_mb: int = _key(integer(1, 1_000_000), 100)
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            if getattr(self, name) and not self.url.startswith("mqtts://"):
+                raise ValueError(f"{name}: expected only with url mqtts://")
+        if self.key and not self.cert:
+            raise ValueError("key: expected with cert")
 
 
 _REQUIRED = {"source": ("name", "url", "model"), "sink": ("name", "url")}

@@ -223,9 +223,10 @@ class EngineBuildsReport:
 class SourceReport:
     """One camera that the server opens itself; its frame stream has the same name.
 
-    `state` is CONNECTING, RUNNING or FAILED. FAILED: it is opened again after a delay; `reason` says why. `reason` is
-    also set while the frames are answered with errors. `clock` is "camera" or "server": the clock of the stamps.
-    `failures` counts the ends of the source, `offline_s` is the time without it, both since it was added or changed.
+    `state` is CONNECTING, WAITING, RUNNING or FAILED. WAITING: its model is not ready yet. FAILED: it is opened again
+    after a delay. `reason` says why, and is also set while the frames are answered with errors. `clock` is "camera" or
+    "server": the clock of the stamps. `failures` counts the ends of the source, `offline_s` is the time without it,
+    both since it was added or changed.
     """
 
     name: str

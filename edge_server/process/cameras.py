@@ -102,7 +102,13 @@ class Cameras:
 
     def _on_state(self, runner: SourceRunner) -> None:
         if runner.state != CONNECTING:
-            message = SinkMessage(runner.entry.name, state=runner.state, reason=runner.reason)
+            message = SinkMessage(
+                runner.entry.name,
+                state=runner.state,
+                reason=runner.reason,
+                labels=runner.labels,
+                has_classes=runner.has_classes,
+            )
             self._sinks.put(runner.entry.sinks, message)
 
 

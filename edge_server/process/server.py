@@ -114,7 +114,7 @@ class ServerProcess:
         admission: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
         self._frames = FrameService(core.service, admission, config.frames)
         self._cameras: Cameras | None = None
-        """Set once the models are loaded, if there are sources or sinks."""
+        """Set before the models are loaded, if there are sources or sinks."""
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
@@ -337,6 +337,9 @@ class ServerProcess:
         if not await self._run_unless_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
             return True
         await self._set_first_desired_state()
+        if self._config.sources.is_used:
+            # Each waits for its own model.
+            await asyncio.to_thread(self._start_cameras)
         if not await self._run_unless_stopped(core.manager.wait_settled):
             return True
         core.service.started()
@@ -349,8 +352,6 @@ class ServerProcess:
         on_started()
         if must_end:
             return False
-        if self._config.sources.is_used:
-            await asyncio.to_thread(self._start_cameras)
         if self._http is not None:
             self._http.prepare()
         return True

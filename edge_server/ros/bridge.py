@@ -86,6 +86,9 @@ class Transport(Protocol):
     def spin(self, timeout_s: float) -> bool:
         """Run callbacks for about `timeout_s`, on this or other threads. Return False when the transport has ended."""
 
+    def explain_silence(self, topic: str) -> str:
+        """Return why a subscribed topic may be silent, "" if this transport cannot know."""
+
     def close(self) -> None:
         """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
 
@@ -314,14 +317,26 @@ class Bridge:
                 self._counts.latencies_s.append(now - sent_at)
 
     def _report(self, seconds: float) -> None:
+        topic = self.parameters.image_topic
         counters = self._stream.counters()
         with self._lock:
             counts, self._counts = self._counts, BridgeCounts()
             before, self._last_counters = self._last_counters, counters
-        log.info("%s", report_line(self.parameters.image_topic, counts, drops_between(before, counters), seconds))
+        line = report_line(topic, counts, drops_between(before, counters), seconds)
+        silence = "" if counts.received or counts.answered else self._transport.explain_silence(topic)
+        log.info("%s", f"{line}: {silence}" if silence else line)
         if counts.last_error:
             failed = counts.failed + counts.refused
-            log.warning("%s: %d frame(s) failed, the last: %s", self.parameters.image_topic, failed, counts.last_error)
+            log.warning("%s: %d frame(s) failed, the last: %s", topic, failed, counts.last_error)
+
+
+def type_hint(given: str) -> str:
+    """Return which flag a publisher with this message type needs, or ""."""
+    hints = {
+        MessageKind.COMPRESSED_IMAGE.value: " (add --compressed)",
+        MessageKind.IMAGE.value: " (without --compressed)",
+    }
+    return hints.get(given, "")
 
 
 def drops_between(before: Counters, now: Counters) -> dict[str, int]:

@@ -8,14 +8,16 @@ name mapping to DDS": topic "/camera/image_raw" is "rt/camera/image_raw", type s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
-from edge_server.ros.bridge import Qos
+from edge_server.ros.bridge import Qos, type_hint
 from edge_server.ros.message_conversion import MessageKind, OutgoingMessage
 from edge_server.ros.ros2_types import MessageTypes, import_library
 
@@ -25,14 +27,28 @@ LOOPBACK_ONLY = (
     "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
     "<Peers><Peer address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
 )
-"""Configuration of Cyclone DDS for ROS_LOCALHOST_ONLY=1."""
+"""Configuration of Cyclone DDS for ROS_LOCALHOST_ONLY=1 and ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST."""
 
+COMPARE_NAMES_OF_FAST_DDS = (
+    "<CycloneDDS><Domain><Compatibility><IgnoreTypeInformation>1.15</IgnoreTypeInformation></Compatibility></Domain>"
+    "</CycloneDDS>"
+)
+"""Configuration of Cyclone DDS for nodes with Fast DDS (vendor 1.15): of a type, only the name is compared. Cyclone DDS
+refuses the description of a type that Fast DDS 3 sends, and nodes of ROS 2 Kilted would never match."""
+
+DISCOVERY_RANGES = ("SUBNET", "LOCALHOST", "SYSTEM_DEFAULT")
+"""Values of ROS_AUTOMATIC_DISCOVERY_RANGE. OFF would find no node at all."""
+
+_FIRST_PORT, _PORTS_OF_DOMAIN = 7400, 250
 MAX_DOMAIN_ID = 232
 """Highest domain: above it, the ports of RTPS (7400 + 250 * domain) exceed 65535."""
+
+_PEER = re.compile(r"[A-Za-z0-9._:%-]+")
 
 _TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
 _RELIABLE_WAIT_MS = 100
 _MAX_TAKEN = 16
+_MAX_DISCOVERED = 10_000
 _POLICIES = {
     0: "type",
     2: "durability",
@@ -69,27 +85,31 @@ class _RawMessage:
 class DdsTransport:
     """Transport over DDS. The constructor joins the domain; `spin` runs the callbacks; `publish` is for any thread.
 
-    `domain_id` is ROS_DOMAIN_ID. With `is_loopback_only` only this machine is used, and CYCLONEDDS_URI is ignored.
+    `domain_id` is ROS_DOMAIN_ID. `configuration` is that of Cyclone DDS, used instead of CYCLONEDDS_URI unless it is ""
+    or another transport of this process is in the domain. `reach` says in messages where nodes are looked for.
     Raises Unsupported when the libraries are missing, ServingFault when the domain cannot be joined.
     """
 
-    def __init__(self, domain_id: int = 0, *, is_loopback_only: bool = False) -> None:
+    def __init__(self, domain_id: int = 0, *, configuration: str = "", reach: str = "the network") -> None:
         if not 0 <= domain_id <= MAX_DOMAIN_ID:
             raise InvalidRequest(f"a ROS domain is 0 to {MAX_DOMAIN_ID}, got {domain_id}")
+        self._domain_id, self._reach = domain_id, reach
         self._types = MessageTypes()
         self._core: Any = import_library("cyclonedds.core")
         self._domain_module: Any = import_library("cyclonedds.domain")
         self._publishing: Any = import_library("cyclonedds.pub")
         self._subscribing: Any = import_library("cyclonedds.sub")
+        self._builtin: Any = import_library("cyclonedds.builtin")
         self._topics: Any = import_library("cyclonedds.topic")
         self._raw_types: dict[str, Any] = {}
         self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
+        self._input_qos: dict[str, Qos] = {}
         self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
         self._lock = threading.Lock()
         self._domain: Any = None
         try:
-            if is_loopback_only:
-                self._domain = self._domain_module.Domain(domain_id, LOOPBACK_ONLY)
+            if configuration:
+                self._domain = self._make_domain(configuration)
             self._participant: Any = self._domain_module.DomainParticipant(domain_id)
             self._waiting: Any = self._core.WaitSet(self._participant)
         except self._core.DDSException as error:
@@ -106,6 +126,7 @@ class DdsTransport:
         anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
         self._waiting.attach(anything)
         self._readers.append((reader, anything, topic, kind.value, callback))
+        self._input_qos[topic] = qos
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
         writer = self._publishing.DataWriter(
@@ -136,6 +157,35 @@ class DdsTransport:
                         self._deliver(raw, topic, name, callback)
         return True
 
+    def explain_silence(self, topic: str) -> str:
+        reader, name = next((reader, name) for reader, _, known, name, _ in self._readers if known == topic)
+        own = self._participant.guid
+        participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
+        if not any(one.key != own for one in participants):
+            domains = sorted(dds_domains_of_this_machine() - {self._domain_id})
+            where = f"no other node is seen in ROS domain {self._domain_id}, on {self._reach}"
+            if domains:
+                listed = ", ".join(map(str, domains))
+                return f"{where}; programs on this machine use domain {listed}: expected the same ROS_DOMAIN_ID"
+            return f"{where}: is the camera's ROS_DOMAIN_ID another one, or its network not reached from here?"
+        publishers = self._discovered(self._builtin.BuiltinTopicDcpsPublication)
+        of_topic = [one for one in publishers if one.topic_name == dds_topic(topic)]
+        expected = dds_type(name).replace(".", "::")
+        if not of_topic:
+            same = sorted({one.topic_name.removeprefix("rt") for one in publishers if one.type_name == expected})
+            others = f"; {name} is published on {', '.join(same[:5])}" if same else ""
+            return f"other nodes are seen in ROS domain {self._domain_id}, but none publishes it{others}"
+        fitting = [one for one in of_topic if one.type_name == expected]
+        if not fitting:
+            given = of_topic[0].type_name.replace("::msg::dds_::", "/msg/").removesuffix("_")
+            return f"type mismatch: its publisher sends {given}, expected {name}{type_hint(given)}"
+        best_effort = import_library("cyclonedds.qos").Policy.Reliability.BestEffort
+        if self._input_qos[topic].is_reliable and all(best_effort in one.qos for one in fitting):
+            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+        if not reader.get_matched_publications():
+            return "its publisher has the expected type and reliability, and another part of its QoS or type differs"
+        return "its publisher is connected: it sends nothing, or the network loses its packets"
+
     def close(self) -> None:
         """Leave the domain; the other nodes see that the topics end."""
         with self._lock:
@@ -144,6 +194,22 @@ class DdsTransport:
             self._readers.clear()
             self._writers.clear()
             self._participant = self._domain = None
+
+    def _make_domain(self, configuration: str) -> Any:
+        """Return the domain with this configuration, or None if this process is in the domain already."""
+        try:
+            return self._domain_module.Domain(self._domain_id, configuration)
+        except self._core.DDSException as error:
+            if error.code != self._core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
+                raise
+            return None
+
+    def _discovered(self, builtin_topic: Any) -> list[Any]:
+        """Return the participants or publishers that exist now, of all nodes including this one."""
+        core = self._core
+        reader = self._builtin.BuiltinDataReader(self._participant, builtin_topic)
+        alive = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Alive)
+        return list(reader.read(_MAX_DISCOVERED, condition=alive))
 
     def _deliver(self, raw: _RawMessage, topic: str, name: str, callback: Callable[[Any], None]) -> None:
         try:
@@ -187,16 +253,64 @@ def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any
 
 
 def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTransport:
-    """Join the domain of ROS_DOMAIN_ID and ROS_LOCALHOST_ONLY, like a ROS 2 node. DDS has no node names.
-
-    If CYCLONEDDS_URI is set, it alone decides about networks; Cyclone DDS reads it.
-    """
+    """Join the domain of ROS_DOMAIN_ID like a ROS 2 node. DDS has no node names."""
     domain = environment.get("ROS_DOMAIN_ID", "") or "0"
     if not (domain.isascii() and domain.isdigit()):
         raise InvalidRequest(f"ROS_DOMAIN_ID must be a number, got '{domain}'")
-    log.info("%s joins ROS domain %s over DDS", node_name, domain)
-    is_loopback_only = environment.get("ROS_LOCALHOST_ONLY") == "1" and not environment.get("CYCLONEDDS_URI")
-    return DdsTransport(int(domain), is_loopback_only=is_loopback_only)
+    configuration, reach = network_configuration(environment)
+    log.info("%s joins ROS domain %s over DDS, on %s", node_name, domain, reach)
+    return DdsTransport(int(domain), configuration=configuration, reach=reach)
+
+
+def network_configuration(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the configuration of Cyclone DDS, and in words where nodes are looked for.
+
+    If CYCLONEDDS_URI is set, it alone decides about networks, and replaces all that this function sets. Else that do
+    ROS_LOCALHOST_ONLY, which comes first in ROS too, ROS_AUTOMATIC_DISCOVERY_RANGE and ROS_STATIC_PEERS.
+    """
+    own_uri = environment.get("CYCLONEDDS_URI", "")
+    if own_uri:
+        return f"{COMPARE_NAMES_OF_FAST_DDS},{own_uri}", "the network of CYCLONEDDS_URI"
+    given = environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "") or "SUBNET"
+    if environment.get("ROS_LOCALHOST_ONLY") == "1":
+        given = "LOCALHOST"
+    if given not in DISCOVERY_RANGES:
+        raise InvalidRequest(
+            f"ROS_AUTOMATIC_DISCOVERY_RANGE: expected {', '.join(DISCOVERY_RANGES)}, got '{given}'"
+            + (": no node would be found" if given == "OFF" else "")
+        )
+    peers = [peer.strip() for peer in environment.get("ROS_STATIC_PEERS", "").split(";") if peer.strip()]
+    if wrong := [peer for peer in peers if not _PEER.fullmatch(peer)]:
+        raise InvalidRequest(f"ROS_STATIC_PEERS: expected addresses with ';' between them, got '{wrong[0]}'")
+    if given == "LOCALHOST" and not peers:
+        return f"{COMPARE_NAMES_OF_FAST_DDS},{LOOPBACK_ONLY}", "this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE)"
+    if not peers:
+        return COMPARE_NAMES_OF_FAST_DDS, "the default network interface"
+    multicast = "false" if given == "LOCALHOST" else "default"
+    listed = "".join(f"<Peer address='{peer}'/>" for peer in ("localhost", *peers))
+    network = (
+        f"<CycloneDDS><Domain><General><AllowMulticast>{multicast}</AllowMulticast></General><Discovery>"
+        "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
+        f"<Peers>{listed}</Peers></Discovery></Domain></CycloneDDS>"
+    )
+    reach = f"{'this machine' if given == 'LOCALHOST' else 'the default network interface'} and {', '.join(peers)}"
+    return f"{COMPARE_NAMES_OF_FAST_DDS},{network}", reach
+
+
+def dds_domains_of_this_machine() -> set[int]:
+    """Return the DDS domains in which programs of this machine take part, by their UDP ports (RTPS 2.5, 9.6.2)."""
+    ports = set()
+    for path in ("/proc/net/udp", "/proc/net/udp6"):
+        with contextlib.suppress(OSError):
+            lines = Path(path).read_text().splitlines()[1:]
+            ports |= {int(line.split()[1].rpartition(":")[2], 16) for line in lines}
+    domains = set()
+    for port in ports:
+        domain, offset = divmod(port - _FIRST_PORT, _PORTS_OF_DOMAIN)
+        # A participant has two ports side by side, for discovery and for data, from an offset of 10 on.
+        if 0 <= domain <= MAX_DOMAIN_ID and offset >= 10 and offset % 2 == 0 and port + 1 in ports:
+            domains.add(domain)
+    return domains
 
 
 def dds_topic(topic: str) -> str:

@@ -1,8 +1,8 @@
-"""ROS 2 transport over rclpy, for a sourced ROS 2 environment (Humble or newer).
+"""ROS 2 transport over rclpy, for a sourced ROS 2 environment (Humble or newer), or rclpy from PyPI (Jazzy, Kilted).
 
-It uses the configured middleware, remapping and the tools of the ROS graph. `dds_transport` needs no ROS. rclpy is not
-on a package index, so only a small, documented part of it is used: rclpy.init with a context of its own, one node, one
-executor, QoSProfile, and the message classes of sensor_msgs and vision_msgs 4.
+It uses the configured middleware, remapping and the tools of the ROS graph. `dds_transport` needs no ROS. Only a small,
+documented part of rclpy is used, which all distributions have: rclpy.init with a context of its own, one node, one
+executor, QoSProfile, and the message classes of sensor_msgs and vision_msgs 4. PyPI has no vision_msgs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import array
 import contextlib
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.ros.bridge import Qos
+from edge_server.ros.bridge import Qos, type_hint
 from edge_server.ros.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
@@ -26,8 +25,6 @@ from edge_server.ros.message_conversion import (
     MessageKind,
     OutgoingMessage,
 )
-
-log = logging.getLogger(__name__)
 
 
 class RclpyTransport:
@@ -58,6 +55,7 @@ class RclpyTransport:
         self._executor.add_node(self._node)
         self._publishers: dict[str, tuple[MessageKind, Any]] = {}
         self._subscriptions: list[Any] = []
+        self._inputs: dict[str, tuple[MessageKind, Qos]] = {}
 
     @contextlib.contextmanager
     def _translate_name_errors(self) -> Iterator[None]:
@@ -72,6 +70,7 @@ class RclpyTransport:
         with self._translate_name_errors():
             made = self._node.create_subscription(message_class(kind.value), topic, callback, self._profile(qos))
         self._subscriptions.append(made)
+        self._inputs[topic] = kind, qos
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
         with self._translate_name_errors():
@@ -92,6 +91,21 @@ class RclpyTransport:
         except self._shutdown_error:
             return False
         return bool(self._context.ok())
+
+    def explain_silence(self, topic: str) -> str:
+        publishers = self._node.get_publishers_info_by_topic(topic)
+        kind, qos = self._inputs[topic]
+        if not publishers:
+            return "ROS 2 sees no publisher of it: is ROS_DOMAIN_ID, the network or the topic another one?"
+        given = {one.topic_type for one in publishers}
+        if kind.value not in given:
+            return f"type mismatch: its publisher sends {min(given)}, expected {kind.value}{type_hint(min(given))}"
+        best_effort = self._qos_module.ReliabilityPolicy.BEST_EFFORT
+        if qos.is_reliable and all(
+            one.qos_profile.reliability == best_effort for one in publishers if one.topic_type == kind.value
+        ):
+            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+        return "it has a publisher, which sends nothing, or the network loses its packets"
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -116,8 +130,6 @@ class RclpyTransport:
 def open_transport(node_name: str, environment: Mapping[str, str]) -> RclpyTransport:
     """Return a transport with a node of this name. rclpy reads ROS_DOMAIN_ID, RMW_IMPLEMENTATION and similar
     variables."""
-    if not environment.get("ROS_DISTRO"):
-        log.warning("ROS_DISTRO is not set: has the setup.bash of ROS 2 been sourced?")
     return RclpyTransport(node_name)
 
 
@@ -140,7 +152,8 @@ def _import_ros(module: str) -> Any:
         package = module.partition(".")[0].replace("_", "-")
         raise Unsupported(
             f"the transport rclpy needs {module}, which this Python cannot import ({error}): source the setup.bash of "
-            f"ROS 2, and apt install ros-$ROS_DISTRO-{package}; without ROS 2, the transport dds does the same"
+            f"ROS 2, and apt install ros-DISTRIBUTION-{package}, or pip install ros-{package} ros-rmw-fastrtps-cpp "
+            "(PyPI has no vision_msgs); without ROS 2, the transport dds does the same"
         ) from None
 
 

@@ -121,6 +121,10 @@ class Ros1Transport:
             raise self._failure
         return not is_over
 
+    def explain_silence(self, topic: str) -> str:
+        # rospy itself logs publishers of another type.
+        return ""
+
     def close(self) -> None:
         self._ended.set()
         self._wake.set()

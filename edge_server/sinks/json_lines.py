@@ -13,6 +13,8 @@ class JsonLinesFile:
     """Appends to a file. At `max_bytes` it is renamed to NAME.1, which replaces the older one: at most twice the bound
     is on disk."""
 
+    refresh_s = None
+
     def __init__(self, path: str, max_bytes: int) -> None:
         self._path = Path(path)
         self._max_bytes = max_bytes
@@ -37,6 +39,9 @@ class JsonLinesFile:
                 raise SinkError(f"{self._path}: only a part of a line could be written")
         except OSError as error:
             raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    def refresh(self) -> None:
+        """Do nothing: no connection is kept."""
 
     def close(self) -> None:
         if self._file is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edge_server.config import SinkEntry
 from edge_server.sinks.json_lines import JsonLinesFile
 from edge_server.sinks.mqtt import MqttBroker
@@ -9,10 +11,10 @@ from edge_server.sinks.sink_interface import Sink
 from edge_server.sinks.webhook import Webhook
 
 
-def make_sink(entry: SinkEntry) -> Sink:
-    """Return the sink of an entry, not open yet."""
+def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
+    """Return the sink of an entry, not open yet. It calls `wake`, on any thread, to have `refresh` called soon."""
     if entry.url.startswith(("mqtt://", "mqtts://")):
-        return MqttBroker(entry.url, entry.topic, entry.discovery)
+        return MqttBroker(entry, wake)
     if entry.url.startswith(("http://", "https://")):
         return Webhook(entry.url)
     return JsonLinesFile(entry.url, entry.max_mb * 1_000_000)

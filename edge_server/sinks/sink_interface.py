@@ -19,9 +19,10 @@ class SinkError(EdgeServerError):
 
 @dataclass(frozen=True, slots=True)
 class SinkMessage:
-    """A result of a source, or without one a change of the source's state: RUNNING, FAILED with a reason, REMOVED.
+    """A result of a source, or without one a change of the source's state: RUNNING, WAITING, FAILED, REMOVED.
 
-    `clock` tells whose time the stamp is: "camera" or "server".
+    `clock` tells whose time the stamp is: "camera" or "server". A change of the state also has, as far as known, the
+    `labels` that the source's model counts, and in `has_classes` whether it names the class of a picture.
     """
 
     source: str
@@ -29,6 +30,8 @@ class SinkMessage:
     clock: str = ""
     state: str = ""
     reason: str = ""
+    labels: tuple[str, ...] = ()
+    has_classes: bool = False
 
     def as_json(self) -> dict[str, Any]:
         if self.result is None:
@@ -40,11 +43,19 @@ class SinkMessage:
 class Sink(Protocol):
     """A receiver of messages. One thread uses it. All methods may block, for at most a few seconds."""
 
+    @property
+    def refresh_s(self) -> float | None:
+        """Longest time between two calls of `refresh`, or None for a receiver without a connection."""
+
     def open(self) -> None:
         """Connect. Called before the first `send`, and again after an error. Raises SinkError."""
 
     def send(self, message: SinkMessage) -> None:
         """Send a message, and return once the receiver has it. Raises SinkError."""
+
+    def refresh(self) -> None:
+        """Check the connection, and repeat what the receiver may have forgotten. Called only while open. Raises
+        SinkError."""
 
     def close(self) -> None:
         """Disconnect. Does nothing if not open."""

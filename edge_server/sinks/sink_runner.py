@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_server.config import SinkEntry
 from edge_server.config.sources_config import shown_url
@@ -34,9 +35,10 @@ IDLE, RUNNING, FAILED = "IDLE", "RUNNING", "FAILED"
 
 @dataclass(slots=True)
 class _Pace:
-    """What was last sent of one source, and the newest message that waits until `due_s`."""
+    """What was last sent of one source, when, and the newest message that waits until `due_s`."""
 
     due_s: float = 0.0
+    sent_s: float = 0.0
     key: Hashable = None
     held: SinkMessage | None = None
 
@@ -47,7 +49,7 @@ class SinkRunner:
     def __init__(self, entry: SinkEntry, on_change: Callable[[SinkRunner], None], sink: Sink | None = None) -> None:
         self.entry = entry
         self.state, self.reason = IDLE, ""
-        self._sink = make_sink(entry) if sink is None else sink
+        self._sink = make_sink(entry, self._ask_refresh) if sink is None else sink
         self._on_change = on_change
         takes_all = is_file(entry)
         self._interval_s = (
@@ -58,7 +60,8 @@ class SinkRunner:
         self._wake = threading.Condition(self._lock)
         self._waiting: deque[SinkMessage] = deque()
         self._paces: dict[str, _Pace] = {}
-        self._is_closing = False
+        self._is_closing = self._must_refresh = False
+        self._refresh_due_s = 0.0
         self._received = self._delivered = self._suppressed = self._dropped = self._sending = 0
         self._thread: threading.Thread | None = None
 
@@ -78,7 +81,10 @@ class SinkRunner:
                 self._suppressed += 1
                 pace.held = None
             key = _change_key(message.result) if self._on_change_only else None
-            if key is not None and key == pace.key:
+            # A receiver with a connection may forget, or let values expire: it is told of what stays the same too.
+            refresh_s = self._sink.refresh_s
+            is_old = refresh_s is not None and now_s - pace.sent_s >= refresh_s
+            if key is not None and key == pace.key and not is_old:
                 self._suppressed += 1
             elif now_s < pace.due_s:
                 pace.held = message
@@ -117,15 +123,19 @@ class SinkRunner:
 
     def _pass(self, pace: _Pace, message: SinkMessage, now_s: float) -> None:
         assert message.result is not None
-        pace.due_s = now_s + self._interval_s
+        pace.due_s, pace.sent_s = now_s + self._interval_s, now_s
         pace.key = _change_key(message.result)
         self._queue(message)
 
     def _queue(self, message: SinkMessage) -> None:
         self._waiting.append(message)
         if len(self._waiting) > MOST_WAITING:
-            self._waiting.popleft()
-            self._dropped += 1
+            # The newest state of each source is kept, or the receiver would never know it.
+            newest = {each.source: each for each in self._waiting if each.result is None}
+            oldest = next((each for each in self._waiting if newest.get(each.source) is not each), None)
+            if oldest is not None:
+                self._waiting.remove(oldest)
+                self._dropped += 1
         self._start()
 
     def _start(self) -> None:
@@ -139,11 +149,19 @@ class SinkRunner:
             self._thread = thread
         self._wake.notify_all()
 
-    def _next(self) -> SinkMessage | None:
-        """Wait for a message, and return it; None to end."""
+    def _ask_refresh(self) -> None:
+        with self._lock:
+            self._must_refresh = True
+            self._wake.notify_all()
+
+    def _next(self, is_open: bool) -> SinkMessage | Literal["refresh", "end"]:
+        """Wait for a message, and return it, or what is to be done instead."""
+        refresh_s = self._sink.refresh_s
         while True:
             now_s = time.monotonic()
-            due_s = None
+            due_s = self._refresh_due_s if refresh_s is not None else None
+            if is_open and not self._is_closing and (self._must_refresh or (due_s is not None and now_s >= due_s)):
+                return "refresh"
             for pace in self._paces.values():
                 if pace.held is None:
                     continue
@@ -156,7 +174,9 @@ class SinkRunner:
                 self._sending = 1
                 return self._waiting.popleft()
             if self._is_closing:
-                return None
+                return "end"
+            if refresh_s is not None and not is_open:
+                return "refresh"
             self._wake.wait(None if due_s is None else due_s - now_s)
 
     # -- the thread
@@ -165,14 +185,19 @@ class SinkRunner:
         failures, is_open = 0, False
         while True:
             with self._lock:
-                message = self._next()
-            if message is None:
+                step = self._next(is_open)
+            if step == "end":
                 break
+            message = step if isinstance(step, SinkMessage) else None
             try:
                 if not is_open:
                     self._sink.open()
                     is_open = True
-                self._sink.send(message)
+                if message is None:
+                    self._plan_refresh()
+                    self._sink.refresh()
+                else:
+                    self._sink.send(message)
             except EdgeServerError as error:
                 reason = error.message
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a sink must not stay silent for ever
@@ -183,14 +208,16 @@ class SinkRunner:
             else:
                 failures = 0
                 with self._lock:
-                    self._delivered += 1
+                    self._delivered += message is not None
                     self._sending = 0
                 self._set_state(RUNNING, "")
                 continue
             failures += 1
             with self._lock:
                 self._sending = 0
-                if is_open:
+                if message is None:
+                    pass
+                elif is_open:
                     # It is not sent again: a message that a receiver refuses would hold up all others.
                     self._dropped += 1
                 else:
@@ -209,6 +236,11 @@ class SinkRunner:
                 if self._is_closing:
                     break
         self._sink.close()
+
+    def _plan_refresh(self) -> None:
+        with self._lock:
+            self._must_refresh = False
+            self._refresh_due_s = time.monotonic() + (self._sink.refresh_s or 0.0)
 
     def _set_state(self, state: str, reason: str) -> None:
         if (state, reason) == (self.state, self.reason):

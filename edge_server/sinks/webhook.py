@@ -17,6 +17,8 @@ TIMEOUT_S = 5.0
 class Webhook:
     """A URL that takes POST requests and answers them with a status of 200 to 299."""
 
+    refresh_s = None
+
     def __init__(self, url: str) -> None:
         self._shown = shown_url(url)
         self._parts = urlsplit(url)
@@ -43,6 +45,9 @@ class Webhook:
             connection.close()
         if not 200 <= status < 300:
             raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
+
+    def refresh(self) -> None:
+        """Do nothing: no connection is kept."""
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""

@@ -15,7 +15,7 @@ from edge_server.config.sources_config import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import Delivery, Frame, FrameHeader, FrameResult, StreamRequest
 from edge_server.core.status_reports import SourceReport
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, NotReady
 from edge_server.sources.frame_encoding import encode_frame
 from edge_server.sources.frame_schedule import FrameSchedule
 from edge_server.sources.source_choice import open_source
@@ -28,11 +28,13 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_FPS = 30.0
 """Rate of a file, a folder or the demo that has none of its own."""
 
-CONNECTING, RUNNING, FAILED = "CONNECTING", "RUNNING", "FAILED"
-
+CONNECTING, WAITING, RUNNING, FAILED = "CONNECTING", "WAITING", "RUNNING", "FAILED"
 
 BACK_OFF = BackOff(first_s=0.5, most_s=10.0)
 """Wait before a camera is opened again: 0.25 to 0.5 s, doubled with each failure in a row up to 5 to 10 s."""
+
+MODEL_POLL_S = 0.5
+"""Time between two looks whether the model is ready."""
 
 STEADY_S = 10.0
 """After this long with pictures, the next failure counts as the first one."""
@@ -85,6 +87,18 @@ class SourceRunner:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes that the model counts, () before the model is ready."""
+        perception = None if self._stream is None else self._stream.perception
+        return () if perception is None or perception.detections is None else tuple(perception.detections.labels)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the model is known to name the class of a picture."""
+        perception = None if self._stream is None else self._stream.perception
+        return perception is not None and perception.classes is not None
+
     def note(self, result: FrameResult) -> str:
         """Take note of a result, for the report. Return the clock of its stamp, "camera" or "server"."""
         self._answer_error = result.error
@@ -114,7 +128,12 @@ class SourceRunner:
         while not self._stop.is_set():
             began_s = time.monotonic()
             try:
-                self._play()
+                # First the model: a camera need not be decoded for a model that does not serve.
+                stream = self._open_stream()
+                if stream is None:
+                    self._stop.wait(MODEL_POLL_S)
+                    continue
+                self._play(stream)
                 continue
             except EdgeServerError as error:
                 reason = error.message
@@ -140,10 +159,8 @@ class SourceRunner:
         if self._stream is not None:
             self._stream.end()
 
-    def _play(self) -> None:
+    def _play(self, stream: CameraStream) -> None:
         """Read the source, in a loop if it has an end, until the runner is stopped. Raises EdgeServerError."""
-        # First the model: a camera need not be decoded for a model that does not serve.
-        stream = self._open_stream()
         source = open_source(self.entry.url, fps=self.entry.fps, decoder=self.entry.decoder)
         try:
             self._title = source.title
@@ -173,7 +190,8 @@ class SourceRunner:
             raise fault
         return frame
 
-    def _open_stream(self) -> CameraStream:
+    def _open_stream(self) -> CameraStream | None:
+        """Return the frame stream, or None while the model is not ready yet. Raises EdgeServerError."""
         if self._stream is not None and not self._stream.is_over:
             return self._stream
         entry = self.entry
@@ -186,7 +204,16 @@ class SourceRunner:
             delivery=Delivery(max_fps=entry.fps if is_live else 0.0, weight=entry.weight, priority=entry.priority),
             client=f"source {shown_url(entry.url)}"[:256],
         )
-        stream = self._streams.open(request, is_source=True)
+        try:
+            stream = self._streams.open(request, is_source=True)
+        except NotReady as error:
+            if error.retry_after_s is None:
+                raise  # it failed to load
+            if self._set_state(WAITING, f"waiting for model '{entry.model}': {error.message}"):
+                _LOG.info("source '%s' waits for model '%s'", entry.name, entry.model)
+            return None
+        if self.state == WAITING:
+            self._set_state(CONNECTING, "")
         self._stream = stream
         self._watch(stream, self)
         if self._stop.is_set():

@@ -30,6 +30,7 @@ from edge_server.errors import Draining, EdgeServerError
 from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
 from edge_server.streams.stream_view import StreamView
+from edge_server.vision.perception import PerceptionPlan
 from edge_server.vision.tracking import ByteTracker
 
 _MOST_NOTICES = 64
@@ -116,6 +117,8 @@ class CameraStream:
         self._on_change: Callable[[], None] = _ignore_change
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
+        self.perception: PerceptionPlan | None = None
+        """What the outputs of the model mean, as the stream was opened."""
         self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
         self._order: deque[FrameInFlight] = deque()
         self._notices: deque[FrameDropped] = deque()

@@ -92,6 +92,7 @@ class StreamRegistry:
             stream = self._place(terms, workers)
             counts = self._tallies[terms.stream_id].counts()
             server = f"edge-server {__version__}"
+            stream.perception = side.perception
             stream.greet(StreamOpened(terms.stream_id, terms.model, version, side.runtime, side.labels, counts, server))
         _LOG.info(
             "frame stream '%s' of '%s' for model '%s' is open, %s", terms.stream_id, terms.client, terms.model,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -92,6 +95,65 @@ def test_cameras_are_opened_shown_changed_and_closed(
         assert server.stop() == 0
         assert "geheim" not in seen + server.log()
         assert [json.loads(line)["kind"] for line in out.read_text().splitlines()]
+
+
+SLOW = EYES.replace('backend: "stub"', 'backend: "python"')
+SLOW_CODE = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        # Ends when the test opens its end of the pipe.
+        os.close(os.open(GATE, os.O_RDONLY))
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.ones((1, 1), np.float32))]) for _ in requests]
+"""
+
+
+@pytest.mark.full
+def test_each_camera_starts_with_its_own_model_and_says_which_one_it_waits_for_until_then(
+    repository: Any,
+    tmp_path: Path,
+    free_ports: Callable[[int], list[int]],
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    gate, out = tmp_path / "gate", tmp_path / "out.jsonl"
+    os.mkfifo(gate)
+    repository.add("eyes", EYES)
+    (repository.add("late", SLOW) / "1/model.py").write_text(SLOW_CODE.replace("GATE", repr(str(gate))))
+    (port,) = free_ports(1)
+    command = [
+        str(COMMAND), "serve", f"--model-repository={repository.path}", f"--http-port={port}", "--allow-grpc=false",
+        "--allow-metrics=false", "--source=name=door,url=demo,model=eyes,fps=20",
+        "--source=name=gate,url=demo,model=late,fps=20", f"--sink=name=log,url={out}",
+    ]  # fmt: skip
+
+    def results_of(name: str) -> int:
+        lines = out.read_text().splitlines() if out.exists() else []
+        return sum(f'"kind": "result", "stream": "{name}"' in line for line in lines)
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            assert eventually(lambda: results_of("door") >= 5)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/edge/v1/cameras", timeout=30) as answer:
+                door, slow = json.load(answer)["sources"]
+            assert (door["state"], door["reason"]) == ("RUNNING", "")
+            assert slow["state"] == "WAITING"
+            assert slow["reason"].startswith("waiting for model 'late'")
+            assert slow["failures"] == results_of("gate") == 0
+            os.close(os.open(gate, os.O_WRONLY))
+            assert eventually(lambda: results_of("gate") >= 5)
+        finally:
+            process.terminate()
+            # A failed test leaves the gate closed: a second signal ends the server at once.
+            with contextlib.suppress(OSError):
+                os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        assert process.wait(30) == 0
 
 
 def test_a_server_without_cameras_says_so(zoo: Any) -> None:

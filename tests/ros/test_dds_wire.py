@@ -207,3 +207,32 @@ while len(seen) < 2 and time.monotonic() < end:
 print(json.dumps(list(seen.values())))
 transport.close()
 """
+
+
+def test_a_silent_topic_is_explained_by_type_qos_topic_or_domain(
+    scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
+) -> None:
+    server = scripted()
+    domain = int(ros_domain["ROS_DOMAIN_ID"])
+    cases = {
+        "type": (("--compressed",), {}, "type mismatch: its publisher sends sensor_msgs/msg/Image, expected "
+                 "sensor_msgs/msg/CompressedImage (without --compressed)"),
+        "qos": (("--input-qos=DEFAULT",), {}, "QoS mismatch: its publisher is best effort, expected reliable"),
+        "topic": (("--image-topic=/camera/image",), {}, "none publishes it; sensor_msgs/msg/Image is published on "
+                  "/camera/image_raw"),
+        "domain": ((), {"ROS_DOMAIN_ID": str(domain + 100)}, f"no other node is seen in ROS domain {domain + 100}"),
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        # It sends until it is ended: no detections come.
+        camera = start_camera(ros_domain, 1)
+        stack.callback(camera.communicate)
+        stack.callback(camera.kill)
+        for name, (flags, variables, _) in cases.items():
+            environment = {**ros_domain, **variables}
+            stack.enter_context(bridging(server.address, environment, tmp_path / name, *flags))
+        for name, (_, _, expected) in cases.items():
+            wait_until(lambda name=name, expected=expected: expected in (tmp_path / name).read_text(), name)
+    found = (tmp_path / "domain").read_text()
+    used = re.search(r"programs on this machine use domain ([0-9, ]+): expected the same ROS_DOMAIN_ID", found)
+    assert used is not None, found
+    assert str(domain) in used[1].split(", ")

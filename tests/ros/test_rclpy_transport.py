@@ -1,4 +1,4 @@
-"""rclpy transport against a fake rclpy that records calls; rclpy itself is not available here."""
+"""rclpy transport against a fake rclpy that records calls. test_live_ros2.py runs it on the real one."""
 
 from __future__ import annotations
 
@@ -191,6 +191,26 @@ def test_a_topic_name_that_ros_forbids_is_the_callers_mistake(transport: RclpyTr
 def test_an_old_vision_msgs_is_named(rclpy: Any) -> None:
     with pytest.raises(Unsupported, match="has no Classification3D; version 4 of vision_msgs is needed"):
         message_class("vision_msgs/msg/Classification3D")
+
+
+def test_a_silent_topic_is_explained_by_its_publishers(rclpy: Any, transport: RclpyTransport) -> None:
+    transport.subscribe("/image", MessageKind.IMAGE, Qos(), lambda message: None)
+    assert "no publisher" in transport.explain_silence("/image")
+    camera = rclpy.create_node("camera", context=transport._context)
+    profile = transport._profile(Qos("SENSOR_DATA"))
+    camera.create_publisher(message_class("sensor_msgs/msg/CompressedImage"), "/image", profile)
+    expected = "publisher sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image (add --compressed)"
+    assert expected in transport.explain_silence("/image")
+    camera.create_publisher(message_class("sensor_msgs/msg/Image"), "/image", profile)
+    assert "QoS mismatch" in transport.explain_silence("/image")
+    camera.create_publisher(message_class("sensor_msgs/msg/Image"), "/image", transport._profile(Qos()))
+    assert "sends nothing" in transport.explain_silence("/image")
+    camera.destroy_node()
+
+
+def test_rclpy_of_a_package_index_is_not_asked_for_a_setup_bash(rclpy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    open_transport("eyes", {}).close()
+    assert caplog.text == ""
 
 
 def test_without_ros2_the_error_says_what_to_source() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -31,9 +32,11 @@ def message() -> Callable[..., SinkMessage]:
 class StubSink:
     """Keeps what is sent. `fails` makes every call fail; `blocks` makes `send` wait."""
 
+    refresh_s: float | None = None
+
     def __init__(self) -> None:
         self.sent: list[SinkMessage] = []
-        self.opened = self.closed = 0
+        self.opened = self.closed = self.refreshed = 0
         self.fails = ""
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -50,6 +53,11 @@ class StubSink:
         if self.fails:
             raise SinkError(self.fails)
         self.sent.append(message)
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+        if self.fails:
+            raise SinkError(self.fails)
 
     def close(self) -> None:
         self.closed += 1
@@ -93,6 +101,22 @@ class Broker:
         self._process = subprocess.Popen(
             [self._binary, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
         )
+
+    def stop(self) -> None:
+        """End it as its service would."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(PATIENCE_S)
+        self._process = None
+
+    def freeze(self) -> None:
+        """Stop it from running; its connections stay."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:

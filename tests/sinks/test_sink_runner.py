@@ -164,6 +164,46 @@ def test_changes_of_the_state_are_always_sent(start, sink, message):
     assert [one.state for one in sink.sent] == ["", "FAILED", ""]
 
 
+def test_the_newest_state_of_each_camera_is_kept_for_a_slow_receiver(start, sink, message):
+    sink.goes_on.clear()
+    runner = start(on_change=False)
+    runner.put(message(seq=0))
+    assert sink.is_sending.wait(PATIENCE_S)
+    for what in ("RUNNING", "FAILED"):
+        runner.put(SinkMessage("gate", state=what))
+    for seq in range(200):
+        runner.put(message(seq=seq))
+    assert runner.report().waiting == MOST_WAITING + 1
+    sink.goes_on.set()
+    runner.close(PATIENCE_S)
+    assert [one.state for one in sink.sent if one.source == "gate"] == ["FAILED"]
+
+
+def test_a_lost_connection_is_noticed_and_opened_again_without_a_message(start, sink, message, eventually):
+    sink.refresh_s = 0.001
+    runner = start()
+    runner.put(message())
+    assert eventually(lambda: sink.refreshed >= 3)
+    sink.fails = "host: gone"
+    assert eventually(lambda: runner.report().state == "FAILED")
+    assert runner.report().reason == "host: gone"
+    sink.fails = ""
+    assert eventually(lambda: runner.report().state == "RUNNING")
+    assert (runner.report().received, runner.report().delivered) == (1, 1)
+
+
+def test_a_receiver_with_a_connection_is_told_now_and_then_of_what_stays_the_same(start, sink, message, eventually):
+    sink.refresh_s = 0.05
+    runner = start()
+
+    def put_until_sent() -> bool:
+        runner.put(message("door", "cat"))
+        return len(sink.sent) >= 3
+
+    assert eventually(put_until_sent)
+    assert runner.report().suppressed > 0
+
+
 def test_a_sink_without_messages_has_no_thread(start):
     before = threading.active_count()
     start()

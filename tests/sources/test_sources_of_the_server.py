@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.config import SourceEntry
 from edge_server.core.frame_stream_types import DropReason, StreamRequest
-from edge_server.errors import AlreadyExists, Superseded
+from edge_server.errors import AlreadyExists, NotReady, Superseded
 from edge_server.sources import source_runner
 from edge_server.sources.source_interface import SourceError, SourcePicture
 
@@ -94,6 +94,24 @@ def test_a_source_waits_for_its_model_and_opens_no_camera_before(cameras, camera
     assert eventually(lambda: cameras.report().failures >= 3)
     assert "late" in cameras.report().reason
     assert camera.heads == []
+
+
+def test_a_source_waits_for_a_model_that_loads_without_counting_failures(cameras, folder, eventually, monkeypatch):
+    monkeypatch.setattr(source_runner, "MODEL_POLL_S", 0.001)
+    opens, reason = cameras.core.streams.open, "it is LOADING"
+
+    def refuse(request, *, is_source):
+        raise NotReady(reason)
+
+    monkeypatch.setattr(cameras.core.streams, "open", refuse)
+    cameras.apply(entry(url=folder, fps=500))
+    assert eventually(lambda: cameras.report().state == "WAITING")
+    assert cameras.report().reason == "waiting for model 'sum': it is LOADING"
+    monkeypatch.setattr(cameras.core.streams, "open", opens)
+    assert eventually(lambda: cameras.of())
+    assert cameras.report().failures == 0
+    assert cameras.states == [("cam", "WAITING"), ("cam", "CONNECTING"), ("cam", "RUNNING")]
+    assert [kind for kind, _ in cameras.events] == ["source.running"]
 
 
 def test_a_model_that_refuses_the_frames_is_the_reason_in_the_report(cameras, camera, jpeg, eventually):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 from rclpy.context import Context, default_context
@@ -63,6 +64,15 @@ class Node:
     def destroy_publisher(self, publisher: Publisher) -> bool:
         self.publishers.remove(publisher)
         return True
+
+    def get_publishers_info_by_topic(self, topic_name: str) -> list[SimpleNamespace]:
+        """Return the publishers of all nodes, as if each were of a type of sensor_msgs."""
+        return [
+            SimpleNamespace(topic_type=f"sensor_msgs/msg/{one.msg_type.__name__}", qos_profile=one.qos_profile)
+            for node in nodes
+            for one in node.publishers
+            if one.topic == topic_name
+        ]
 
     def destroy_node(self) -> None:
         nodes.remove(self)
