@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ CPU = "cortex-a76"
 """Armv8.2 as a Jetson Orin's Cortex-A78AE, without the wide vectors (SVE) of qemu's default: twice as fast."""
 
 READY = re.compile(r"edge-server \S+ is ready: (.*)")
-START_LIMIT_S = 300.0
+START_LIMIT_S = 600.0
 
 _ENTER = r"""
 set -eu
@@ -63,13 +64,13 @@ class Machine:
     project: Path
 
     def start(self, *command: str, **more: IO[str] | int) -> subprocess.Popen[str]:
-        """Start a program of the machine. Its process is the one that is returned: signals reach it."""
+        """Start a program of the machine in a process group of its own. Signals to the process reach the program."""
         environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "ROOT": str(self.root), "PROJECT": str(self.project), "CPU": CPU,
         }  # fmt: skip
         return subprocess.Popen(
             ["unshare", "--mount", "--propagation=private", "sh", "-c", _ENTER, "sh", *command],
-            env=environment, stdin=subprocess.DEVNULL, text=True, **more,
+            env=environment, stdin=subprocess.DEVNULL, text=True, start_new_session=True, **more,
         )  # fmt: skip
 
     def run(self, *command: str, timeout_s: float = 600.0) -> str:
@@ -77,9 +78,10 @@ class Machine:
         process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             printed, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            printed, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            print(process.communicate()[0][-8000:])
+            raise
         assert process.returncode == 0, f"{shlex.join(command)}: exit code {process.returncode}\n{printed[-8000:]}"
         return printed
 
@@ -109,7 +111,7 @@ class Machine:
             try:
                 process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
         assert process.returncode == 0, errors.read_text()
 

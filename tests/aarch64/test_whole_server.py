@@ -88,7 +88,9 @@ def models(machine: Any) -> Path:
 @pytest.fixture(scope="module")
 def server(machine: Any, models: Path, readme: Callable[[str], str]) -> Iterator[Any]:
     """The README's command as a newcomer's shell runs it: a new environment, pip, the server."""
-    with machine.serve("sh", "-c", readme("serve-command") + ' "$@"', "sh", "--allow-client-shm") as server:
+    *install, serve = readme("serve-command").split("&&")
+    machine.run("sh", "-c", "&&".join(install), timeout_s=1500)
+    with machine.serve(*shlex.split(serve), "--allow-client-shm") as server:
         yield server
 
 
