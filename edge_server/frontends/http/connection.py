@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from edge_server.errors import EdgeServerError, Refusal
+from edge_server.frontends.connection_limit import has_unread_bytes
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
 from edge_server.frontends.http.client_timeouts import (
     MIN_BYTES_PER_S,
@@ -172,6 +173,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "is_plain",
         "is_streaming",
         "side_protocol",
+        "silent_since_s",
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -216,6 +218,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.began_ns = 0
         """Arrival of the first byte of the current request (time.monotonic_ns), 0 if it came in one read."""
         self.has_activity = False
+        self.silent_since_s = time.monotonic()
+        """When the last request ended, or the connection was made (time.monotonic)."""
 
     # -- asyncio.BufferedProtocol
 
@@ -600,6 +604,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _end_request(self) -> None:
         self._phase = _Phase.HEAD
+        self.silent_since_s = time.monotonic()
         if self._reader is not None:
             self._release_body()
         self._target = self._decoder = None
@@ -637,21 +642,27 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
-    def idle_ticks(self) -> int:
-        """Number of ticks without a request or a part of one."""
-        return self._idle_ticks if self.is_idle and not self.has_activity else 0
+    def is_silent(self) -> bool:
+        """Whether no request is under way. May be read by any thread."""
+        return self._phase is _Phase.HEAD and not self._is_full and not self._is_scheduled
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is no request, nor a part of one."""
-        return self._phase is _Phase.HEAD and not self._held and not self._is_full
+    def has_served(self) -> bool:
+        """Whether the client has sent a request. May be read by any thread."""
+        return self._head is not None
 
-    def close_idle(self) -> None:
-        """Close an idle connection at once, even if the client has not read everything."""
-        has_unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+    def close_silent(self) -> bool:
+        """Close the connection at once if it is silent, even if the client has not read everything.
+
+        Return False if it is not silent, or a request has arrived that is not read yet.
+        """
+        transport = self._transport
+        if transport is None or not self.is_silent or has_unread_bytes(transport.get_extra_info("socket").fileno()):
+            return False
         self._close()
-        if has_unsent:
-            self.abort()
+        # `close` alone waits for unsent bytes and, with TLS, for the client.
+        transport.abort()
+        return True
 
     def tick(self, idle_limit: int, stall_s: float) -> None:
         """Check the time limits: disconnect a client that sends or reads too slowly, close an idle connection."""
@@ -744,12 +755,8 @@ class Connections:
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of current requests."""
-        self.drops_any_idle = False
         self._expected: set[HttpConnection] = set()
         self._open: dict[HttpConnection, asyncio.Transport] = {}
-        self._leaving: set[HttpConnection] = set()
-        """Connections that no longer count, but are not closed yet."""
-        self._idle: list[HttpConnection] | None = None
         self._changed = asyncio.Event()
         self._stall_s = STALL_S
         self._tick_s = self._stall_s / TICKS
@@ -796,42 +803,23 @@ class Connections:
     def lost(self, connection: HttpConnection) -> None:
         """Note that a connection is closed."""
         self._open.pop(connection, None)
-        self._leaving.discard(connection)
         self._changed.set()
 
     def count(self) -> int:
         """Return the number of connections that are open or being set up."""
         return len(self._open) + len(self._expected)
 
-    def drop_idle(self) -> bool:
-        """Close the connection that has been idle longest, for at least a tick. Return False when there is none."""
-        if self._idle is None:
-            # Sorted once a tick: otherwise each of very many new connections would scan all others.
-            self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
-        while self._idle:
-            longest = self._idle.pop()
-            if longest.idle_ticks and longest in self._open:
-                self._close_idle(longest)
-                return True
-        oldest = next((item for item in self._open if item.is_idle), None) if self.drops_any_idle else None
-        if oldest is not None:
-            self._close_idle(oldest)
-        return oldest is not None
-
-    def _close_idle(self, connection: HttpConnection) -> None:
-        """Close an idle connection. It stops counting at once, so that a new connection can be accepted."""
-        del self._open[connection]
-        self._leaving.add(connection)
-        connection.close_idle()
+    def silent(self) -> list[HttpConnection]:
+        """Return the open connections without a request under way. For any thread."""
+        return [item for item in list(self._open) if item.is_silent]
 
     def _tick(self) -> None:
         self._ticker = None
-        if not self._open and not self._leaving:
+        if not self._open:
             return
         # Scheduled first, so that an error of one connection does not stop the ticks.
         self._ticker = self._loop.call_later(self._tick_s, self._tick)
-        self._idle = None
-        for connection in (*self._open, *self._leaving):
+        for connection in list(self._open):
             connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
 
     async def finish(self, grace_s: float) -> None:
@@ -846,7 +834,7 @@ class Connections:
                 await asyncio.wait_for(self._changed.wait(), max(left_s, _MIN_WAIT_S))
             except asyncio.TimeoutError:
                 break
-        for connection in (*self._open, *self._leaving):
+        for connection in list(self._open):
             connection.abort()
         # `connection_lost` cancels their requests soon.
         await asyncio.gather(*self.tasks, return_exceptions=True)
