@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
+import select
 import socket
 import time
 from collections import deque
@@ -160,6 +161,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_keeps_alive",
         "_left",
         "_loop",
+        "_lost_poll",
         "_outgoing",
         "_phase",
         "_read_buffer",
@@ -184,6 +186,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._cors = connections.cors
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._lost_poll: select.poll | None = None
+        """With TLS, reports the end of the connection, which asyncio's transport notices later."""
         self._phase = _Phase.HEAD
         self._head: RequestHead | None = None
         """Head of the current request, or of the latest one."""
@@ -228,6 +232,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if transport.get_extra_info("sslcontext") is not None:
+                self._lost_poll = select.poll()
+                self._lost_poll.register(connection, select.POLLRDHUP)
         self._connections.opened(self, self._transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -244,6 +251,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError("the client is gone"))
         self._connections.lost(self)
+
+    def eof_received(self) -> None:
+        # asyncio closes the transport now; with TLS, only this call makes `is_closing` say so.
+        self._close_transport()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         reader = self._reader
@@ -391,8 +402,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._respond_early(target)
             return
         self._target = target
-        if client_waits and self._transport is not None:
-            self._transport.write(CONTINUE)
+        if client_waits:
+            self._write(CONTINUE)
         if self._decoder is None:
             assert self._reader is not None
             piece, self._held = memoryview(data)[start:], b""
@@ -451,11 +462,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None:
             self._close()
             return
-        transport.write(response_bytes(error_response(refusal), closes=True))
+        self._write(response_bytes(error_response(refusal), closes=True))
         if client_is_silent or self._is_closing or not transport.can_write_eof():
             self._close()
             return
-        transport.write_eof()
+        if transport.get_write_buffer_size():
+            # asyncio would end the stream later, and print a traceback if the client is gone by then.
+            self._close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # the client is gone
+            self._close()
+            return
         self._release_body()
         self._held = b""
         self._decoder = None
@@ -481,8 +500,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             reader.release()
         self._keeps_alive = self._keeps_alive and not response.closes
         self._phase = _Phase.DISCARD
-        if self._transport is not None:
-            self._transport.write(self._response_bytes(response))
+        self._write(self._response_bytes(response))
         if self._held:
             self._continue_soon()
         elif self._decoder is None and not self._left:
@@ -554,8 +572,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None
         while outgoing:
-            # Do not write to a broken connection: asyncio logs each such write. `connection_lost` follows soon.
-            if self._is_full or transport.is_closing():
+            if self._is_full or not self.can_send():
                 return
             transport.write(outgoing.popleft())
         if self._phase is _Phase.BUSY:
@@ -569,15 +586,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._keeps_alive = False  # the response ends with the connection
         else:
             headers = {**headers, "Transfer-Encoding": "chunked"}
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.head_bytes(status, headers))
+        self._write(self.head_bytes(status, headers))
 
     async def write(self, data: bytes) -> None:
         """Send a piece of a stream, and wait while the client does not read. Raises ConnectionResetError.
 
         `data` must not be empty: that would end the stream.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.can_send():
             raise ConnectionResetError("the client is gone")
         assert self._head is not None
         self._transport.write(data if self._head.is_http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
@@ -591,8 +607,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.is_streaming = False
         if self._transport is None or self._head is None:
             return
-        if not self._head.is_http_1_0 and not self._transport.is_closing():
-            self._transport.write(b"0\r\n\r\n")
+        if not self._head.is_http_1_0:
+            self._write(b"0\r\n\r\n")
         self._end_request()
 
     def end_response(self, *, may_stay_open: bool) -> None:
@@ -619,6 +635,25 @@ class HttpConnection(asyncio.BufferedProtocol):
     def transport(self) -> asyncio.Transport | None:
         """The transport to the client, None after the connection is lost."""
         return self._transport
+
+    def can_send(self) -> bool:
+        """Return whether bytes may be written: asyncio logs writes to a broken connection. Cut one that is broken."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if self._lost_poll is None:
+            return True
+        for _, events in self._lost_poll.poll(0):
+            # While reading is paused, asyncio's TLS transport does not report that the client sends no more, but it
+            # drops what is written.
+            if events & (select.POLLHUP | select.POLLERR) or self._is_reading_paused:
+                transport.abort()
+                return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and self.can_send():
+            self._transport.write(data)
 
     @property
     def keeps_alive(self) -> bool:
@@ -657,7 +692,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         Return False if it is not silent, or a request has arrived that is not read yet.
         """
         transport = self._transport
-        if transport is None or not self.is_silent or has_unread_bytes(transport.get_extra_info("socket").fileno()):
+        if transport is None or transport.is_closing() or not self.is_silent:
+            return False
+        if has_unread_bytes(transport.get_extra_info("socket").fileno()):
             return False
         self._close()
         # `close` alone waits for unsent bytes and, with TLS, for the client.
@@ -718,7 +755,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_ticks = 0
         self._held = b""
         self._release_body()
-        if self._transport is not None:
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        # A second `close` makes a TLS transport of asyncio unusable.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def _release_body(self) -> None:
