@@ -29,6 +29,7 @@ from edge_server.cli.options import whole
 from edge_server.cli.progress import Progress
 from edge_server.cli.pull_archive import ARCHIVES, PullFailed, check_space, unpack
 from edge_server.cli.table import clean, render
+from edge_server.config.sources_config import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest
 from edge_server.repository.file_fingerprint import is_ignored
@@ -212,6 +213,9 @@ class _Rules(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         if urllib.parse.urlsplit(newurl).scheme not in ("https", req.type):
             raise PullFailed(f"'{req.full_url}' redirects to '{newurl}': expected https; ask its publisher")
+        # Without the rest of the URLs, which may hold a signature.
+        hop = f"{shown_url(req.full_url)} redirects to {shown_url(newurl)}"
+        print(f"edge-server pull: {clean(hop)}", file=sys.stderr)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

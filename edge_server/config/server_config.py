@@ -344,7 +344,8 @@ class HttpConfig:
         "--http-max-connections",
         integer(0, 2**20),
         "Most open HTTP connections. Beyond it the longest idle one is closed for a new one; if none is idle, the new "
-        "one is answered 503. 0: half of the files that the process may open, at most 4096.",
+        "one is answered 503. 0: half of the files that the process may open, at most 4096. In any case a quarter of "
+        "the files, 16 to 256, is kept for the server itself.",
     )
     header_pattern: re.Pattern[str] | None = setting(
         None,

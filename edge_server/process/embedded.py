@@ -58,7 +58,8 @@ class Server:
     """A server in this process, on threads of its own. All methods may be called from any thread.
 
     Several servers may run at once. An instance is started once. A program that ends without `stop` drops the requests
-    in flight.
+    in flight. A child process that was forked from a running server has no server: there the methods raise NotReady,
+    and `stop` does nothing.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Server:
         self._has_progress = threading.Event()
         """Set when the models are loaded or have failed, and when the server has ended."""
         self._error: BaseException | None = None
+        self._process_id = 0
+        """The process that started the server, 0 before. A forked child inherits this object, but no thread."""
 
     def start(self) -> Server:
         """Start, and wait until each model is loaded or has failed. Return the server itself.
@@ -94,6 +97,10 @@ class Server:
         Raises EdgeServerError for a port that is taken or a repository that cannot be read; with `exit_on_error=True`
         LoadError if a model has failed. A second call only waits.
         """
+        if self._process_id:
+            self._check_process()
+        # Before the lock: a child that is forked meanwhile must not wait for a lock that nobody there releases.
+        self._process_id = os.getpid()
         with self._lock:
             if self._thread is None:
                 log_settings = LogSettings(self._config.log, sets_levels=False)
@@ -116,7 +123,7 @@ class Server:
         """Refuse new requests, drain for at most `exit_timeout_secs`, and close everything. Does nothing if the server
         does not run."""
         thread = self._thread
-        if thread is None or self._process is None:
+        if thread is None or self._process is None or self._is_forked:
             return
         self._process.stop()
         thread.join()
@@ -144,7 +151,8 @@ class Server:
 
     def live(self) -> bool:
         """Return whether the server runs and is not stopping."""
-        return self._thread is not None and self._thread.is_alive() and self._service.is_live()
+        is_running = self._thread is not None and self._thread.is_alive() and not self._is_forked
+        return is_running and self._service.is_live()
 
     def ready(self) -> bool:
         """Return whether the server is ready, by the rule of `/v2/health/ready`."""
@@ -208,6 +216,7 @@ class Server:
         try:
             is_final = False
             while not is_final:
+                self._check_running()
                 response = arrived.get()
                 is_final = response.is_final
                 if not response.is_empty:
@@ -264,9 +273,21 @@ class Server:
     def _check_running(self) -> None:
         if self._core is None:
             raise NotReady("the server is not started: call start(), or use it in a with statement")
+        self._check_process()
+
+    @property
+    def _is_forked(self) -> bool:
+        return self._process_id != os.getpid()
+
+    def _check_process(self) -> None:
+        if self._is_forked:
+            raise NotReady(
+                f"the server runs in process {self._process_id}, from which this process {os.getpid()} was forked: "
+                "start the server after the fork, in each process that needs one"
+            )
 
     def _port(self, name: str) -> int | None:
-        return None if self._process is None else self._process.ports.get(name)
+        return None if self._process is None or self._is_forked else self._process.ports.get(name)
 
     def _run(self, process: ServerProcess) -> None:
         try:

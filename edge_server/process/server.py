@@ -25,6 +25,7 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
@@ -73,6 +74,7 @@ def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessE
     Raises EdgeServerError when the server cannot start as configured.
     """
     keep_big_blocks()
+    raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
     on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
@@ -129,6 +131,7 @@ class ServerProcess:
         largest_body = config.http.max_input_size_bytes
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(budget, largest_body)
+        self._connection_limit = ConnectionLimit()
         self._sources: list[Source] = [self._budget.families]
         self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
@@ -237,6 +240,7 @@ class ServerProcess:
             allows_code_upload=self._config.repository.allows_code_upload,
             access=self._access_check(),
             budget=self._budget,
+            limit=self._connection_limit,
         )
         port = await front.start()
         self._http = front
@@ -323,6 +327,7 @@ class ServerProcess:
             self._tls,
             access=self._access_check(),
             allowed_hosts=self._config.http.allowed_hosts,
+            limit=self._connection_limit,
         )
         port = await front.start()
         self.ports["metrics"] = port

@@ -12,6 +12,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.sources_config import shown_url
@@ -24,6 +25,34 @@ _MAX_PICTURE_BYTES = 32 << 20
 _MAX_LINE_BYTES = 4096
 _MAX_HEADER_LINES = 64
 _PICTURE_STARTS = b"\xff\xd8"
+
+
+class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects only on the camera itself, at the same port, or from http on port 80 to https on 443.
+
+    Another host in the network may be one that the sender of the redirect cannot reach, but this server can.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = _origin(req.full_url), _origin(newurl)
+        if new not in (old, ("https", old[1], 443) if old[::2] == ("http", 80) else old):
+            fp.close()
+            raise SourceError(
+                f"{self._title}: the camera redirects to {'{}://{}:{}'.format(*new)[:200]!r}, and only redirects to "
+                "the same host are followed; is this the address that is wanted?"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of a URL. Raises ValueError."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 class MjpegCamera:
@@ -40,13 +69,16 @@ class MjpegCamera:
         host = parts.netloc.rpartition("@")[2]
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
         if parts.username is not None:
-            place = f"{parts.scheme}://{host}/"
-            passwords.add_password(None, place, unquote(parts.username), unquote(parts.password or ""))
+            places = [f"{parts.scheme}://{host}/"]
+            if _origin(url)[::2] == ("http", 80):
+                places.append(f"https://{host.removesuffix(':80')}/")
+            passwords.add_password(None, places, unquote(parts.username), unquote(parts.password or ""))
         # Without a proxy: a camera is on the machine's own network.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
+            _SameHostRedirects(self.title),
         )
         address = parts._replace(netloc=host, fragment="").geturl()
         try:

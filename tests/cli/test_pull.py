@@ -696,17 +696,22 @@ def test_a_redirect_from_https_to_http_is_refused(
     assert "redirects to" in done.stderr
 
 
-def test_headers_go_only_to_the_host_that_was_named(site: Site, pull: Edge) -> None:
+def test_headers_go_only_to_the_host_that_was_named_and_each_host_is_printed(site: Site, pull: Edge) -> None:
     other, server = start_site()
     try:
         target, sha256 = other.add("m.onnx", b"content")
-        site.redirects = {"/m.onnx": f"{site.url}/again.onnx", "/again.onnx": target}
-        assert pull(f"{site.url}/m.onnx", sha256, "--header=Authorization=Bearer x").returncode == 0
+        site.redirects = {"/m.onnx?signature=secret": f"{site.url}/again.onnx", "/again.onnx": target}
+        done = pull(f"{site.url}/m.onnx?signature=secret", sha256, "--header=Authorization=Bearer x")
+        assert done.returncode == 0
     finally:
         server.shutdown()
         server.server_close()
     assert [key for _, _, key in site.requests] == ["Bearer x", "Bearer x"]
     assert [key for _, _, key in other.requests] == [None]
+    assert done.stderr.splitlines() == [
+        f"edge-server pull: {site.url} redirects to {site.url}",
+        f"edge-server pull: {site.url} redirects to {other.url}",
+    ]
 
 
 @pytest.fixture

@@ -136,13 +136,14 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def start(
-    repository: Path, *flags: str, stderr_path: Path, environment: Mapping[str, str] | None = None
+    repository: Path, *flags: str, stderr_path: Path, environment: Mapping[str, str] | None = None, ulimit: str = ""
 ) -> ServerProcess:
-    """Start a server on free ports and wait for its ready line."""
+    """Start a server on free ports and wait for its ready line. `ulimit` are arguments of the shell's command."""
+    limited = ["sh", "-c", f'ulimit {ulimit} && exec "$0" "$@"'] if ulimit else []
     with open(stderr_path, "w") as stderr:
         process = subprocess.Popen(
             [
-                str(COMMAND), "serve", f"--model-repository={repository}",
+                *limited, str(COMMAND), "serve", f"--model-repository={repository}",
                 "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
             ],
             stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment(environment),
@@ -170,9 +171,12 @@ def start(
 
 
 @contextlib.contextmanager
-def running(repository: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def running(
+    repository: Path, *flags: str, environment: Mapping[str, str] | None = None, ulimit: str = ""
+) -> Iterator[ServerProcess]:
     with tempfile.TemporaryDirectory() as folder:
-        server = start(repository, *flags, stderr_path=Path(folder) / "stderr.log", environment=environment)
+        log = Path(folder) / "stderr.log"
+        server = start(repository, *flags, stderr_path=log, environment=environment, ulimit=ulimit)
         try:
             yield server
         finally:

@@ -17,7 +17,7 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 
-from edge_server.frontends.http import accept_loop
+from edge_server.frontends import connection_limit
 
 
 def test_health_answers_have_empty_bodies_and_say_400_when_not_ready(site):
@@ -283,7 +283,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
     cert, key = certificate
     site = open_site(tls_cert=cert, tls_key=key, max_connections=1)
     server = site.frontend._listener._server
-    monkeypatch.setattr(accept_loop, "_HANDSHAKE_S", 3600.0)
+    monkeypatch.setattr(connection_limit, "_MIN_SILENCE_S", 3600.0)
     trusting = ssl.create_default_context(cafile=cert)
     trusting.check_hostname = False
     with contextlib.ExitStack() as opened:
@@ -297,7 +297,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
         # One that has only begun keeps its place.
         assert connect().recv(1) == b""
         assert server.count() == 1
-        monkeypatch.setattr(accept_loop, "_HANDSHAKE_S", 0.0)
+        monkeypatch.setattr(connection_limit, "_MIN_SILENCE_S", 0.0)
         client = opened.enter_context(trusting.wrap_socket(connect(), server_hostname="localhost"))
         client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(15) == b"HTTP/1.1 200 OK"

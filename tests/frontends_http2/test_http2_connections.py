@@ -230,6 +230,18 @@ def test_idle_connections_give_way_when_there_are_too_many(serve: Serve) -> None
     assert busy.response(1) == b"still here"
 
 
+def test_who_only_connects_gives_way_before_who_has_called(serve: Serve) -> None:
+    server = serve(max_connections=2)
+    client, silent = server.connect(), server.connect(says_hello=False)
+    client.send(client.headers(1), DataFrame(1, b"hello", flags=["END_STREAM"]))
+    assert client.response(1) == b"hello"
+    third = server.connect()
+    third.check_alive()
+    while silent.receive() is not None:
+        pass
+    client.check_alive()
+
+
 FLOODS: dict[str, Callable[[Any, int], Any]] = {
     "rapid reset": lambda client, n: client.headers(n).serialize() + RstStreamFrame(n, 8).serialize(),
     "ping": lambda client, n: PingFrame(0, bytes(8)),
@@ -369,6 +381,14 @@ def test_large_messages_over_tls(serve: Serve, certificate: tuple[Path, Path]) -
         message = bytes(range(256)) * 4096
         client.send(DataFrame(1, message, flags=["END_STREAM"]))
         assert client.response(1) == message
+
+
+def test_a_tls_handshake_that_does_not_begin_gives_way(serve: Serve, certificate: tuple[Path, Path]) -> None:
+    accepting, asking = _contexts(certificate, ["h2"])
+    server = serve(tls=accepting, max_connections=1)
+    silent = server.connect(says_hello=False)
+    server.connect(tls=asking).check_alive()
+    assert silent.receive() is None
 
 
 def test_tls_without_the_protocol_is_refused(serve: Serve, certificate: tuple[Path, Path]) -> None:

@@ -65,6 +65,8 @@ def receiver():
             body = self.rfile.read(int(self.headers["Content-Length"]))
             server.got.append((self.path, self.headers, json.loads(body)))
             self.send_response(server.status)
+            if server.location:
+                self.send_header("Location", server.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -73,7 +75,7 @@ def receiver():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.got, server.status = [], 204
+    server.got, server.status, server.location = [], 204, ""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -102,6 +104,15 @@ def test_a_webhook_that_refuses_is_named_without_its_password(receiver, message)
         sink.send(message())
     sink.close()
     assert "geheim" not in caught.value.message
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_webhook_that_redirects_is_an_error_and_the_other_address_gets_nothing(receiver, message, status):
+    receiver.status, receiver.location = status, f"http://127.0.0.1:{receiver.server_port}/other"
+    sink = Webhook(f"http://127.0.0.1:{receiver.server_port}/hook")
+    with pytest.raises(SinkError, match=f"expected a status of 200 to 299, given {status}"):
+        sink.send(message())
+    assert [path for path, _, _ in receiver.got] == ["/hook"]
 
 
 def test_a_webhook_that_is_not_there_is_named(free_ports, message):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import functools
+import io
 import re
+import socket
+from urllib.request import Request
 
 import pytest
 
+from edge_server.sources.mjpeg import _SameHostRedirects
 from edge_server.sources.source_choice import open_source
 from edge_server.sources.source_interface import SourceError
 
@@ -51,6 +56,66 @@ def test_the_pictures_come_in_order_and_unchanged(camera, jpeg, kind, with_lengt
     assert [picture.file for picture in pictures] == files
     assert {picture.format for picture in pictures} == {"jpeg"}
     assert why.endswith("the camera closed the connection")
+
+
+def redirects(camera, target: str) -> None:
+    """Make the camera send its first client to another address, and the next one pictures."""
+    play = camera.script
+
+    def answer(peer, head):
+        if len(camera.heads) > 1:
+            play(peer, head)
+        else:
+            peer.sendall(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    camera.script = answer
+
+
+def test_a_redirect_on_the_camera_itself_is_followed(camera, jpeg):
+    camera.plays(jpeg(1))
+    redirects(camera, "/new/video")
+    pictures, _ = read_all(camera.url)
+    assert len(pictures) == 1
+    assert camera.heads[1].startswith(b"GET /new/video ")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "127.0.0.1"])
+def test_a_camera_cannot_send_the_server_to_another_host_or_port(camera, host):
+    listener = socket.create_server(("", 0))
+    target = f"{host}:{listener.getsockname()[1]}"
+    with listener:
+        redirects(camera, f"http://{target}/secret")
+        why = refusal(camera.url)
+        assert f"redirects to 'http://{target}', and only redirects to the same host are followed" in why
+        assert "secret" not in why
+        listener.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_followed"),
+    [
+        ("http://cam/a", "http://CAM:80/b", True),
+        ("http://cam/a", "https://cam/b", True),
+        ("http://cam/a", "https://cam:444/b", False),
+        ("http://cam:8080/a", "https://cam/b", False),
+        ("https://cam/a", "https://cam:443/b", True),
+        ("https://cam/a", "http://cam/b", False),
+        ("http://cam/a", "http://cam.example/b", False),
+        ("http://cam/a", "http://cam@other/b", False),
+        ("http://cam/a", "ftp://cam:80/b", False),
+    ],
+)
+def test_where_a_camera_may_redirect_to(old, new, is_followed):
+    rule, response = _SameHostRedirects("cam"), io.BytesIO()
+    follow = functools.partial(rule.redirect_request, Request(old), response, 302, "Found", {}, new)
+    if is_followed:
+        assert follow().full_url == new
+    else:
+        with pytest.raises(SourceError, match="only redirects to the same host"):
+            follow()
+        assert response.closed
 
 
 @pytest.mark.parametrize("scheme", ["Basic", "Digest"])

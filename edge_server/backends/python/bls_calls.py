@@ -44,10 +44,10 @@ class OutgoingCall:
         Raises TritonModelException outside of a served model, and in a model that runs on request threads.
         """
         caller = caller or find_calling_model()
-        if caller is None or caller.server is None:
+        if caller is None:
             raise TritonModelException("other models can be called from a model that a server runs, nowhere else")
         self.caller: CallingModel = caller
-        self.server: ServerCalls = caller.server
+        self.server: ServerCalls = caller.find_server("other models can be called")
         self.batch: RunningBatch | None = current_batch.get()
         _check_may_call_models(caller, self.batch)
         self.model = model
@@ -293,7 +293,8 @@ def _check_may_call_models(caller: CallingModel, batch: RunningBatch | None) -> 
 
 def _model_control() -> ServerCalls:
     caller = find_calling_model()
-    if caller is None or caller.server is None:
+    if caller is None:
         raise TritonModelException("models can be loaded from a model that a server runs, nowhere else")
+    server = caller.find_server("models can be loaded")
     _check_may_call_models(caller, current_batch.get())
-    return caller.server
+    return server

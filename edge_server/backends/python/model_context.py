@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextvars
 import enum
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_server.backends.base import Execution, ServerCalls
 from edge_server.backends.python.deadlock_check import WaitGraph
@@ -36,6 +37,19 @@ class CallingModel:
     wait_graph: WaitGraph[CallingModel] | None = None
     may_call_models: bool = True
     folder: str = ""
+    process_id: int = field(default_factory=os.getpid)
+    """The process in which the model was opened. In a process that the model forks, nothing would answer its calls."""
+
+    def find_server(self, action: str) -> ServerCalls:
+        """Return the server's functions. Raises TritonModelException, with `action`, where there is no server."""
+        if self.server is None:
+            raise TritonModelException(f"{action} from a model that a server runs, nowhere else")
+        if self.process_id != os.getpid():
+            raise TritonModelException(
+                f"model '{self.model}' runs in process {self.process_id}, from which this process {os.getpid()} was "
+                f"forked: {action} only from the process of the model"
+            )
+        return self.server
 
 
 @dataclass(eq=False)

@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from edge_server.errors import NotReady
+
 ALIGNMENT = 64
 """Alignment of every array in bytes: suits vector instructions and numpy."""
 
@@ -167,10 +169,16 @@ class Channel:
         self._socket = connection
         self._reader = ArenaReader(other_fd)
         self._send_lock = threading.Lock()
+        self._process_id = os.getpid()
         self._freed: list[int] = []
 
     def send(self, message: tuple[Any, ...] | None) -> int | None:
-        """Send a message. Return the offset of its arrays in this end's shared memory, None if they need none."""
+        """Send a message. Return the offset of its arrays in this end's shared memory, None if they need none.
+
+        Raises NotReady in a forked child: its messages would be mixed with those of the process that it comes from.
+        """
+        if os.getpid() != self._process_id:
+            raise NotReady(f"this process was forked from process {self._process_id}, which alone is connected")
         if _group.messages is not None and message is not None:
             _group.messages.append(message)
             _group.channel = self

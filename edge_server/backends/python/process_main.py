@@ -35,7 +35,7 @@ from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
-from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.errors import EdgeServerError, NotReady, ServingFault
 
 _METRICS_INTERVAL_S = 0.5
 """Interval at which changed metrics are sent."""
@@ -160,6 +160,8 @@ class LogForwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._channel.send(("log", record.name, record.levelno, record.getMessage()))
+        except NotReady:  # in a process that the model forked
+            print(self.format(record), file=sys.stderr)
         except OSError:
             return
 

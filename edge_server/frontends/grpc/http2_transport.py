@@ -20,6 +20,7 @@ import numpy as np
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Refusal, Throttled
+from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
@@ -644,7 +645,13 @@ class Http2Transport:
     """A listener on this server's HTTP/2. `start` once, then `stop` once."""
 
     def __init__(
-        self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, budget: MemoryBudget
+        self,
+        methods: Methods,
+        config: GrpcConfig,
+        max_calls: int,
+        max_streams: int,
+        budget: MemoryBudget,
+        limit: ConnectionLimit | None = None,
     ) -> None:
         """Raises ServingFault for unusable TLS files."""
         self._methods = methods
@@ -678,6 +685,7 @@ class Http2Transport:
                 max_age_grace_s=config.max_connection_age_grace_ms / 1000,
             ),
             tls_context(config, config.is_mutual_tls) if self._is_tls else None,
+            limit,
         )
 
     def start(self) -> int:

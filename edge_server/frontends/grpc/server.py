@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config import GrpcConfig
 from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.rpc_table import StreamService, served_methods
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
@@ -39,9 +40,12 @@ class GrpcFrontend:
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
+        limit: ConnectionLimit | None = None,
     ) -> None:
-        """`budget` limits the memory of incomplete messages. None creates a budget sized by the machine's memory."""
+        """`budget` limits the memory of incomplete messages. None creates a budget sized by the machine's memory.
+        `limit` is that of all listeners' connections; grpcio's transport does not ask it."""
         self._config = config
+        self._limit = limit
         self._budget = budget or MemoryBudget(budget_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
         self._methods = served_methods(
             service, config, stream_services, allows_code_upload=allows_code_upload, tokens=tokens
@@ -59,7 +63,7 @@ class GrpcFrontend:
         else:
             from edge_server.frontends.grpc.http2_transport import Http2Transport
 
-            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._budget)
+            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._budget, self._limit)
         port = transport.start()
         self._transport = transport
         return port

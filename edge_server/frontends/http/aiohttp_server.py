@@ -259,8 +259,7 @@ class AiohttpTransport(asyncio.Transport):
             transport.write(data)
 
     def is_closing(self) -> bool:
-        transport = self.connection.transport
-        return self._is_closed or transport is None or transport.is_closing()
+        return self._is_closed or not self.connection.can_send()
 
     def close(self) -> None:
         """End the request. aiohttp calls this after the last response, or if it cannot parse the request."""

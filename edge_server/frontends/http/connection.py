@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
+import select
 import socket
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from edge_server.errors import EdgeServerError, Refusal
+from edge_server.frontends.connection_limit import has_unread_bytes
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
 from edge_server.frontends.http.client_timeouts import (
     MIN_BYTES_PER_S,
@@ -159,6 +161,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_keeps_alive",
         "_left",
         "_loop",
+        "_lost_poll",
         "_outgoing",
         "_phase",
         "_read_buffer",
@@ -172,6 +175,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "is_plain",
         "is_streaming",
         "side_protocol",
+        "silent_since_s",
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -182,6 +186,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._cors = connections.cors
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._lost_poll: select.poll | None = None
+        """With TLS, reports the end of the connection, which asyncio's transport notices later."""
         self._phase = _Phase.HEAD
         self._head: RequestHead | None = None
         """Head of the current request, or of the latest one."""
@@ -216,6 +222,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.began_ns = 0
         """Arrival of the first byte of the current request (time.monotonic_ns), 0 if it came in one read."""
         self.has_activity = False
+        self.silent_since_s = time.monotonic()
+        """When the last request ended, or the connection was made (time.monotonic)."""
 
     # -- asyncio.BufferedProtocol
 
@@ -224,6 +232,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if transport.get_extra_info("sslcontext") is not None:
+                self._lost_poll = select.poll()
+                self._lost_poll.register(connection, select.POLLRDHUP)
         self._connections.opened(self, self._transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -240,6 +251,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError("the client is gone"))
         self._connections.lost(self)
+
+    def eof_received(self) -> None:
+        # asyncio closes the transport now; with TLS, only this call makes `is_closing` say so.
+        self._close_transport()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         reader = self._reader
@@ -387,8 +402,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._respond_early(target)
             return
         self._target = target
-        if client_waits and self._transport is not None:
-            self._transport.write(CONTINUE)
+        if client_waits:
+            self._write(CONTINUE)
         if self._decoder is None:
             assert self._reader is not None
             piece, self._held = memoryview(data)[start:], b""
@@ -447,11 +462,19 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None:
             self._close()
             return
-        transport.write(response_bytes(error_response(refusal), closes=True))
+        self._write(response_bytes(error_response(refusal), closes=True))
         if client_is_silent or self._is_closing or not transport.can_write_eof():
             self._close()
             return
-        transport.write_eof()
+        if transport.get_write_buffer_size():
+            # asyncio would end the stream later, and print a traceback if the client is gone by then.
+            self._close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # the client is gone
+            self._close()
+            return
         self._release_body()
         self._held = b""
         self._decoder = None
@@ -477,8 +500,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             reader.release()
         self._keeps_alive = self._keeps_alive and not response.closes
         self._phase = _Phase.DISCARD
-        if self._transport is not None:
-            self._transport.write(self._response_bytes(response))
+        self._write(self._response_bytes(response))
         if self._held:
             self._continue_soon()
         elif self._decoder is None and not self._left:
@@ -550,8 +572,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None
         while outgoing:
-            # Do not write to a broken connection: asyncio logs each such write. `connection_lost` follows soon.
-            if self._is_full or transport.is_closing():
+            if self._is_full or not self.can_send():
                 return
             transport.write(outgoing.popleft())
         if self._phase is _Phase.BUSY:
@@ -565,15 +586,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._keeps_alive = False  # the response ends with the connection
         else:
             headers = {**headers, "Transfer-Encoding": "chunked"}
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.head_bytes(status, headers))
+        self._write(self.head_bytes(status, headers))
 
     async def write(self, data: bytes) -> None:
         """Send a piece of a stream, and wait while the client does not read. Raises ConnectionResetError.
 
         `data` must not be empty: that would end the stream.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.can_send():
             raise ConnectionResetError("the client is gone")
         assert self._head is not None
         self._transport.write(data if self._head.is_http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
@@ -587,8 +607,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.is_streaming = False
         if self._transport is None or self._head is None:
             return
-        if not self._head.is_http_1_0 and not self._transport.is_closing():
-            self._transport.write(b"0\r\n\r\n")
+        if not self._head.is_http_1_0:
+            self._write(b"0\r\n\r\n")
         self._end_request()
 
     def end_response(self, *, may_stay_open: bool) -> None:
@@ -600,6 +620,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _end_request(self) -> None:
         self._phase = _Phase.HEAD
+        self.silent_since_s = time.monotonic()
         if self._reader is not None:
             self._release_body()
         self._target = self._decoder = None
@@ -614,6 +635,25 @@ class HttpConnection(asyncio.BufferedProtocol):
     def transport(self) -> asyncio.Transport | None:
         """The transport to the client, None after the connection is lost."""
         return self._transport
+
+    def can_send(self) -> bool:
+        """Return whether bytes may be written: asyncio logs writes to a broken connection. Cut one that is broken."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if self._lost_poll is None:
+            return True
+        for _, events in self._lost_poll.poll(0):
+            # While reading is paused, asyncio's TLS transport does not report that the client sends no more, but it
+            # drops what is written.
+            if events & (select.POLLHUP | select.POLLERR) or self._is_reading_paused:
+                transport.abort()
+                return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and self.can_send():
+            self._transport.write(data)
 
     @property
     def keeps_alive(self) -> bool:
@@ -637,21 +677,29 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
-    def idle_ticks(self) -> int:
-        """Number of ticks without a request or a part of one."""
-        return self._idle_ticks if self.is_idle and not self.has_activity else 0
+    def is_silent(self) -> bool:
+        """Whether no request is under way. May be read by any thread."""
+        return self._phase is _Phase.HEAD and not self._is_full and not self._is_scheduled
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is no request, nor a part of one."""
-        return self._phase is _Phase.HEAD and not self._held and not self._is_full
+    def has_served(self) -> bool:
+        """Whether the client has sent a request. May be read by any thread."""
+        return self._head is not None
 
-    def close_idle(self) -> None:
-        """Close an idle connection at once, even if the client has not read everything."""
-        has_unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+    def close_silent(self) -> bool:
+        """Close the connection at once if it is silent, even if the client has not read everything.
+
+        Return False if it is not silent, or a request has arrived that is not read yet.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or not self.is_silent:
+            return False
+        if has_unread_bytes(transport.get_extra_info("socket").fileno()):
+            return False
         self._close()
-        if has_unsent:
-            self.abort()
+        # `close` alone waits for unsent bytes and, with TLS, for the client.
+        transport.abort()
+        return True
 
     def tick(self, idle_limit: int, stall_s: float) -> None:
         """Check the time limits: disconnect a client that sends or reads too slowly, close an idle connection."""
@@ -707,7 +755,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_ticks = 0
         self._held = b""
         self._release_body()
-        if self._transport is not None:
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        # A second `close` makes a TLS transport of asyncio unusable.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def _release_body(self) -> None:
@@ -744,12 +796,8 @@ class Connections:
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of current requests."""
-        self.drops_any_idle = False
         self._expected: set[HttpConnection] = set()
         self._open: dict[HttpConnection, asyncio.Transport] = {}
-        self._leaving: set[HttpConnection] = set()
-        """Connections that no longer count, but are not closed yet."""
-        self._idle: list[HttpConnection] | None = None
         self._changed = asyncio.Event()
         self._stall_s = STALL_S
         self._tick_s = self._stall_s / TICKS
@@ -796,42 +844,23 @@ class Connections:
     def lost(self, connection: HttpConnection) -> None:
         """Note that a connection is closed."""
         self._open.pop(connection, None)
-        self._leaving.discard(connection)
         self._changed.set()
 
     def count(self) -> int:
         """Return the number of connections that are open or being set up."""
         return len(self._open) + len(self._expected)
 
-    def drop_idle(self) -> bool:
-        """Close the connection that has been idle longest, for at least a tick. Return False when there is none."""
-        if self._idle is None:
-            # Sorted once a tick: otherwise each of very many new connections would scan all others.
-            self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
-        while self._idle:
-            longest = self._idle.pop()
-            if longest.idle_ticks and longest in self._open:
-                self._close_idle(longest)
-                return True
-        oldest = next((item for item in self._open if item.is_idle), None) if self.drops_any_idle else None
-        if oldest is not None:
-            self._close_idle(oldest)
-        return oldest is not None
-
-    def _close_idle(self, connection: HttpConnection) -> None:
-        """Close an idle connection. It stops counting at once, so that a new connection can be accepted."""
-        del self._open[connection]
-        self._leaving.add(connection)
-        connection.close_idle()
+    def silent(self) -> list[HttpConnection]:
+        """Return the open connections without a request under way. For any thread."""
+        return [item for item in list(self._open) if item.is_silent]
 
     def _tick(self) -> None:
         self._ticker = None
-        if not self._open and not self._leaving:
+        if not self._open:
             return
         # Scheduled first, so that an error of one connection does not stop the ticks.
         self._ticker = self._loop.call_later(self._tick_s, self._tick)
-        self._idle = None
-        for connection in (*self._open, *self._leaving):
+        for connection in list(self._open):
             connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
 
     async def finish(self, grace_s: float) -> None:
@@ -846,7 +875,7 @@ class Connections:
                 await asyncio.wait_for(self._changed.wait(), max(left_s, _MIN_WAIT_S))
             except asyncio.TimeoutError:
                 break
-        for connection in (*self._open, *self._leaving):
+        for connection in list(self._open):
             connection.abort()
         # `connection_lost` cancels their requests soon.
         await asyncio.gather(*self.tasks, return_exceptions=True)

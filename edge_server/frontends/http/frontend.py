@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from edge_server.config import CATEGORIES, HttpConfig
 from edge_server.core.status_reports import CamerasReport, FrameStreamReport
 from edge_server.errors import Forbidden, NotFound
+from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
@@ -70,8 +71,10 @@ class HttpFrontend:
         allows_code_upload: bool = False,
         access: AccessCheck | None = None,
         budget: MemoryBudget | None = None,
+        limit: ConnectionLimit | None = None,
     ) -> None:
-        """`budget` limits the bodies being received; without it, the front end has a budget of its own.
+        """`budget` limits the bodies being received, `limit` the connections of all listeners. Without them, the front
+        end has its own.
 
         `access` knows the keys and tokens; without it, only `config.restricted` counts.
         `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
@@ -79,6 +82,7 @@ class HttpFrontend:
         largest = config.max_input_size_bytes
         self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._access_check = access or AccessCheck(config.restricted)
+        self._limit = limit
         self._engines = engines
         self._service = service
         self._config = config
@@ -157,6 +161,7 @@ class HttpFrontend:
             reuses_port=config.reuses_port,
             tls=self._tls,
             budget=self._budget,
+            limit=self._limit,
             max_connections=max_connections(config.max_connections),
         )
 

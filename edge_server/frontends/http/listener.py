@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable
 
 from edge_server.errors import ServingFault
+from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
 from edge_server.frontends.http.connection import Connections, NoDrainDelay, RequestTarget, ServerState
 from edge_server.frontends.http.cors import CorsPolicy
@@ -46,21 +47,21 @@ class Listener:
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
         budget: MemoryBudget | None = None,
+        limit: ConnectionLimit | None = None,
         max_connections: int = MAX_DEFAULT_CONNECTIONS,
-        drops_any_idle: bool = False,
     ) -> int:
         """Listen and return the bound port.
 
-        `budget` limits the memory of all request bodies together. `drops_any_idle`: at the limit of connections, one
-        that has just become idle may also be closed for a new one. This scans all connections for each new one, so use
-        it only with a low limit. Raises ServingFault when the address cannot be used.
+        `budget` limits the memory of all request bodies together, `limit` the connections of all listeners together,
+        `max_connections` those of this one. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
         self._server = server = Connections(self._find, budget, self._server_state, self._cors, self._host_check)
-        server.drops_any_idle = drops_any_idle
-        self._acceptor = Acceptor(server)
+        self._acceptor = Acceptor(self._name, server, limit or ConnectionLimit())
         try:
-            return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
+            return await self._acceptor.open(
+                address, port, reuses_port=reuses_port, tls=tls, max_connections=max_connections
+            )
         except OSError as error:
             raise listen_error(self._name, address, port, error) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError
+from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
@@ -26,8 +27,8 @@ _MAX_CONNECTIONS = 64
 class MetricsFrontend:
     """Serves the metrics page to clients that `access` admits; without it, to any client.
 
-    `render` returns the page and its content type. It is called on a worker thread, because it may read sensors. At the
-    limit of connections, the oldest idle one is closed for a new one. `allowed_hosts`: see HostNames.
+    `render` returns the page and its content type. It is called on a worker thread, because it may read sensors.
+    `allowed_hosts`: see HostNames. `limit` is that of all listeners' connections.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class MetricsFrontend:
         *,
         access: AccessCheck | None = None,
         allowed_hosts: Iterable[str] = (),
+        limit: ConnectionLimit | None = None,
     ) -> None:
         self._access = access or AccessCheck()
         self._tls = tls
+        self._limit = limit
         self._render = render
         self._address = address
         self._port = port
@@ -51,7 +54,7 @@ class MetricsFrontend:
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
         return await self._listener.open(
-            self._address, self._port, tls=self._tls, max_connections=_MAX_CONNECTIONS, drops_any_idle=True
+            self._address, self._port, tls=self._tls, limit=self._limit, max_connections=_MAX_CONNECTIONS
         )
 
     async def stop(self, grace_s: float) -> None:

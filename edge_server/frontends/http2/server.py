@@ -18,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from edge_server.errors import Refusal
+from edge_server.frontends.connection_limit import ConnectionLimit, SilentConnection, has_unread_bytes
 from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, Stream
 from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
@@ -40,10 +42,6 @@ _ACCEPTS_IN_A_ROW = 64
 _CLEAN_TIMERS_AT = 4096
 """Number of timers at which cancelled ones are removed. Afterwards, twice the number that remained."""
 
-_REST_S = 0.5
-"""Pause in accepting connections when file descriptors or memory are exhausted."""
-
-_LOG_EVERY_S = 60.0
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -64,12 +62,21 @@ class Http2Server:
     """HTTP/2 server for one address. Call `start` once, then `stop` once.
 
     `on_stream` is called for each new stream, see `stream_interface.StreamReceiver`. `tls` must offer "h2" by ALPN.
+    `connection_limit` is that of all listeners' connections, see LimitedListener.
     """
 
+    name = "gRPC"
+
     def __init__(
-        self, on_stream: OnStream, settings: Http2Limits | None = None, tls: ssl.SSLContext | None = None
+        self,
+        on_stream: OnStream,
+        settings: Http2Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        connection_limit: ConnectionLimit | None = None,
     ) -> None:
         self.limits = settings or Http2Limits()
+        self.max_connections = self.limits.max_connections
+        self._connection_limit = connection_limit or ConnectionLimit()
         self.on_stream = on_stream
         self.is_draining = False
         """Whether clients are asked to open streams elsewhere."""
@@ -85,8 +92,8 @@ class Http2Server:
         self._timers: list[tuple[float, int, Http2Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
-        self._accepts_from_s = 0.0
-        self._logged_s = -_LOG_EVERY_S
+        self._postponed: dict[socket.socket, tuple[socket.socket, tuple[str, int] | str, float]] = {}
+        """Listening socket -> the connection that waits for room, its client, and the time at which it was accepted."""
         self._is_over = False
         self._stop_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
@@ -120,6 +127,7 @@ class Http2Server:
         for item in self._listeners.values():
             self._epoll.register(item.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._connection_limit.add(self)
         self._thread.start()
         return bound
 
@@ -310,35 +318,35 @@ class Http2Server:
         for fd, (_, _, until_s) in list(self._handshakes.items()):
             if self.now_s >= until_s:
                 self._end_handshake(fd).close()
-        if self._accepts_from_s and self.now_s >= self._accepts_from_s:
-            self._accepts_from_s = 0.0
-            for fd in self._listeners:
-                self._epoll.modify(fd, select.EPOLLIN)
 
     # -- new connections
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_IN_A_ROW):
+            postponed = self._postponed.pop(listener, None)
+            if postponed is None:
+                try:
+                    sock, where = listener.accept()
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if error.errno in _NO_RESOURCE:
+                        self._pause(listener, self._connection_limit.accept_failed(self, error))
+                    return
+                sock.setblocking(False)
+                postponed = sock, where if isinstance(where, str) else (where[0], where[1]), self.now_s
+            sock, peer, accepted_s = postponed
             try:
-                sock, where = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _NO_RESOURCE:
-                    # Without a pause, accepting would be retried and fail thousands of times a second.
-                    self._accepts_from_s = self.now_s + _REST_S
-                    for fd in self._listeners:
-                        self._epoll.modify(fd, 0)
-                    self._warn("no further gRPC connection can be accepted: %s", error)
-                return
-            if self.connection_count >= self.limits.max_connections and not self._drop_idle():
+                wait_s = self._connection_limit.admit(self, accepted_s)
+            except Refusal:
                 sock.close()
-                self._warn("%d HTTP/2 connections are open, further ones are refused", self.limits.max_connections)
                 continue
-            sock.setblocking(False)
-            peer: tuple[str, int] | str = where if isinstance(where, str) else (where[0], where[1])
+            if wait_s:
+                self._postponed[listener] = postponed
+                self._pause(listener, wait_s)
+                return
             try:
-                if not isinstance(where, str):
+                if not isinstance(peer, str):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is None:
                     self._add(Http2Connection(self, sock, peer, is_tls=False))
@@ -352,18 +360,47 @@ class Http2Server:
             self._epoll.register(tls.fileno(), select.EPOLLIN)
             self._shake_hands(tls.fileno())
 
+    def _pause(self, listener: socket.socket, wait_s: float) -> None:
+        """Leave new connections in the kernel's queue for a time."""
+        self._epoll.modify(listener.fileno(), 0)
+        self.call_at(self.now_s + wait_s, partial(self._resume, listener))
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() in self._listeners:
+            self._epoll.modify(listener.fileno(), select.EPOLLIN)
+            self._accept(listener)
+
     def _add(self, connection: Http2Connection) -> None:
         self._epoll.register(connection.fd, select.EPOLLIN)
         self._connections[connection.fd] = connection
         connection.flush()
 
-    def _drop_idle(self) -> bool:
-        """Close the connection that has been idle for longest, because a new client is more important. Return False if
-        none is idle."""
-        idle = [connection for connection in self._connections.values() if not connection.stream_count]
-        if not idle:
-            return False
-        self.drop(min(idle, key=lambda connection: connection.last_received_s))
+    def silent_connections(self) -> list[SilentConnection]:
+        handshakes = [
+            SilentConnection(False, until_s - self.limits.handshake_s, self, tls)
+            for tls, _, until_s in list(self._handshakes.values())
+        ]
+        return handshakes + [
+            SilentConnection(item.last_stream_id > 0, item.last_received_s, self, item)
+            for item in list(self._connections.values())
+            if not item.stream_count
+        ]
+
+    def close_silent(self, silent: SilentConnection, on_closed: Callable[[], None]) -> bool:
+        connection: Http2Connection | ssl.SSLSocket = silent.connection
+        if isinstance(connection, ssl.SSLSocket):
+            if connection.fileno() not in self._handshakes:
+                return False
+            self._end_handshake(connection.fileno()).close()
+        else:
+            if connection.is_closed or connection.stream_count or connection.last_received_s != silent.since_s:
+                return False
+            if connection.is_waiting or has_unread_bytes(connection.fd):
+                return False
+            # With GOAWAY a client knows that a call which it has just sent was not processed, and may send it again.
+            connection.fail(ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is silent, and others wait"))
+            self.drop(connection)
+        on_closed()
         return True
 
     def _shake_hands(self, fd: int) -> None:
@@ -392,11 +429,6 @@ class Http2Server:
     def _end_handshake(self, fd: int) -> ssl.SSLSocket:
         self._epoll.unregister(fd)
         return self._handshakes.pop(fd)[0]
-
-    def _warn(self, text: str, *details: object) -> None:
-        if self.now_s - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = self.now_s
-            _LOG.warning(text, *details)
 
     # -- the end
 
@@ -427,6 +459,10 @@ class Http2Server:
             self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
 
     def _close_listeners(self) -> None:
+        self._connection_limit.remove(self)
+        for sock, _, _ in self._postponed.values():
+            sock.close()
+        self._postponed.clear()
         for fd, item in self._listeners.items():
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
