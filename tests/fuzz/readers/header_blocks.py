@@ -10,7 +10,7 @@ from input_reader import InputReader
 from edge_server.frontends.http2.header_blocks import HeaderReader, encode_headers
 
 _MAX_LIST_BYTES = 4096
-_MAX_REMEMBERED_BYTES = 64 * _MAX_LIST_BYTES
+_MAX_REMEMBERED_BYTES = 64 << 10
 
 
 def seeds() -> Iterable[bytes]:

@@ -561,6 +561,7 @@ class _Server:
     def _check_accounts(self) -> None:
         for connection in self.http2._connections.values():
             self._check_connection(connection)
+        self._check_queues()
         for client in self.clients:
             client.check(_CLOCK.now_s)
         calls = self.transport.calls
@@ -572,6 +573,19 @@ class _Server:
             f"the budget holds {self.budget.held} bytes, the calls {held}"
         )
         assert held <= _BUDGET_BYTES + _MAX_PIECE_BYTES * 2, f"{held} bytes are held"
+
+    def _check_queues(self) -> None:
+        """A connection with input that was not handled is in one queue once, and no other one is."""
+        server = self.http2
+        connections = server._connections.values()
+        queued = [each for each in (*server.waiting, *server.long_waiting) if not each.is_closed]
+        assert len(queued) == len({id(each) for each in queued})
+        for connection in connections:
+            assert connection.is_waiting == (connection in queued)
+            assert connection.is_waiting or not (connection._is_cut or connection._turn_calls), "input is forgotten"
+        memory = server.header_memory
+        assert memory.reader_count == len(connections)
+        assert memory.used_bytes == sum(each._headers._used_bytes for each in connections)
 
     @staticmethod
     def _check_connection(connection: Http2Connection) -> None:
