@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import stat
 import tarfile
@@ -12,15 +11,11 @@ from collections.abc import Iterable
 
 from stubs import new_folder, result_of
 
-from edge_server.cli.pull_archive import PullFailed, unpack
+from edge_server.cli.pull_archive import MAX_FILES, PullFailed, unpack
 
 _ROOT = new_folder("archive")
 _SUFFIXES = (".tar", ".tar.gz", ".zip")
 _MAX_BYTES = 16 << 20
-
-# The files of one input live for a moment.
-os.fsync = lambda fd: None
-os.sync = lambda: None
 
 
 def _tar(mode: str, **files: bytes) -> bytes:
@@ -56,14 +51,15 @@ def check(data: bytes) -> None:
     archive.write_bytes(data[1:])
     folder.mkdir(parents=True)
     try:
-        result_of(lambda: unpack(archive, folder, suffix), PullFailed)
+        result_of(lambda: unpack(archive, folder, suffix, _MAX_BYTES), PullFailed)
         assert sorted(path.name for path in _ROOT.iterdir()) == ["archive", "inside"]
         assert [path.name for path in (_ROOT / "inside").iterdir()] == ["folder"]
-        total = 0
-        for path in folder.rglob("*"):
+        total, paths = 0, list(folder.rglob("*"))
+        for path in paths:
             status = path.lstat()
             assert stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode), f"{path} is no file"
-            total += status.st_size
-        assert total <= _MAX_BYTES + len(data)
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        assert total <= _MAX_BYTES
+        assert len(paths) <= MAX_FILES
     finally:
         shutil.rmtree(_ROOT / "inside")
