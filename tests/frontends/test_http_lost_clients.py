@@ -19,7 +19,7 @@ PATIENCE_S = 20.0
 
 
 def post(path: str, body: bytes, *lines: str, length: int | None = None) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: x", *lines, f"Content-Length: {len(body) if length is None else length}"]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {len(body) if length is None else length}"]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
@@ -31,9 +31,9 @@ def tensors(model: str, *names: str, values: list[int], datatype: str = "INT32",
 ADD = tensors("add", "INPUT0", "INPUT1", values=[1, 2, 3, 4], shape=[1, 4])
 NEVER = ADD.replace(b"/add/", b"/never/")
 LARGE = tensors("float", "IN", values=[1] * 300_000, datatype="FP32", shape=[300_000])
-METADATA = b"GET /v2/models/add HTTP/1.1\r\nHost: x\r\n\r\n"
+METADATA = b"GET /v2/models/add HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STREAM = post("/v2/models/repeat/generate_stream", b'{"IN": 2000}')
-CHUNKED = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v2/models/add/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 SENT = {
     "nothing": b"",
@@ -60,8 +60,8 @@ SENT = {
     "a body for aiohttp that is no JSON": post("/v2/logging", b"{" * 10_000),
     "a stream": STREAM,
     "a stream of HTTP/1.0": STREAM.replace(b"HTTP/1.1", b"HTTP/1.0"),
-    "a stream of events": b"GET /edge/v1/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n",
-    "the last request": ADD.replace(b"Host: x", b"Host: x\r\nConnection: close"),
+    "a stream of events": b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+    "the last request": ADD.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"),
 }
 
 
@@ -165,7 +165,7 @@ def test_nothing_is_printed_for_a_client_that_ends_its_connection(
         assert time.monotonic() < end_s, left
         time.sleep(0.01)
     with contextlib.closing(start()) as client:
-        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(15) == b"HTTP/1.1 200 OK"
     assert errors == []
 
