@@ -73,7 +73,7 @@ class Clients:
                 chat = [{"role": "user", "content": "say hello"}]
                 members = {"model": "language", "messages": chat, "response_format": named, "max_tokens": 2}
                 body = json.dumps(members).encode()
-                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
                 with socket.create_connection((host, int(port)), 120) as client:
                     client.sendall(head.encode() + body)
                     if number % 2:
