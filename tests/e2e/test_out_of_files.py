@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
 
 PATIENCE_S = 10.0
 """Far above the second within which a new client is answered, far below the 15 s and more that it once took."""
@@ -135,6 +137,22 @@ def test_a_server_without_a_free_file_serves_on_and_takes_new_clients_as_soon_as
         assert server.process.poll() is None
 
 
+def answered_after_s(ask: Callable[[], bool]) -> tuple[float, int]:
+    """Return the time until a new client is answered, and how often it had to connect again.
+
+    A client that sends nothing for a moment after it has connected looks like those of the crowd.
+    """
+    began_s = time.monotonic()
+    for again_count in itertools.count():
+        try:
+            assert ask()
+        except (OSError, http.client.HTTPException, InferenceServerException):
+            assert time.monotonic() - began_s < PATIENCE_S
+        else:
+            return time.monotonic() - began_s, again_count
+    raise AssertionError
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("attacked", ["http", "grpc"])
 def test_a_client_beside_silent_crowds_that_come_back_keeps_its_pace(
@@ -148,7 +166,7 @@ def test_a_client_beside_silent_crowds_that_come_back_keeps_its_pace(
         address = server.http if attacked == "http" else server.grpc
         beside = server.connection()
         took_ms: list[float] = []
-        answered_s: dict[str, list[float]] = {"http": [], "grpc": []}
+        answered: dict[str, list[tuple[float, int]]] = {"http": [], "grpc": []}
         is_over = threading.Event()
 
         async def stay(until_s: float) -> None:
@@ -181,15 +199,14 @@ def test_a_client_beside_silent_crowds_that_come_back_keeps_its_pace(
                     next_ones_s += 1
                     for wire, ask in (("http", lambda: new_http_client(server.http)),
                                       ("grpc", lambda: new_grpc_client(server.grpc))):  # fmt: skip
-                        began_s = time.monotonic()
-                        assert ask()
-                        answered_s[wire].append(time.monotonic() - began_s)
+                        answered[wire].append(answered_after_s(ask))
                 time.sleep(0.005)
             attackers.join()
         cuts = statistics.quantiles(took_ms, n=100)
-        worst = {wire: f"{max(found):.3f} s" for wire, found in answered_s.items()}
+        worst = {wire: f"{max(found)[0]:.3f} s" for wire, found in answered.items()}
+        again_count = sum(count for found in answered.values() for _, count in found)
         print(
             f"\n{CROWD} silent connections to {attacked} that come back, 80 files: new clients were answered after at "
-            f"most {worst}; {len(took_ms)} requests beside: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
+            f"most {worst}, with {again_count} more attempts; {len(took_ms)} requests beside: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
         )
         assert "Traceback" not in server.log()
