@@ -207,6 +207,7 @@ def test_a_client_beside_silent_crowds_that_come_back_keeps_its_pace(
         again_count = sum(count for found in answered.values() for _, count in found)
         print(
             f"\n{CROWD} silent connections to {attacked} that come back, 80 files: new clients were answered after at "
-            f"most {worst}, with {again_count} more attempts; {len(took_ms)} requests beside: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
+            f"most {worst}, with {again_count} more attempts; {len(took_ms)} requests beside: "
+            f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
         )
         assert "Traceback" not in server.log()

@@ -19,7 +19,8 @@ PATIENCE_S = 20.0
 
 
 def post(path: str, body: bytes, *lines: str, length: int | None = None) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {len(body) if length is None else length}"]
+    size = len(body) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {size}"]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
