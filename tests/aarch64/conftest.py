@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -156,13 +156,24 @@ def binfmt(root: Path, folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """The machine, without the project installed."""
+def emulation() -> Callable[[Path, Path], AbstractContextManager[None]]:
+    """`with emulation(root, folder):`, see `binfmt`."""
+    return binfmt
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The machine's files."""
     if "EDGE_TEST_AARCH64_ROOT" not in os.environ:
         pytest.skip('needs files of an aarch64 machine: eval "$(tests/aarch64/fetch_root.sh FOLDER)"')
     if os.geteuid() != 0:
         pytest.skip("needs root, to run another machine's programs")
-    root = Path(os.environ["EDGE_TEST_AARCH64_ROOT"])
+    return Path(os.environ["EDGE_TEST_AARCH64_ROOT"])
+
+
+@pytest.fixture(scope="session")
+def machine(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The machine, without the project installed."""
     project = tmp_path_factory.mktemp("aarch64")
     listed = subprocess.run(
         ["git", "-C", SOURCE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

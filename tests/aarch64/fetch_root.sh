@@ -13,6 +13,8 @@ set -eu
 mkdir -p "$1"
 root=$(cd "$1" && pwd)/root
 source=$(cd "$(dirname "$0")/../.." && pwd)
+python=${PYTHON:-python3}
+export PIP_ROOT_USER_ACTION=ignore
 
 if [ ! -e "$root/complete" ]; then
     [ "$(id -u)" = 0 ] || { echo "$0: needs root, to make the files of another machine" >&2; exit 1; }
@@ -34,20 +36,21 @@ if [ ! -e "$root/complete" ]; then
         printf 'CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: 0xd0b\nCPU revision\t: 1\n\n'
     done >"$root/cpuinfo"
 
-    for glibc in 2_36 2_35 2_34 2_31 2_28 2_27 2_26 2_24 2_17; do platforms="${platforms-} --platform manylinux_${glibc}_aarch64"; done
-    packages=$(python3 "$source/systemd/list_requirements.py" "$source" "$root/empty" 3.11 aarch64 test | tr -d ' ')
+    platforms='--platform manylinux2014_aarch64 --platform any'
+    for glibc in 2_36 2_35 2_34 2_31 2_28 2_27 2_26 2_24 2_17; do
+        platforms="$platforms --platform manylinux_${glibc}_aarch64"
+    done
+    wheels="--only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none $platforms"
+    packages=$("$python" "$source/systemd/list_requirements.py" "$source" "$root/empty" 3.11 aarch64 test | tr -d ' ')
     # shellcheck disable=SC2086
-    python3 -m pip download --quiet --dest "$root/wheels" --only-binary=:all: --python-version 3.11 --implementation cp \
-        --abi cp311 --abi abi3 --abi none $platforms --platform manylinux2014_aarch64 --platform any \
-        $packages pip 'setuptools>=77' >&2
+    "$python" -m pip download --quiet --dest "$root/wheels" $wheels $packages pip 'setuptools>=77' >&2
     # Where distutils of Debian's Python looks for what is not a package of Debian's.
     modules=$root/usr/local/lib/python3.11/dist-packages
     # shellcheck disable=SC2086
-    python3 -m pip install --quiet --no-index --no-deps --target "$modules" --only-binary=:all: --python-version 3.11 \
-        --implementation cp --abi cp311 --abi abi3 --abi none $platforms --platform manylinux2014_aarch64 --platform any \
+    "$python" -m pip install --quiet --no-compile --no-index --no-deps --target "$modules" $wheels \
         "$root"/wheels/*.whl >&2
-    # Of use where this machine's Python is 3.11 too: compiled modules are the same on all machines.
-    python3 -m compileall -q -s "$root" "$root/usr/lib/python3.11" >&2 || true
+    # Compiled modules are the same on all machines: of use where this Python is 3.11 too. Some files are for others.
+    "$python" -m compileall -q -j 0 -s "$root" -p / "$root/usr/lib/python3.11" "$modules" >/dev/null 2>&1 || true
     touch "$root/complete"
 fi
 printf "export EDGE_TEST_AARCH64_ROOT='%s'\n" "$root"
