@@ -134,7 +134,8 @@ def server(
     command = [*program, "serve", f"--model-repository={repository}", *ports, *flags]
     with tempfile.TemporaryFile("w+") as log:
         started = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        # With -m, Python looks into the working directory before PYTHONPATH: it may be another source tree.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tree)
         with ended(process):
             assert process.stdout is not None
             found = READY.search(process.stdout.readline())
