@@ -266,7 +266,9 @@ def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
 
 def test_statistics_and_the_index_name_the_model(any_client: Any) -> None:
     assert any_client.get_inference_statistics("conv_openvino")["model_stats"][0]["name"] == "conv_openvino"
-    assert {"name": "conv_openvino", "version": "1", "state": "READY"} in any_client.get_model_repository_index()
+    index = any_client.get_model_repository_index()
+    # Behind Triton's members there may be the SHA-256 of the files.
+    assert any({"name": "conv_openvino", "version": "1", "state": "READY"}.items() <= item.items() for item in index)
 
 
 def test_server_metadata_names_what_is_served(client: Any) -> None:

@@ -18,7 +18,7 @@ PACKAGE = Path(edge_server.__file__).parent
 READERS = ["backends", "vision", "serving", "repository", "core/priority.py", "frontends/detection_models.py"]
 READERS += ["frontends/openai/embedding_call.py"]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
-OTHER |= {"none", "auto", "normal", "serve"}
+OTHER |= {"none", "auto", "normal", "serve", "isolated"}
 """What the search for names finds besides names of parameters."""
 
 
