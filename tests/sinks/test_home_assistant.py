@@ -22,8 +22,7 @@ PATIENCE_S = 60.0
 PROGRAM = Path(__file__).with_name("home_assistant.py")
 
 pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
+    pytest.mark.long,
     pytest.mark.skipif(
         "EDGE_TEST_HOME_ASSISTANT" not in os.environ,
         reason="needs Home Assistant: tests/sinks/fetch_home_assistant.sh",
@@ -123,7 +122,6 @@ def test_a_camera_is_a_device_whose_entities_follow_its_results_its_state_and_th
     assert home.warnings() == []
 
 
-@pytest.mark.long
 def test_two_servers_with_cameras_of_one_name_are_two_devices(home: HomeAssistant, start, message, eventually) -> None:
     for topic in ("left", "right"):
         start(topic).put(state("door", "RUNNING", "person"))
@@ -146,7 +144,7 @@ def test_counts_without_results_expire(home: HomeAssistant, start, message, even
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on"})
 
 
-@pytest.mark.parametrize("how", ["kill", pytest.param("freeze", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_broker_that_fails_and_is_back_empty_shows_the_true_states_again(
     home: HomeAssistant, start, message, eventually, broker, monkeypatch, how
 ) -> None:
