@@ -144,9 +144,10 @@ class ConnectionLimit:
             if files == resource.RLIM_INFINITY:
                 return 0.0
             listeners = list(self._listeners)
+            self._count_other_files(listeners)
             connection_count = sum(item.connection_count for item in listeners)
             reserve = max(_MIN_RESERVE, min(_MAX_RESERVE, files // _RESERVE_FRACTION))
-            excess = self._other_files(connection_count) + connection_count + 1 - (files - reserve)
+            excess = self._other_file_count + connection_count + 1 - (files - reserve)
             excess -= self._closing.total()
             if excess <= 0 or connection_count < _MIN_CONNECTIONS:
                 return 0.0
@@ -161,16 +162,21 @@ class ConnectionLimit:
         self._log(f"{text}, and none is idle: new ones are refused")
         raise Refusal(text, retry_after_s=_RETRY_AFTER_S)
 
-    def _other_files(self, connection_count: int) -> int:
-        """Return the number of descriptors that are no connections. It is counted again after a while."""
+    def _count_other_files(self, listeners: list[LimitedListener]) -> None:
+        """Count the descriptors that are no connections, if the last count is old."""
         now_s = time.monotonic()
-        if now_s - self._counted_s >= _COUNT_EVERY_S:
-            # Without the folder itself, and the connection that is to be admitted. Without a free descriptor, the old
-            # count has to do.
-            with contextlib.suppress(OSError):
-                self._other_file_count = len(os.listdir("/proc/self/fd")) - 2 - connection_count
-                self._counted_s = now_s
-        return self._other_file_count
+        if now_s - self._counted_s < _COUNT_EVERY_S:
+            return
+        connection_count = sum(item.connection_count for item in listeners)
+        # Without a free descriptor, the old count has to do.
+        with contextlib.suppress(OSError):
+            file_count = len(os.listdir("/proc/self/fd"))
+            # Other threads open and close connections meanwhile. The lower count of connections makes the server's own
+            # files too many for a while, which closes idle connections; too few would use up the descriptors.
+            connection_count = min(connection_count, sum(item.connection_count for item in listeners))
+            # Without the folder itself, and the connection that is to be admitted.
+            self._other_file_count = file_count - 2 - connection_count
+            self._counted_s = now_s
 
     def accept_failed(self, listener: LimitedListener, error: OSError) -> float:
         """Close a silent connection, because there was no descriptor for a new one. Return the seconds after which to

@@ -272,6 +272,7 @@ class ServerProcess:
             budget=self._budget,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
+            limit=self._connection_limit,
         )
         port = front.start()
         if self._config.grpc.is_tls:
