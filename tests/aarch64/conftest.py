@@ -33,6 +33,8 @@ START_LIMIT_S = 600.0
 
 _ENTER = r"""
 set -eu
+# As on a real machine, / is a mount.
+mount --bind "$ROOT" "$ROOT"
 mount --bind "$PROJECT" "$ROOT/project"
 mount --bind "$PROJECT/tmp" "$ROOT/tmp"
 mount -t proc proc "$ROOT/proc"
