@@ -64,7 +64,9 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
         raise BadModelConfig(f"model '{model}': {source} {_with_spelling(_located(error), error, config)}") from error
     except (ValueError, OverflowError, RecursionError) as error:
         # The parser gives no position for an enum number above 32 bits.
-        raise BadModelConfig(f"model '{model}': {source}{_line_of_number(error, content)}: {error}") from error
+        # Python 3.11.2, which Debian 12 has, gives no text with the ValueError for thousands of digits.
+        reason = str(error) or "a number has too many digits"
+        raise BadModelConfig(f"model '{model}': {source}{_line_of_number(error, content)}: {reason}") from error
     _check_enums(config, model, source)
     return config
 

@@ -33,6 +33,8 @@ START_LIMIT_S = 600.0
 
 _ENTER = r"""
 set -eu
+# As on a real machine, / is a mount.
+mount --bind "$ROOT" "$ROOT"
 mount --bind "$PROJECT" "$ROOT/project"
 mount --bind "$PROJECT/tmp" "$ROOT/tmp"
 mount -t proc proc "$ROOT/proc"
@@ -172,8 +174,15 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def machine(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """The machine, without the project installed."""
+def emulated(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The machine's files, the programs of which the kernel runs."""
+    with binfmt(root, tmp_path_factory.mktemp("binfmt_misc")):
+        yield root
+
+
+@pytest.fixture(scope="module")
+def machine(emulated: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The machine with a copy of this checkout of its own, in which nothing is installed."""
     project = tmp_path_factory.mktemp("aarch64")
     listed = subprocess.run(
         ["git", "-C", SOURCE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -184,11 +193,10 @@ def machine(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ma
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(SOURCE / name, project / name)
     (project / "tmp").mkdir()
-    with binfmt(root, tmp_path_factory.mktemp("binfmt_misc")):
-        yield Machine(root, project)
+    return Machine(emulated, project)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installed(machine: Machine) -> Machine:
     """The machine with the project installed in /project/.venv by pip, and its dependencies as unpacked before."""
     machine.run("python3", "-m", "venv", "--without-pip", "--system-site-packages", ".venv")
