@@ -9,7 +9,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Any, cast
+from http.client import HTTPMessage
+from typing import IO, Any, NoReturn, cast
 
 from edge_server.cli.options import header, number
 
@@ -25,6 +26,16 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: the keys of --header are for the server that the command line names."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> NoReturn:
+        fp.close()
+        raise Refused(code, f"{req.full_url} redirects to {newurl}: give the address of the server itself")
 
 
 def add_options(parser: argparse.ArgumentParser, timeout_s: float = 60.0) -> None:
@@ -73,7 +84,8 @@ def open_response(
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     request = urllib.request.Request(options.url + path, data=data, headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=timeout_s or options.timeout)
+        opener = urllib.request.build_opener(_NoRedirects)
+        response = opener.open(request, timeout=timeout_s or options.timeout)
     except urllib.error.HTTPError as error:
         with error:
             raise Refused(error.code, _error_message(error, options.url)) from None

@@ -107,6 +107,10 @@ def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the server at this address is no edge-server"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "the server at this address is no edge-server"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP address of an edge-server?"),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://localhost:1/other\r\nContent-Length: 0\r\n\r\n",
+            "redirects to http://localhost:1/other: give the address of the server itself",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["status", "models"])
