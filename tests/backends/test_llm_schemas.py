@@ -217,7 +217,11 @@ def test_the_place_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: 
         ("[a-z]{9}", "[^a-z]{9}"),
         (".{2}", ".{1,9}"),
         ("(a{2}){4}", "(.{1,2}){4}"),
-        ("(?:[a-z]+-)*", "(?:.*)*"),
+        ("(?:[a-z]+-)*", "(?:.+)*"),
+        ("[a-z]*x{9}", ".*x{9}"),
+        (".+x{9}", ".*x{9}"),
+        ("(?:.*)?x{9}", "(?:.*){2}x{9}"),
+        ("[^x]*x{9}", "[^y]*x{9}"),
         ("a|b", "a|.{4}"),
         ("\\d{4}", "\\S{4}"),
         ("[\\d]{4}", "[\\s\\S]{4}"),
@@ -227,6 +231,13 @@ def test_the_place_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: 
 )
 def test_a_dearer_pattern_costs_more(cheap: str, dear: str) -> None:
     assert estimate_pattern(cheap).cost < estimate_pattern(dear).cost
+
+
+@pytest.mark.parametrize("pattern", ["^a(.?)+([0-9]{3}){7}$", "(\\S?)*", "([a-z]?|b){2,}", "(?:x*)+"])
+def test_what_may_be_empty_is_not_repeated_without_a_limit(pattern: str) -> None:
+    with pytest.raises(BadSchema, match="repeats without a limit what may be empty") as caught:
+        check_schema(json.dumps({"type": "string", "pattern": pattern}), VOCABULARY, place)
+    assert caught.value.place == "schema.pattern"
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,10 @@ class Generator:
     def _pattern(self, depth: int) -> str:
         chance = self._chance
         kind = chance.random()
-        if depth <= 0 or kind < 0.4:
+        if depth <= 0 or kind < 0.35:
             text = chance.choice(_CLASSES)
+        elif kind < 0.4:
+            text = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=self._size(2, 9, 60, 300)))
         elif kind < 0.6:
             text = f"({self._pattern(depth - 1)}|{self._pattern(depth - 1)})"
         else:

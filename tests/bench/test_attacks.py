@@ -26,5 +26,6 @@ def test_a_client_beside_some_attacks_is_answered() -> None:
 
 @pytest.mark.long
 @pytest.mark.serial
+@pytest.mark.timeout(700)
 def test_a_client_beside_every_attack_is_answered() -> None:
     run("--seconds=10")

@@ -24,7 +24,7 @@ _UNBOUNDED_INSIDE = 8.0
 
 
 class BadPattern(ValueError):
-    """The pattern is too long or nested too deep. The message says which."""
+    """The pattern is too long, nested too deep, or repeats what may be empty. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,13 @@ class PatternCost:
     is_counted: bool = False
     """It has a quantifier with two different limits, so that there are several ways to repeat it."""
     is_unbounded: bool = False
+    states: int = 1
+    loop: float = 0.0
+    """Cost of a character at the end that may repeat, as in `.*`: each state behind it is compared together with it."""
+    literal: str = ""
+    """The one character that it matches, if it is one."""
+    excluded: str = ""
+    """Characters of a class `[^...]`: one of them ends its loop."""
 
 
 def estimate_pattern(pattern: str) -> PatternCost:
@@ -60,12 +67,15 @@ class _Parser:
         while self._peek() == "|":
             self._at += 1
             found.append(self._sequence(depth))
+        if len(found) == 1:
+            return found[0]
         return PatternCost(
             sum(item.cost for item in found) + (len(found) - 1) * _LITERAL,
             max(item.repetitions for item in found),
             any(item.is_nullable for item in found),
             any(item.is_counted for item in found),
             any(item.is_unbounded for item in found),
+            sum(item.states for item in found),
         )
 
     def _sequence(self, depth: int) -> PatternCost:
@@ -73,6 +83,7 @@ class _Parser:
         run = 0
         """Neighbours that may each be left out: every one of them can be followed by each of the others."""
         repetitions, is_nullable, is_counted, is_unbounded = 1, True, False, False
+        states, loop, excluded = 0, 0.0, ""
         while self._peek() not in ("", "|", ")"):
             item = self._repeated(self._atom(depth))
             if item is None:
@@ -80,20 +91,29 @@ class _Parser:
             repetitions = max(repetitions, item.repetitions)
             is_counted |= item.is_counted
             is_unbounded |= item.is_unbounded
+            states += item.states
+            if item.literal and item.literal in excluded:
+                loop = 0.0
+            item_cost = max(item.cost, loop * item.states)
+            if item.loop >= loop:
+                loop, excluded = item.loop, item.excluded
             if item.is_nullable:
-                run_cost += item.cost
+                run_cost += item_cost
                 run += not item.is_unbounded or item.is_counted
                 continue
             is_nullable = False
-            cost += item.cost + run_cost * max(1, run)
+            cost += item_cost + run_cost * max(1, run)
             run_cost, run = 0.0, 0
         cost += run_cost * max(1, run)
-        return PatternCost(cost, repetitions, is_nullable, is_counted, is_unbounded)
+        return PatternCost(cost, repetitions, is_nullable, is_counted, is_unbounded, states, loop, "", excluded)
 
     def _repeated(self, body: PatternCost | None) -> PatternCost | None:
         """Apply the quantifiers that follow."""
+        may_be_empty = body is not None and body.is_nullable
         while body is not None and (limits := self._quantifier()) is not None:
             least, most = limits
+            if most is None and may_be_empty:
+                raise BadPattern("it repeats without a limit what may be empty, as in (a?)*: expected (a)*")
             times = min(max(least, most or 1), _MAX_TIMES)
             cost = body.cost * times
             if body.is_counted and (most is None or most > 1):
@@ -106,6 +126,10 @@ class _Parser:
                 body.is_nullable or least == 0,
                 body.is_counted or (most is not None and most != least),
                 body.is_unbounded or most is None,
+                body.states * times,
+                # The engine compiles `+` as a rule of its own, which does not meet the states behind it.
+                body.cost if body.states == 1 and most is None and least != 1 else body.loop if least and most else 0.0,
+                excluded=body.excluded,
             )
         return body
 
@@ -139,12 +163,16 @@ class _Parser:
             self._next()
             return inside
         if character == "[":
-            return PatternCost(self._read_class())
+            begin = self._at
+            cost = self._read_class()
+            is_negated = self._text.startswith("^", begin)
+            return PatternCost(cost, excluded=self._text[begin + 1 : self._at - 1] if is_negated else "")
         if character == "\\":
-            return PatternCost(_ESCAPES.get(self._next(), _LITERAL))
+            character = self._next()
+            return PatternCost(_ESCAPES.get(character, _LITERAL), literal="" if character in _ESCAPES else character)
         if character == ".":
             return PatternCost(_WIDE)
-        return PatternCost(_LITERAL if character.isascii() else _FEW)
+        return PatternCost(_LITERAL if character.isascii() else _FEW, literal=character)
 
     def _read_class(self) -> float:
         """Read a class of characters up to its end, and return its cost."""
