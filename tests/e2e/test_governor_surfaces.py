@@ -432,6 +432,12 @@ WORDS = {
     "by",
     "rate",
     "increase",
+    "changes",
+    "count",
+    "group",
+    "group_left",
+    "offset",
+    "time",
     "on",
     "and",
     "or",
@@ -446,8 +452,12 @@ ONLY_AT_TIMES = {
     "edge_joules_per_inference",
     "edge_llm_joules_per_token",
     "edge_governor_clock_cap_hertz",
+    "edge_certificate_expiry_timestamp_seconds",
+    "edge_disk_free_bytes",
+    "edge_disk_size_bytes",
+    "edge_source_running",
 }
-"""Families that have samples only once something happened; those of the frame streams, too."""
+"""Families that have samples only once something happened, or with some options; those of the frame streams, too."""
 
 
 def test_every_metric_of_the_alerts_and_the_dashboard_is_on_the_page(cool_box: Box) -> None:
