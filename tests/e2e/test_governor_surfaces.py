@@ -435,8 +435,6 @@ WORDS = {
     "changes",
     "count",
     "group",
-    "group_left",
-    "offset",
     "time",
     "on",
     "and",
@@ -466,7 +464,8 @@ def test_every_metric_of_the_alerts_and_the_dashboard_is_on_the_page(cool_box: B
     known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES | {"up"}
     unknown = {}
     for place, expression in expressions():
-        bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]|\b(by|without)\s*\([^)]*\)", " ", expression)
+        labels = r"\b(by|without|on|group_left)\s*\([^)]*\)"
+        bare = re.sub(rf"\{{[^}}]*\}}|\"[^\"]*\"|\[[^\]]*\]|offset \w+|{labels}", " ", expression)
         names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
         missing = {name for name in names - known if not name.startswith("edge_frame_")}
         if missing:
