@@ -136,13 +136,6 @@ def instance_count(spec: ModelSpec) -> int:
     return max(1, sum(group.count for group in spec.instance_groups))
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def whole_number(model: str, options: Mapping[str, str], key: str, default: int, least: int = 0) -> int:
     """Return an integer option, `default` if it is unset. Raises LoadError unless it is a number >= `least`."""
     if key not in options:

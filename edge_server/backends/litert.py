@@ -31,11 +31,11 @@ from edge_server.backends.backend_helpers import (
     message_line,
     precision_of_tensors,
     readable,
-    usable_cores,
     whole_number,
     yes_or_no,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.control_group import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError

@@ -21,6 +21,7 @@ from edge_server.cli import perf_options
 from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clean, clip, render
+from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.tuning.load.client_interface import RequestRefused
@@ -28,7 +29,7 @@ from edge_server.tuning.load.configuration_search import FINALIST_COUNT, RankedT
 from edge_server.tuning.load.grpc_client import GrpcControl
 from edge_server.tuning.load.http_client import HttpControl
 from edge_server.tuning.load.interrupts import Interrupts
-from edge_server.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16, usable_cores
+from edge_server.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16
 from edge_server.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.tuning.load.report import to_json
 from edge_server.tuning.load.server_candidates import (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from edge_server.cli.check import reason_line
 from edge_server.cli.options import number
-from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
+from edge_server.core.status_reports import IndexEntry, find_failed
 
 POLL_S = 1.0
 """Time between two looks of --wait."""
@@ -59,16 +59,9 @@ def parse_expectation(text: str) -> Expectation:
 def find_failures(report: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with a server: it is not ready, or versions failed to load or were rejected."""
     problems = [] if report["ready"] else ["the server is not ready"]
-    serving = {(model["name"], int(model["version"])) for model in report["models"] if model["state"] == "READY"}
-    for model in report["models"]:
-        reason = model["reason"]
-        is_failed = model["state"] == "UNAVAILABLE" and not reason.startswith("unloaded")
-        if model["version"] and any(
-            name == model["name"] and version > int(model["version"]) for name, version in serving
-        ):
-            continue  # superseded: a later version serves
-        if is_failed or reason.startswith((EARLIER_GENERATION, CANARY_FELL_BACK)):
-            problems.append(reason_line(model["name"], model["version"], reason or "is not served"))
+    entries = [IndexEntry(row["name"], row["version"], row["state"], row["reason"]) for row in report["models"]]
+    for entry in find_failed(entries):
+        problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
     return problems
 
 

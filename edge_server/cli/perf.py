@@ -19,6 +19,7 @@ from edge_server.cli import perf_options
 from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
+from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.tuning.load.chat_client import made_up_prompts
@@ -30,7 +31,6 @@ from edge_server.tuning.load.measurement_session import (
     MeasuredServer,
     Schedule,
     local_process,
-    usable_cores,
 )
 from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
 from edge_server.tuning.load.report import (

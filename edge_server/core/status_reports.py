@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,28 @@ class IndexEntry:
     reason: str = ""
     digest: str = ""
     """"sha256:..." of the files of a version that serves, see ContentDigests; "" while it is computed."""
+
+
+def find_failed(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
+    """Return the entries whose newest files do not serve: versions that failed to load, models with an invalid
+    configuration, versions whose earlier generation serves, and canaries that were not good enough.
+
+    A version below one that serves is superseded: it does not count.
+    """
+    listed = list(entries)
+    newest: dict[str, int] = {}
+    for entry in listed:
+        if entry.state == "READY":
+            newest[entry.name] = max(newest.get(entry.name, 0), int(entry.version))
+    return [
+        entry
+        for entry in listed
+        if not (entry.version and int(entry.version) < newest.get(entry.name, 0))
+        and (
+            (entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded"))
+            or entry.reason.startswith((EARLIER_GENERATION, CANARY_FELL_BACK))
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True)

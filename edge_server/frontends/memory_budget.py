@@ -9,11 +9,9 @@ one, so there is no deadlock.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from edge_server.errors import Refusal
@@ -36,38 +34,8 @@ def budget_bytes(setting: int, largest_body: int) -> int:
     and, if the machine has that much, the largest allowed body."""
     if setting:
         return setting
-    available = available_bytes()
+    available = read_memory().available_bytes or 0
     return max(MIN_DEFAULT_BYTES, available // _SHARE_OF_MEMORY, min(largest_body, available))
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process can still allocate: the kernel's MemAvailable or, where less, the rest of the
-    limit of its control group (v2, ancestors included); 0 when neither is known. `root` is the file system's root."""
-    rooms = [room for room in (read_memory(root / "proc").available_bytes, _group_room(root)) if room is not None]
-    return min(rooms, default=0)
-
-
-def _group_room(root: Path) -> int | None:
-    """Return the smallest rest of a memory limit among the process's control group and its ancestors."""
-    try:
-        found = re.search(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text("utf-8", "replace"), re.MULTILINE)
-    except OSError:
-        return None
-    if found is None:
-        return None
-    top = root / "sys/fs/cgroup"
-    own = top / found[1]
-    rooms: list[int] = []
-    for group in (own, *own.parents):
-        if not group.is_relative_to(top):
-            continue
-        try:
-            limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit() and used.isdigit():
-            rooms.append(max(0, int(limit) - int(used)))
-    return min(rooms, default=None)
 
 
 class Body(Protocol):

@@ -1,7 +1,8 @@
 """Available memory: check whether one more model fits, from the kernel's figures.
 
-/proc/meminfo (proc(5)): MemAvailable is the memory that programs can still get without swapping. /proc/pressure/memory
-(Documentation/accounting/psi.rst): the share of the last ten seconds in which some task waited for memory.
+/proc/meminfo (proc(5)): MemAvailable is the memory that programs can still get without swapping; a control group may
+allow less. /proc/pressure/memory (Documentation/accounting/psi.rst): the share of the last ten seconds in which some
+task waited for memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_server import control_group
 from edge_server.core.model_spec import ModelFile
 
 _MIB = 1 << 20
@@ -27,17 +29,17 @@ class MemoryFloor:
     """Decides whether a load may begin. Stateless and thread-safe.
 
     `floor_bytes` 0: any amount may be used; a model whose backend computes its memory must still fit.
-    `pressure_limit_percent` 0: pressure is not checked. `proc` is the root of the proc file system.
+    `pressure_limit_percent` 0: pressure is not checked. `root` is the file system's root.
     """
 
-    def __init__(self, floor_bytes: int, pressure_limit_percent: float, proc: Path = Path("/proc")) -> None:
+    def __init__(self, floor_bytes: int, pressure_limit_percent: float, root: Path = Path("/")) -> None:
         self._floor_bytes = floor_bytes
         self._pressure_limit_percent = pressure_limit_percent
-        self._proc = proc
+        self._root = root
 
     def refusal(self, file: ModelFile, instance_count: int) -> str | None:
         """Return the reason not to load the model now, or None if it may be loaded."""
-        reading = read_memory(self._proc)
+        reading = read_memory(self._root)
         limit = self._pressure_limit_percent
         if limit and reading.pressure_percent is not None and reading.pressure_percent > limit:
             return (
@@ -56,11 +58,16 @@ class MemoryFloor:
         )
 
 
-def read_memory(proc: Path = Path("/proc")) -> MemoryReading:
-    """Return the kernel's memory figures; None for a figure in an unexpected format."""
-    available = _first_number(proc / "meminfo", r"^MemAvailable:\s+(\d+) kB$")
-    pressure = _first_number(proc / "pressure" / "memory", r"^some avg10=(\d+(?:\.\d+)?) ")
-    return MemoryReading(None if available is None else int(available) * 1024, pressure)
+def read_memory(root: Path = Path("/")) -> MemoryReading:
+    """Return the kernel's memory figures; None for a figure in an unexpected format.
+
+    The available memory is that of the machine or, if less, what the limit of the control group leaves.
+    """
+    available_kb = _first_number(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB$")
+    pressure = _first_number(root / "proc/pressure/memory", r"^some avg10=(\d+(?:\.\d+)?) ")
+    machine = None if available_kb is None else int(available_kb) * 1024
+    known = [room for room in (machine, control_group.available_memory(root)) if room is not None]
+    return MemoryReading(min(known, default=None), pressure)
 
 
 def estimate_bytes(file: ModelFile, instance_count: int) -> int:

@@ -125,7 +125,7 @@ def build(
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
-    loads = LoadCounts(manager.versions)
+    loads = LoadCounts(manager.versions, manager.index)
     events.subscribe(loads.receive)
     lose_gpu = _lose_gpu(manager, devices)
     return ServerParts(

@@ -25,6 +25,7 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
@@ -38,7 +39,13 @@ from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.metric_sources import cache_families, cuda_memory_families, custom_families
+from edge_server.telemetry.metric_sources import (
+    cache_families,
+    certificate_families,
+    cuda_memory_families,
+    custom_families,
+    disk_families,
+)
 from edge_server.telemetry.metrics_page import Metrics, Source
 from edge_server.telemetry.service_manager import Check
 
@@ -128,6 +135,7 @@ class ServerProcess:
         self._addresses: list[str] = []
         self.ports: dict[str, int] = {}
         self._tls: ssl.SSLContext | None = None
+        self._certificate_expiries: dict[str, float] = {}
         largest_body = config.http.max_input_size_bytes
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(budget, largest_body)
@@ -246,14 +254,21 @@ class ServerProcess:
         self._http = front
         self.ports["http"] = port
         if self._config.http.tls_cert:
-            self._supervision.add_reload(
-                ("http.tls_cert", "http.tls_key", "http.client_ca"),
-                lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
-            )
+            self._note_expiry("http", self._config.http.tls_cert)
+
+            def renew_tls(new: ServerConfig) -> None:
+                front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca)
+                self._note_expiry("http", new.http.tls_cert)
+
+            self._supervision.add_reload(("http.tls_cert", "http.tls_key", "http.client_ca"), renew_tls)
         self._tls = front.tls
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
+
+    def _note_expiry(self, wire: str, certificate: str) -> None:
+        """Keep when the certificate that new connections get expires, for the metrics page."""
+        self._certificate_expiries[wire] = read_expiry(certificate)
 
     def _access_check(self) -> AccessCheck:
         from edge_server.frontends.http.access_check import AccessCheck
@@ -276,9 +291,13 @@ class ServerProcess:
         )
         port = front.start()
         if self._config.grpc.is_tls:
-            self._supervision.add_reload(
-                ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
-            )
+            self._note_expiry("grpc", self._config.grpc.server_cert)
+
+            def renew_tls(new: ServerConfig) -> None:
+                front.renew_tls(new.grpc)
+                self._note_expiry("grpc", new.grpc.server_cert)
+
+            self._supervision.add_reload(("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), renew_tls)
         self._grpc = front
         self.ports["grpc"] = port
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
@@ -311,6 +330,9 @@ class ServerProcess:
         if self._config.sources.is_used:
             metrics.add_source(lambda: () if self._cameras is None else self._cameras.families())
         metrics.add_source(self._tokens.families)
+        metrics.add_source(certificate_families(self._certificate_expiries))
+        if self._config.repository.state_dir:
+            metrics.add_source(disk_families(self._config.repository.state_dir))
         metrics.add_source(custom_families(service.model_families))
         cuda = self._core.service.shared_memory.cuda
         if cuda.is_usable:

@@ -1,14 +1,15 @@
 """Metric families that do not come from the statistics of versions: response cache, CUDA shared memory, custom metrics
-of models, counts of loads."""
+of models, loads of models, disk space, certificates."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import CacheStatistics
-from edge_server.core.status_reports import VersionReport
+from edge_server.core.status_reports import IndexEntry, VersionReport, find_failed
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_LOADING, MODEL_READY, Event
 from edge_server.telemetry.metrics_page import Family, Source
 
@@ -85,15 +86,50 @@ def custom_families(views: Callable[[], Iterable[MetricFamilyView]]) -> Source:
     return families
 
 
+def disk_families(folder: str) -> Source:
+    """Return a source with the size and the free space of the file system that holds `folder`; none while it cannot be
+    read."""
+
+    def families() -> list[Family]:
+        size = Family("edge_disk_size_bytes", "gauge", "Size of the file system that holds the folder")
+        free = Family("edge_disk_free_bytes", "gauge", "Space that the server may still use there")
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            return []
+        size.add({"folder": folder}, found.f_blocks * found.f_frsize)
+        free.add({"folder": folder}, found.f_bavail * found.f_frsize)
+        return [size, free]
+
+    return families
+
+
+def certificate_families(expiries: Mapping[str, float]) -> Source:
+    """Return a source with the end of the certificates in use: unix time by "http" and "grpc"."""
+
+    def families() -> list[Family]:
+        family = Family(
+            "edge_certificate_expiry_timestamp_seconds", "gauge", "Unix time at which the certificate in use expires"
+        )
+        for wire, end_s in expiries.items():
+            family.add({"wire": wire}, end_s)
+        return [family]
+
+    return families
+
+
 class LoadCounts:
     """Loads and failed loads of each model, counted from the event bus. The counts stay when the model is unloaded.
 
     A subscriber of the bus (`receive`) and a source of the metrics page (`families`). Thread-safe. `versions` returns
-    the loaded versions, whose generations are shown.
+    the loaded versions, whose generations are shown, and `index` all versions with their states.
     """
 
-    def __init__(self, versions: Callable[[], Iterable[VersionReport]]) -> None:
+    def __init__(
+        self, versions: Callable[[], Iterable[VersionReport]], index: Callable[[], Iterable[IndexEntry]]
+    ) -> None:
         self._versions = versions
+        self._index = index
         self._lock = threading.Lock()
         self._loads: dict[str, int] = {}
         self._failures: dict[str, int] = {}
@@ -109,7 +145,7 @@ class LoadCounts:
             self._failures[model] = self._failures.get(model, 0) + (event.kind == MODEL_FAILED)
 
     def families(self) -> list[Family]:
-        """Return the counts, and the generation of each READY version."""
+        """Return the counts, the generation of each READY version, and which versions fail now."""
         loads = Family("edge_model_loads_total", "counter", "Versions that were loaded, reloads included")
         failures = Family("edge_model_load_failures_total", "counter", "Versions that failed to load or to warm up")
         generation = Family(
@@ -122,4 +158,13 @@ class LoadCounts:
         for report in self._versions():
             if report.state == "READY":
                 generation.add({"model": report.name, "version": str(report.version)}, report.generation)
-        return [loads, failures, generation]
+        failed = Family(
+            "edge_model_failed", "gauge", "1 while the version's newest files do not serve, 0 while they do"
+        )
+        entries = list(self._index())
+        for entry in entries:
+            if entry.state == "READY":
+                failed.add({"model": entry.name, "version": entry.version}, 0)
+        for entry in find_failed(entries):
+            failed.add({"model": entry.name, "version": entry.version}, 1)
+        return [loads, failures, generation, failed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import ssl
 import subprocess
@@ -16,18 +17,25 @@ from tritonclient.utils import InferenceServerException
 NAMES = "grpc.server_cert, grpc.server_key, grpc.root_cert"
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+def make_certificate(folder: Path, name: str, days: str = "2") -> tuple[Path, Path]:
     """Return key and self-signed certificate for localhost."""
     key, cert = folder / f"{name}.key", folder / f"{name}.crt"
     made = subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days, "-subj", f"/CN={name}",
             "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert),
         ],
         capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return key, cert
+
+
+def end_of(cert: Path) -> float:
+    """Return the unix time at which openssl says that a certificate expires."""
+    command = ["openssl", "x509", "-noout", "-enddate", "-in", str(cert)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
 
 
 class Files:
@@ -72,7 +80,7 @@ def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
 ) -> None:
     repository.add("same", identity())
-    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", "40000")
     files = Files(tmp_path)
     files.hold(first)
     files.root.write_bytes(first[1].read_bytes())
@@ -82,6 +90,12 @@ def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
         def shown() -> list[str]:
             return ssl.get_server_certificate((host, int(port)), timeout=30).split()
 
+        def expiry() -> float:
+            """Return what the metrics page says of the certificate in use."""
+            name = r'^edge_certificate_expiry_timestamp_seconds\{wire="grpc"\}'
+            found = re.search(rf"{name} (\S+)$", server.read_metrics(), re.MULTILINE)
+            return float(found[1]) if found else 0.0
+
         with connect(server, first[1]) as old:
             assert echoes(old)
             files.cert.write_bytes(second[1].read_bytes())
@@ -89,9 +103,11 @@ def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
             assert eventually(lambda: f"SIGHUP: {NAMES} is unchanged" in server.log())
             assert f"TLS certificate '{files.cert}' and key '{files.key}' for gRPC cannot be used: " in server.log()
             assert shown() == first[1].read_text().split()
+            assert expiry() == end_of(first[1])
             files.key.write_bytes(second[0].read_bytes())
             server.process.send_signal(signal.SIGHUP)
             assert eventually(lambda: shown() == second[1].read_text().split())
+            assert eventually(lambda: expiry() == end_of(second[1]))
             with connect(server, second[1]) as new:
                 assert echoes(new)
             with connect(server, first[1]) as distrusting, pytest.raises(InferenceServerException, match="UNAVAILABLE"):

@@ -1,11 +1,14 @@
-"""The Kubernetes and KServe files of fleet/kubernetes: strict schemas, and flags that the server knows."""
+"""The Kubernetes and KServe files of fleet/kubernetes, and what Kustomize and Helm make of them: strict schemas, and
+flags that the server knows."""
 
 from __future__ import annotations
 
 import copy
 import gzip
 import importlib.util
+import itertools
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,9 +23,38 @@ from edge_server.config.merge_settings import parse_serve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fleet/kubernetes"
-FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml")
+CHART = FOLDER / "chart"
+FILES = sorted(
+    path for path in FOLDER.rglob("*.yaml") if path.name != "kustomization.yaml" and CHART not in path.parents
+)
+COMPONENTS = sorted(path.name for path in (FOLDER / "components").iterdir())
 KUBERNETES = "1.35"
+DEFAULT_GRACE_S = 30
+"""terminationGracePeriodSeconds of a pod that does not say."""
+CLOSING_S = 15
+"""What the server may need for closing after its drain."""
+TYPES = {
+    "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1/ScaledObject",
+    "GRPCRoute": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1/GRPCRoute",
+    "PodMonitor": "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/PodMonitor",
+}
+"""Kind -> npm package with its TypeScript type, for kinds that neither Kubernetes nor KServe define."""
 has_schemas = all(importlib.util.find_spec(name) is not None for name in ("kubernetes_validate", "jsonschema"))
+
+
+def fetched(name: str) -> str:
+    """Return a program that fetch_kubernetes.sh brings."""
+    folder = os.environ.get("EDGE_TEST_KUBERNETES", "")
+    found = shutil.which(name, path=os.pathsep.join([folder, f"{folder}/node_modules/.bin", *os.get_exec_path()]))
+    if found is None or not folder:
+        pytest.skip(f"there is no {name}; tests/fleet/fetch_kubernetes.sh brings one")
+    return found
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -36,6 +68,25 @@ def containers(document: Any) -> Iterator[dict[str, Any]]:
         yield from document.get("containers", ())
         for value in document.values():
             yield from containers(value)
+
+
+def check_types(documents: list[dict[str, Any]], folder: Path) -> str:
+    """Return what TypeScript says against documents of TYPES; it refuses members that the type does not have."""
+    compiler = fetched("tsc")
+    modules = folder / "node_modules"
+    if not modules.exists():
+        modules.symlink_to(Path(compiler).parents[1])
+    for number, document in enumerate(documents):
+        kind = document["kind"]
+        (folder / f"d{number}.ts").write_text(
+            f'import type {{I{kind}}} from "{TYPES[kind]}";\nexport const it: I{kind} = {json.dumps(document)};\n'
+        )
+    done = subprocess.run(
+        [compiler, "--noEmit", "--strict", "--skipLibCheck", "--preserveSymlinks", "--module", "nodenext",
+         "--moduleResolution", "nodenext", *(f"d{number}.ts" for number in range(len(documents)))],
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done.stdout
 
 
 def check_schema(document: dict[str, Any]) -> None:
@@ -70,8 +121,8 @@ class TestEachFile:
     def test_its_flags_are_those_of_the_server(self, path: Path) -> None:
         for container in containers(load(path)):
             config = parse_serve(container["args"], {}).config
-            grace_s = next(iter(find(load(path), "terminationGracePeriodSeconds")), 60)
-            assert config.lifecycle.drain_delay_s + config.lifecycle.exit_timeout_s + 15 < grace_s
+            grace_s = next(iter(find(load(path), "terminationGracePeriodSeconds")), DEFAULT_GRACE_S)
+            assert config.lifecycle.drain_delay_s + config.lifecycle.exit_timeout_s + CLOSING_S < grace_s
             with pytest.raises(ConfigError, match="did you mean"):
                 parse_serve([*container["args"], "--model-repositry=/x"], {})
 
@@ -79,13 +130,17 @@ class TestEachFile:
         for container in containers(load(path)):
             config = parse_serve(container["args"], {}).config
             stated = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
-            expected = {"http": config.http.port, "grpc": config.grpc.port, "metrics": config.metrics.port}
-            assert stated in ({}, expected)
+            http, grpc, metrics = config.http.port, config.grpc.port, config.metrics.port
+            # KServe's names say the protocol.
+            expected = {"http": http, "http1": http, "grpc": grpc, "h2c": grpc, "metrics": metrics}
+            assert stated.items() <= expected.items()
 
     @pytest.mark.full
     @pytest.mark.skipif(not has_schemas, reason="needs kubernetes-validate and jsonschema, of the extra test-all")
     def test_it_fits_its_schema_and_a_misspelt_member_does_not(self, path: Path) -> None:
         document = load(path)
+        if document["kind"] in TYPES:
+            pytest.skip("test_resources_of_operators_fit_their_types has them")
         check_schema(document)
         misspelt = copy.deepcopy(document)
         misspelt["spec"]["replica"] = 2
@@ -107,18 +162,29 @@ def find(document: Any, name: str) -> Iterator[Any]:
 
 def test_each_file_belongs_to_a_kustomization() -> None:
     for path in FOLDER.rglob("kustomization.yaml"):
-        assert sorted(load(path)["resources"]) == sorted(
+        assert sorted(load(path).get("resources", [])) == sorted(
             item.name for item in path.parent.glob("*.yaml") if item.name != "kustomization.yaml"
         )
 
 
 def test_selectors_and_names_fit_together() -> None:
-    deployment, service, budget, scaler = (
-        load(FOLDER / "base" / name)
-        for name in ("deployment.yaml", "service.yaml", "disruption-budget.yaml", "autoscaler.yaml")
+    deployment, service, headless, claim, budget, scaler = (
+        load(FOLDER / "base" / f"{name}.yaml")
+        for name in ("deployment", "service", "service-headless", "claim", "disruption-budget", "autoscaler")
     )
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert headless["spec"]["selector"] == labels
+    assert headless["metadata"]["name"] != service["metadata"]["name"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert [item["labelSelector"]["matchLabels"] for item in pod["topologySpreadConstraints"]] == [labels, labels]
+    assert claim["metadata"]["name"] in list(find(pod, "claimName"))
+    monitor = load(FOLDER / "components/pod-monitor/pod-monitor.yaml")["spec"]
+    assert monitor["selector"]["matchLabels"] == labels
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in [port["name"] for port in pod["containers"][0]["ports"]]
+    (rule,) = load(FOLDER.parent / "monitoring/prometheus-adapter.yml")["rules"]["custom"]
+    assert [rule["name"]["as"]] == [item["pods"]["metric"]["name"] for item in scaler["spec"]["metrics"]]
     assert budget["spec"]["selector"]["matchLabels"] == labels
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert (
@@ -127,12 +193,90 @@ def test_selectors_and_names_fit_together() -> None:
     )
 
 
+def kustomized(folder: Path, *components: str) -> list[dict[str, Any]]:
+    """Return the documents of the base with components, sorted by kind and name."""
+    (folder / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                "kind": "Kustomization",
+                "resources": ["fleet/base"],
+                "components": [f"fleet/components/{name}" for name in components],
+            }
+        )
+    )
+    shutil.copytree(FOLDER, folder / "fleet", dirs_exist_ok=True)
+    return in_order(run(fetched("kubectl"), "kustomize", folder))
+
+
+def charted(*settings: str) -> list[dict[str, Any]]:
+    """Return the documents of the chart, sorted by kind and name."""
+    return in_order(run(fetched("helm"), "template", "edge-server", CHART, *(f"--set={text}" for text in settings)))
+
+
+def in_order(text: str) -> list[dict[str, Any]]:
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    return sorted(documents, key=lambda document: (document["kind"], document["metadata"]["name"]))
+
+
 @pytest.mark.full
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 @pytest.mark.parametrize("name", ["base", "edge-daemonset", "kserve"])
 def test_kubectl_renders_the_folder(name: str) -> None:
+    rendered = in_order(run(fetched("kubectl"), "kustomize", FOLDER / name))
+    assert len(rendered) == len(load(FOLDER / name / "kustomization.yaml")["resources"])
+
+
+SETTINGS = {
+    "grpc-route": ("gateway=gateway",),
+    "image-volume": ("models.image=edge-server-models:latest",),
+    "keda": ("autoscaler=keda",),
+    "pod-monitor": ("podMonitor=true",),
+}
+"""Component -> the chart's settings that do the same."""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not has_schemas, reason="needs kubernetes-validate and jsonschema, of the extra test-all")
+@pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), COMPONENTS], ids=str)
+def test_the_chart_makes_what_the_base_with_the_component_makes(components: tuple[str, ...], tmp_path: Path) -> None:
+    made = charted(*itertools.chain.from_iterable(SETTINGS[name] for name in components))
+    assert made == kustomized(tmp_path, *components)
+    for document in made:
+        if document["kind"] not in TYPES:
+            check_schema(document)
+
+
+@pytest.mark.full
+def test_the_chart_takes_a_claim_arguments_and_a_fixed_number_of_pods() -> None:
+    made = charted("autoscaler=none", "minReplicas=3", "models.claim=mine", "args[0]=--strict-readiness=false")
+    by_kind = {document["kind"]: document for document in made}
+    assert by_kind.keys() == {"Deployment", "PodDisruptionBudget", "Service"}
+    deployment = by_kind["Deployment"]["spec"]
+    assert deployment["replicas"] == 3
+    assert list(find(deployment, "claimName")) == ["mine"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert parse_serve(container["args"], {}).config.repository.paths == ("/models",)
+    assert container["args"][-1] == "--strict-readiness=false"
+
+
+@pytest.mark.full
+def test_the_chart_refuses_an_autoscaler_that_it_does_not_know() -> None:
     done = subprocess.run(
-        ["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, timeout=60, check=False
+        [fetched("helm"), "template", "x", CHART, "--set=autoscaler=vpa"], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    assert len(list(yaml.safe_load_all(done.stdout))) == len(load(FOLDER / name / "kustomization.yaml")["resources"])
+    assert done.returncode != 0
+    assert "expected hpa, keda or none, got vpa" in done.stderr
+
+
+@pytest.mark.full
+def test_resources_of_operators_fit_their_types(tmp_path: Path) -> None:
+    documents = [document for document in map(load, FILES) if document["kind"] in TYPES]
+    assert {document["kind"] for document in documents} == TYPES.keys()
+    misspelt = copy.deepcopy(documents)
+    for document in misspelt:
+        document["spec"]["replica"] = 2
+    said = check_types([*documents, *misspelt], tmp_path)
+    for number in range(len(documents)):
+        assert f"d{number}.ts" not in said, said
+        assert f"d{number + len(documents)}.ts" in said, said
+    assert said.count("'\"replica\"' does not exist") == len(documents)

@@ -92,6 +92,28 @@ def test_promtool_accepts_the_configuration_the_alerts_and_the_targets() -> None
     assert f"SUCCESS: {count} rules found" in done.stdout, done.stdout
 
 
+@pytest.mark.full
+def test_the_rule_of_the_adapter_sums_the_waiting_requests_of_each_pod(tmp_path: Path) -> None:
+    (rule,) = read_yaml("prometheus-adapter.yml")["rules"]["custom"]
+    name = rule["name"]["as"]
+    query = rule["metricsQuery"]
+    for placeholder, text in (("Series", name), ("LabelMatchers", 'namespace="a"'), ("GroupBy", "pod")):
+        query = query.replace(f"<<.{placeholder}>>", text)
+    series = [
+        {"series": f'{name}{{namespace="{namespace}",pod="{pod}",model="{model}"}}', "values": values}
+        for namespace, pod, model, values in (("a", "p", "x", "3"), ("a", "p", "y", "4"), ("b", "p", "x", "50"))
+    ]
+    check = {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": '{pod="p"}', "value": 7}]}
+    (tmp_path / "test.yml").write_text(
+        yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": [check]}]})
+    )
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", str(tmp_path / "test.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Prometheus:
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1/"

@@ -11,7 +11,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from edge_server.errors import Refusal
 from edge_server.frontends import memory_budget as budgets
 from edge_server.frontends.http.body_reader import BodyReader
 from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.memory.available_memory import MemoryReading
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -362,40 +362,6 @@ def test_a_body_that_gave_way_holds_nothing_and_takes_nothing_more() -> None:
     assert (budget.held, len(refusals)) == (500, 1)
 
 
-def lay_out(root: Path, available_kb: int | None, groups: dict[str, tuple[str, str]]) -> None:
-    (root / "proc/self").mkdir(parents=True)
-    if available_kb is not None:
-        (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:    {available_kb} kB\n")
-    (root / "proc/self/cgroup").write_text("0::/box.slice/server.service\n")
-    for name, (limit, used) in groups.items():
-        folder = root / "sys/fs/cgroup" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "memory.max").write_text(f"{limit}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-
-
-@pytest.mark.parametrize(
-    ("available_kb", "groups", "expected"),
-    [
-        (8000, {}, 8000 * 1024),
-        (8000, {"box.slice/server.service": ("max", "5")}, 8000 * 1024),
-        (8000, {"box.slice/server.service": ("5000", "1000")}, 4000),
-        (8000, {"box.slice": ("3000", "1000"), "box.slice/server.service": ("5000", "1000")}, 2000),
-        (8000, {"box.slice/server.service": ("5000", "6000")}, 0),
-        (None, {}, 0),
-    ],
-)
-def test_the_memory_at_hand_is_the_kernels_or_the_control_groups(
-    tmp_path: Path, available_kb: int | None, groups: dict[str, tuple[str, str]], expected: int
-) -> None:
-    lay_out(tmp_path, available_kb, groups)
-    assert budgets.available_bytes(tmp_path) == expected
-
-
-def test_without_proc_nothing_is_known_of_memory(tmp_path: Path) -> None:
-    assert budgets.available_bytes(tmp_path) == 0
-
-
 @pytest.mark.parametrize(
     ("setting", "largest", "available", "expected"),
     [
@@ -410,5 +376,5 @@ def test_without_proc_nothing_is_known_of_memory(tmp_path: Path) -> None:
 def test_the_bound_is_a_quarter_of_the_memory_at_hand_and_never_less_than_one_body_needs(
     monkeypatch: pytest.MonkeyPatch, setting: int, largest: int, available: int, expected: int
 ) -> None:
-    monkeypatch.setattr(budgets, "available_bytes", lambda: available)
+    monkeypatch.setattr(budgets, "read_memory", lambda: MemoryReading(available, None))
     assert budgets.budget_bytes(setting, largest) == expected

@@ -30,11 +30,11 @@ full avg10=11.00 avg60=4.00 avg300=1.00 total=9901234
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Path:
     (tmp_path / "proc" / "pressure").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text(JETSON_MEMINFO)
     (tmp_path / "proc" / "pressure" / "memory").write_text(CALM)
-    return tmp_path / "proc"
+    return tmp_path
 
 
 def model(tmp_path: Path, sizes: dict[str, int], path: str = "model.onnx") -> ModelFile:
@@ -46,10 +46,10 @@ def model(tmp_path: Path, sizes: dict[str, int], path: str = "model.onnx") -> Mo
     return ModelFile(version_dir / path, tmp_path / "m", 1)
 
 
-def test_the_kernels_words_are_read(proc: Path) -> None:
-    assert read_memory(proc) == MemoryReading(800 * MIB, 0.0)
-    (proc / "pressure" / "memory").write_text(SHORT_OF_BREATH)
-    assert read_memory(proc).pressure_percent == 34.53
+def test_the_kernels_words_are_read(root: Path) -> None:
+    assert read_memory(root) == MemoryReading(800 * MIB, 0.0)
+    (root / "proc/pressure/memory").write_text(SHORT_OF_BREATH)
+    assert read_memory(root).pressure_percent == 34.53
 
 
 def test_what_this_machine_says_is_understood() -> None:
@@ -57,12 +57,25 @@ def test_what_this_machine_says_is_understood() -> None:
     assert reading.available_bytes is None or reading.available_bytes > 0
 
 
+def test_a_model_must_fit_into_the_control_groups_limit_too(root: Path, tmp_path: Path) -> None:
+    file = model(tmp_path, {"model.onnx": 200 * MIB})
+    assert MemoryFloor(0, 0, root).refusal(replace(file, memory_bytes=300 * MIB), 1) is None
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{512 * MIB}\n")
+    (root / "sys/fs/cgroup/memory.current").write_text(f"{256 * MIB}\n")
+    assert MemoryFloor(0, 0, root).refusal(replace(file, memory_bytes=300 * MIB), 1) == (
+        "memory is short: 256 MiB are available, the model needs about 300 MiB"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "MemAvailable: plenty\n", "MemAvailable:\n"])
-def test_a_kernel_that_does_not_tell_refuses_nothing(proc: Path, tmp_path: Path, text: str) -> None:
-    (proc / "meminfo").write_text(text)
-    (proc / "pressure" / "memory").unlink()
-    assert read_memory(proc) == MemoryReading(None, None)
-    assert MemoryFloor(1 << 40, 0.1, proc).refusal(model(tmp_path, {"model.onnx": MIB}), 1) is None
+def test_a_kernel_that_does_not_tell_refuses_nothing(root: Path, tmp_path: Path, text: str) -> None:
+    (root / "proc/meminfo").write_text(text)
+    (root / "proc/pressure/memory").unlink()
+    assert read_memory(root) == MemoryReading(None, None)
+    assert MemoryFloor(1 << 40, 0.1, root).refusal(model(tmp_path, {"model.onnx": MIB}), 1) is None
 
 
 SIZES = [
@@ -92,30 +105,30 @@ def test_a_load_needs_its_weights_as_read_and_once_for_each_instance(tmp_path: P
     assert [estimate_bytes(file, count) for count in (0, 1, 3)] == [200, 200, 400]
 
 
-def test_a_load_that_would_pass_the_floor_is_refused_with_all_three_numbers(proc: Path, tmp_path: Path) -> None:
+def test_a_load_that_would_pass_the_floor_is_refused_with_all_three_numbers(root: Path, tmp_path: Path) -> None:
     file = model(tmp_path, {"model.onnx": 200 * MIB})
-    assert MemoryFloor(400 * MIB, 0, proc).refusal(file, 1) is None
-    assert MemoryFloor(401 * MIB, 0, proc).refusal(file, 1) == (
+    assert MemoryFloor(400 * MIB, 0, root).refusal(file, 1) is None
+    assert MemoryFloor(401 * MIB, 0, root).refusal(file, 1) == (
         "memory is short: 800 MiB are available, the model needs about 400 MiB, "
         "and --memory-floor-mb keeps 401 MiB free"
     )
-    assert "the model needs about 600 MiB" in str(MemoryFloor(400 * MIB, 0, proc).refusal(file, 2))
+    assert "the model needs about 600 MiB" in str(MemoryFloor(400 * MIB, 0, root).refusal(file, 2))
 
 
-def test_a_model_whose_memory_is_known_must_fit_without_a_floor_too(proc: Path, tmp_path: Path) -> None:
+def test_a_model_whose_memory_is_known_must_fit_without_a_floor_too(root: Path, tmp_path: Path) -> None:
     file = replace(model(tmp_path, {"model.gguf": MIB}), memory_bytes=300 * MIB)
     assert estimate_bytes(file, 2) == 600 * MIB
-    assert MemoryFloor(0, 0, proc).refusal(file, 2) is None
-    assert MemoryFloor(0, 0, proc).refusal(file, 3) == (
+    assert MemoryFloor(0, 0, root).refusal(file, 2) is None
+    assert MemoryFloor(0, 0, root).refusal(file, 3) == (
         "memory is short: 800 MiB are available, the model needs about 900 MiB"
     )
 
 
-def test_pressure_above_the_limit_refuses_whatever_is_available(proc: Path, tmp_path: Path) -> None:
+def test_pressure_above_the_limit_refuses_whatever_is_available(root: Path, tmp_path: Path) -> None:
     file = model(tmp_path, {"model.onnx": 1})
-    (proc / "pressure" / "memory").write_text(SHORT_OF_BREATH)
-    assert MemoryFloor(0, 40, proc).refusal(file, 1) is None
-    assert "34.53 % of the last 10 s, --memory-pressure-limit is 30 %" in str(MemoryFloor(0, 30, proc).refusal(file, 1))
+    (root / "proc/pressure/memory").write_text(SHORT_OF_BREATH)
+    assert MemoryFloor(0, 40, root).refusal(file, 1) is None
+    assert "34.53 % of the last 10 s, --memory-pressure-limit is 30 %" in str(MemoryFloor(0, 30, root).refusal(file, 1))
 
 
 def test_with_both_off_nothing_is_looked_at(tmp_path: Path) -> None:

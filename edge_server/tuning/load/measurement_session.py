@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,10 +196,6 @@ def local_process(target: MeasuredServer) -> int | None:
     """Return the process id of the server if it runs on this machine as this user, else None."""
     host, port = target.host_and_port()
     return listener_of(port) if is_local(host) and port else None
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def has_bf16() -> bool:

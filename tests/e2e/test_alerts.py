@@ -1,0 +1,279 @@
+"""The alerts of fleet/monitoring, each tried by promtool on series named and labelled as on a real server's page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+RULES = Path(__file__).parents[2] / "fleet/monitoring/alert-rules.yml"
+ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+TARGET = {"instance": "box-a:8002", "job": "edge_server"}
+"""Labels that Prometheus adds to all series of a target."""
+OTHER = {**TARGET, "instance": "box-b:8002"}
+
+EYES = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "image_color" value { string_value: "rgb" } }
+parameters { key: "image_scale" value { string_value: "1" } }
+"""
+
+
+class Sample(NamedTuple):
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+    def at(self, values: str, target: Mapping[str, str] = TARGET, **other_labels: str) -> dict[str, str]:
+        """Return the series as promtool reads it, with these values, one a minute."""
+        labels = {**self.labels, **target, **other_labels}
+        text = ",".join(f"{key}={json.dumps(value)}" for key, value in labels.items())
+        return {"series": f"{self.name}{{{text}}}", "values": values}
+
+
+class Page:
+    """Samples of a metrics page."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = [
+            Sample(name, dict(re.findall(r'(\w+)="(.*?)"', labels)), float(value))
+            for name, labels, value in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE)
+        ]
+
+    def find(self, name: str, **labels: str) -> Sample:
+        """Return the first sample of that name with at least these labels."""
+        found = [item for item in self.samples if item.name == name and labels.items() <= item.labels.items()]
+        assert found, f"the page has no {name} {labels}"
+        return found[0]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of one server: twice while all is well, and once after a broken version was copied to it."""
+
+    first: Page
+    later: Page
+    broken: Page
+
+
+def promtool() -> str:
+    path = os.pathsep.join([os.environ.get("EDGE_TEST_PROMETHEUS", ""), *os.get_exec_path()])
+    found = shutil.which("promtool", path=path)
+    if found is None:
+        pytest.skip("there is no promtool; tests/fleet/fetch_prometheus.sh brings one")
+    return found
+
+
+@pytest.fixture(scope="module")
+def pages(
+    serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Pages:  # fmt: skip
+    """The server has all that has an alert: a board, a camera, TLS, a state folder, a model."""
+    folder = tmp_path_factory.mktemp("alerts")
+    (folder / "state").mkdir()
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "90", "-subj", "/CN=box", "-keyout", f"{folder}/key", "-out", f"{folder}/cert",
+        ],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    module_repository.add("good", identity("FP32", "4"))
+    module_repository.add("eyes", EYES)
+    board = boards.Board("orin_nano_jp6", folder / "board")
+    flags = [
+        f"--sysfs-root={board.root}", "--governor-interval-ms=100", f"--state-dir={folder / 'state'}",
+        "--grpc-use-ssl=true", f"--grpc-server-cert={folder}/cert", f"--grpc-server-key={folder}/key",
+        "--source=name=door,url=demo,model=eyes,fps=20",
+    ]  # fmt: skip
+    try:
+        with serve(module_repository.path, *flags) as server:
+            seen: list[Page] = []
+
+            def read(*conditions: Callable[[], bool]) -> Page:
+                def holds() -> bool:
+                    seen.append(Page(server.read_metrics()))
+                    return all(condition() for condition in conditions)
+
+                assert eventually(holds)
+                return seen[-1]
+
+            def frames() -> float:
+                return seen[-1].find("edge_frame_received_total").value
+
+            first = read(
+                lambda: seen[-1].find("edge_source_running").value == 1,
+                lambda: frames() > 0,
+                lambda: all(item.labels["digest"] for item in seen[-1].samples if item.name == "edge_model_info"),
+                lambda: any(item.name == "edge_temperature_celsius" for item in seen[-1].samples),
+            )
+            count = first.find("edge_frame_received_total").value
+            later = read(lambda: frames() > count)
+            broken = module_repository.path / "good/2"
+            broken.mkdir()
+            module_repository.add("good", identity("FP32", "4").replace('"identity"', '"nothing"'))
+            after = read(lambda: any(item.name == "edge_model_failed" and item.value for item in seen[-1].samples))
+    finally:
+        board.close()
+    return Pages(first, later, after)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series, the minute at which the alert must not fire yet, the minute at which it must, and for which labels, by
+    the value that its text shows."""
+
+    series: list[dict[str, str]]
+    quiet: int
+    fires: int
+    labels: list[dict[str, str]]
+    value: str = ""
+
+
+def case(pages: Pages, alert: str) -> Case:
+    find = pages.later.find
+
+    def all_labels(sample: Sample) -> list[dict[str, str]]:
+        return [{**sample.labels, **TARGET}]
+
+    def constant(sample: Sample, value: float, quiet: int, fires: int) -> Case:
+        return Case([sample.at(f"{value}+0x100")], quiet, fires, all_labels(sample))
+
+    if alert == "EdgeServerDown":
+        return constant(Sample("up", {}, 1), 0, 1, 3)
+    if alert == "EdgeNoServers":
+        return Case([], 1, 3, [{"job": "edge_server"}])
+    if alert == "EdgeServerRestarts":
+        start = find("process_start_time_seconds")
+        values = "1000+0x5 1100+0x5 1200+0x5 1300+0x5"
+        return Case([start.at(values)], 17, 19, all_labels(start), "3")
+    if alert == "EdgeBoxHot":
+        return constant(find("edge_governor_level"), 2, 9, 11)
+    if alert == "EdgeBoxCritical":
+        return constant(find("edge_governor_level"), 4, 0, 1)
+    if alert == "EdgeBoxThrottled":
+        throttle = find("edge_throttle_state", cause="thermal")
+        return Case([throttle.at("1+0x100")], 0, 2, [{"instance": TARGET["instance"]}])
+    if alert == "EdgeSensorLost":
+        return constant(find("edge_throttle_state", cause="sensor_lost"), 1, 0, 2)
+    if alert == "EdgeControlWorkRefused":
+        shed = find("edge_shed_total", **{"class": "control"})
+        return Case([shed.at("0+0x5 1+0x10")], 5, 7, all_labels(shed))
+    if alert == "EdgeMuchWorkRefused":
+        shed = find("edge_shed_total", **{"class": "bulk"})
+        series = [shed.at("0+60x60"), find("nv_inference_request_success", model="good").at("0+60x60")]
+        return Case(series, 9, 15, [{"instance": TARGET["instance"]}])
+    if alert == "EdgeOverPowerBudget":
+        power = find("edge_power_watts", rail="total")
+        series = [power.at("20+0x60"), find("edge_power_budget_watts").at("10+0x60")]
+        return Case(series, 1, 3, [{"instance": TARGET["instance"]}], "20.0")
+    if alert == "EdgeSupplyAlarms":
+        alarms = find("edge_over_current_events_total", input="oc1")
+        return Case([alarms.at("0+1x60")], 1, 5, all_labels(alarms))
+    if alert == "EdgeModelDoesNotLoad":
+        failed = next(item for item in pages.broken.samples if item.name == "edge_model_failed" and item.value == 1)
+        return constant(failed, failed.value, 4, 6)
+    if alert == "EdgeRequestsFail":
+        failures = find("nv_inference_request_failure", model="good", reason="BACKEND")
+        cancelled = find("nv_inference_request_failure", model="good", reason="CANCELED")
+        series = [
+            # One in eleven. The cancelled ones alone, at first, are no failures.
+            failures.at("0+0x30 0+1x60"), cancelled.at("0+5x90"),
+            find("nv_inference_request_success", model="good").at("0+10x90"),
+        ]  # fmt: skip
+        return Case(series, 30, 45, [{"instance": TARGET["instance"], "model": "good"}])
+    if alert == "EdgeSlow":
+        duration = find("nv_inference_request_duration_us", model="good")
+        series = [
+            # 10 ms for a day, then 100 ms.
+            find("nv_inference_request_success", model="good").at("0+60x1500"),
+            duration.at("0+600000x1440 870000000+6000000x60"),
+        ]
+        return Case(series, 1440, 1465, [{"instance": TARGET["instance"], "model": "good"}], "100000")
+    if alert == "EdgeVersionSkew":
+        info = find("edge_model_info", model="good")
+        series = [info.at("1+0x100"), info.at("1+0x100", OTHER, version="2")]
+        return Case(series, 59, 61, [{"model": "good", "version": "1"}, {"model": "good", "version": "2"}], "1")
+    if alert == "EdgeDigestSkew":
+        info = find("edge_model_info", model="good")
+        series = [
+            info.at("1+0x100"), info.at("1+0x100", OTHER, digest="sha256:0"),
+            info.at("1+0x100", {**OTHER, "instance": "box-c:8002"}, digest=""),
+        ]  # fmt: skip
+        return Case(series, 59, 61, [{"model": "good", "version": "1"}], "2")
+    if alert == "EdgeDiskFull":
+        free = find("edge_disk_free_bytes")
+        series = [find("edge_disk_size_bytes").at("100000000000+0x60"), free.at("8000000000+0x60")]
+        return Case(series, 4, 6, all_labels(free), "7.451Gi")
+    if alert == "EdgeCertificateExpires":
+        expiry = find("edge_certificate_expiry_timestamp_seconds", wire="grpc")
+        # promtool's clock begins at 0: ten days are left.
+        return Case([expiry.at("864600+0x60")], 4, 10, all_labels(expiry), "10d 0h 0m 0s")
+    if alert == "EdgeCameraDark":
+        return constant(find("edge_source_running", source="door"), 0, 4, 6)
+    if alert == "EdgeNoFrames":
+        received = find("edge_frame_received_total", model="eyes")
+        series = [received.at("0+20x10 200+0x60"), find("edge_frame_streams", model="eyes").at("1+0x70")]
+        return Case(series, 15, 25, all_labels(received))
+    raise AssertionError(f"{alert} has no case here")
+
+
+def rendered(text: str, labels: Mapping[str, str], value: str) -> str:
+    """Return an annotation as Prometheus makes it. Raises KeyError for a label that the alert does not have."""
+    text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels[match[1]], text)
+    return re.sub(r"\{\{ \$value.*?\}\}", value, text)
+
+
+def run_promtool(folder: Path, test: dict[str, Any]) -> None:
+    (folder / "rules.yml").write_text(RULES.read_text())
+    whole = {"rule_files": ["rules.yml"], "evaluation_interval": "10s", "tests": [test]}
+    (folder / "test.yml").write_text(yaml.safe_dump(whole))
+    done = subprocess.run(
+        [promtool(), "test", "rules", str(folder / "test.yml")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("alert", ALERTS)
+def test_the_alert_fires_in_time_and_names_what_it_is_about(alert: str, pages: Pages, tmp_path: Path) -> None:
+    tried, rule = case(pages, alert), ALERTS[alert]
+    expected = [
+        {
+            "exp_labels": {**labels, **rule["labels"]},
+            "exp_annotations": {key: rendered(text, labels, tried.value) for key, text in rule["annotations"].items()},
+        }
+        for labels in tried.labels
+    ]
+    checks = [
+        {"eval_time": f"{tried.quiet}m", "alertname": alert},
+        {"eval_time": f"{tried.fires}m", "alertname": alert, "exp_alerts": expected},
+    ]
+    run_promtool(tmp_path, {"interval": "1m", "input_series": tried.series, "alert_rule_test": checks})
+
+
+@pytest.mark.full
+def test_a_server_that_is_well_raises_no_alert(pages: Pages, tmp_path: Path) -> None:
+    before = {(item.name, *item.labels.items()): item.value for item in pages.first.samples}
+    series = [Sample("up", {}, 1).at("1+0x120")]
+    for item in pages.later.samples:
+        # What has grown goes on growing.
+        growth = item.value - before.get((item.name, *item.labels.items()), item.value)
+        is_counter = item.name.endswith(("_total", "_count", "_sum", "_bucket"))
+        series.append(item.at(f"{item.value:.6f}+{growth if is_counter and growth > 0 else 0:.6f}x120"))
+    checks = [{"eval_time": "110m", "alertname": alert} for alert in ALERTS]
+    run_promtool(tmp_path, {"interval": "1m", "input_series": series, "alert_rule_test": checks})
