@@ -237,7 +237,7 @@ def test_a_dearer_pattern_costs_more(cheap: str, dear: str) -> None:
 def test_what_may_be_empty_is_not_repeated_without_a_limit(pattern: str) -> None:
     with pytest.raises(BadSchema, match="repeats without a limit what may be empty") as caught:
         check_schema(json.dumps({"type": "string", "pattern": pattern}), VOCABULARY, place)
-    assert caught.value.place == "schema.pattern"
+    assert caught.value.place == "json_schema.pattern"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,8 @@ class _Parser:
                 body.states * times,
                 # The engine compiles `+` as a rule of its own, which does not meet the states behind it.
                 body.cost if body.states == 1 and most is None and least != 1 else body.loop if least and most else 0.0,
-                excluded=body.excluded,
+                body.literal if least else "",
+                body.excluded,
             )
         return body
 
