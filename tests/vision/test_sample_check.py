@@ -81,6 +81,11 @@ def logits(probabilities: np.ndarray) -> np.ndarray:
     return np.log(held / (1 - held))
 
 
+def quantized(values: np.ndarray, step: float) -> np.ndarray:
+    """Return `values` as a network with one step of 8 bits for the whole output answers them."""
+    return np.clip(np.rint(values / step), -10, 245) * step
+
+
 def normalized(values: np.ndarray, *, axis: int) -> np.ndarray:
     made = values.copy()
     np.moveaxis(made, axis, 0)[:4] /= SIDE
@@ -258,6 +263,13 @@ DOUBTFUL = {
         {},
         "detection_box_format",
     ),
+    "one step for boxes and scores": (
+        "yolov8",
+        quantized(COCO, 1.24),
+        {},
+        "scores up to 1.24, expected at most 1",
+    ),
+    "one step for boxes and classes": ("yolov10", quantized(ROWS, 1.13), {}, "class indices such as"),
     "a small box": ("yolov10", np.array([[0.1, 0.2, 0.5, 0.9, 0.8, 3]]), {}, "1 boxes within a pixel"),
     "wrong keypoints": (
         "yolov8",

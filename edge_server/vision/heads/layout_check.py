@@ -5,10 +5,13 @@ that looks wrong is doubtful. Most networks find nothing in most pictures, so fi
 
 | impossible | why no right model does it |
 |---|---|
-| a score above 1.1 after the declared activation | it is a probability; quantization adds less than 0.1 |
+| a score above 1.1 after the declared activation | it is a probability |
 | every detection is centred more than 8 inputs away | the frame ends after one |
 | in pixels: at least 8 boxes, 9 of 10 within one pixel at the corner | decoded boxes are spread over the input |
 | most class indices have a fraction | they count classes |
+
+An output that is quantized as a whole has one step for boxes, scores and classes. A step below 2 rounds scores to at
+most 2, and gives indices fractions, but its detections are in the right places: then both are only doubtful.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_SCORE = 1.1
+MAX_ROUNDED_SCORE = 2.0
 MAX_DISTANCE = 8
 """Greatest distance of a detection's centre from the upper left corner, in widths and heights of the input."""
 MIN_BOXES = 8
@@ -74,7 +78,10 @@ def check_layout(declaration: DetectionDeclaration, size: NetworkSize, parts: Se
         every = head.candidates(parts, -np.inf)
         doubtful = [*_shape_doubts(declaration, size, parts), *_score_doubts(declaration, parts)]
         doubtful += [*_box_format_doubts(found), *_keypoint_doubts(found), *_count_doubts(declaration, found, every)]
-        impossible = [*_impossible_scores(found), *_far_boxes(found, size), *_fractional_classes(declaration, parts)]
+        wrong_values = [*_impossible_scores(found), *_fractional_classes(declaration, parts)]
+        impossible = list(_far_boxes(found, size))
+        is_rounded = found.scores.max(initial=0.0) <= MAX_ROUNDED_SCORE and any(map(_is_quantized, parts))
+        (doubtful if is_rounded else impossible).extend(wrong_values)
         box_count = _count_boxes_in_one_pixel(declaration, size, every)
     if box_count >= MIN_BOXES or (box_count and found.scores.size):
         message = f"{box_count} boxes within a pixel at the input's corner, as if detection_box_unit were normalized"
@@ -174,6 +181,15 @@ def _impossible_scores(found: Candidates) -> Iterator[str]:
     highest = float(found.scores.max(initial=0.0))
     if highest > MAX_SCORE:
         yield f"scores up to {highest:.4g}, expected at most 1"
+
+
+def _is_quantized(values: Reals) -> bool:
+    """Return whether all values are multiples of one step, at most 255 of them."""
+    levels = np.unique(np.abs(values[np.isfinite(values)]))
+    if not 2 <= levels.size <= 256:
+        return False
+    multiples = levels / np.diff(levels, prepend=0.0)[1 if levels[0] == 0 else 0 :].min()
+    return bool(np.abs(multiples - np.rint(multiples)).max() < 0.01)
 
 
 def _far_boxes(found: Candidates, size: NetworkSize) -> Iterator[str]:
