@@ -375,4 +375,5 @@ def test_check_refuses_and_warns_and_passes_right_models(
     assert "80 classes, label_filename names 79" in lines[0]
     assert "scores are 0 to 1 before sigmoid" in lines[1]
     assert "The answer fits detection_head yolov8, detection_keypoints 17" in lines[2]
+    assert lines[2].count("scores up to") == 1, "two runtimes were tried, and gave the same reason"
     assert done.returncode == 1
