@@ -5,9 +5,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.core.model_spec import ModelFile, ModelSpec
+from edge_server.core.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+SampleRun: TypeAlias = Callable[[Tensor], "Mapping[str, npt.NDArray[Any]]"]
+"""Runs a model once with one input of one row, and returns its outputs. Raises EdgeServerError."""
+
+OutputCheck: TypeAlias = Callable[[SampleRun | None], tuple[str, ...]]
+"""Checks what a model answers before it serves. Returns warnings; raises LoadError for a model that must not serve.
+
+Gets None for a model that cannot be run for a check."""
 
 
 class VersionState(enum.Enum):
@@ -61,7 +73,8 @@ class Resolved:
 
     `has_alternatives`: the backend was chosen from several; others can be tried if it cannot open the file.
     `confirm` is called after the file is open. It raises LoadError if the files have changed since they were resolved.
-    `skipped` names the backends that failed before this one, with the reason.
+    `skipped` names the backends that failed before this one, with the reason. `output_check` is made for a run after
+    the warm-up.
     """
 
     spec: ModelSpec
@@ -69,6 +82,7 @@ class Resolved:
     has_alternatives: bool = False
     confirm: Callable[[], None] = field(default=lambda: None, compare=False)
     skipped: tuple[str, ...] = ()
+    output_check: OutputCheck | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from edge_server.backends.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
-from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
+from edge_server.core.version_lifecycle import DesiredModel, OutputCheck, ReloadPolicy
 from edge_server.engines.build_capability import BuildCapability, find_capability
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
@@ -149,7 +149,8 @@ def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
 def _resolve_options(config: RepositoryConfig, capability: BuildCapability | None) -> ResolveOptions:
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
-        checks=(_check_vision, _check_chat_template, priority_class),
+        checks=(_check_chat_template, priority_class),
+        output_check=_check_vision,
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
     if capability is None:
@@ -250,15 +251,16 @@ def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | 
     return lose
 
 
-def _check_vision(spec: ModelSpec) -> None:
-    """Raise BadModelConfig if the image or output parameters of a model do not fit it."""
-    if spec.parameters:
-        # Imported only for models with parameters: a server without image models does not need it.
-        from edge_server.vision.image_plan import image_plan
-        from edge_server.vision.perception import perception_plan
+def _check_vision(spec: ModelSpec) -> OutputCheck | None:
+    """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of a
+    model do not fit it."""
+    if not spec.parameters:
+        return None
+    # Imported only for models with parameters: a server without image models does not need it.
+    from edge_server.sources.demo import PICTURE
+    from edge_server.vision.sample_check import sample_check
 
-        image_plan(spec)
-        perception_plan(spec)
+    return sample_check(spec, PICTURE)
 
 
 def _check_chat_template(spec: ModelSpec) -> None:

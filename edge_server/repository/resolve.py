@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.core.model_spec import ModelFile, ModelSpec
-from edge_server.core.version_lifecycle import Resolved
+from edge_server.core.version_lifecycle import OutputCheck, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import ENGINE_BACKENDS, ENGINE_PRECISIONS, PLATFORM_OF_BACKEND
@@ -32,13 +32,15 @@ class ResolveOptions:
     `auto_complete`: fill missing fields from the model file. `gpu_count`: GPUs of the machine.
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
-    server, so that a wrong one fails the load and not the first request. `trust`: rules for the checksums and
-    signatures of a version's files. `onnx_order`: the runtimes tried for an ONNX file.
+    server, so that a wrong one fails the load and not the first request. `output_check` does so too, and returns the
+    check of the model's answer, or None. `trust`: rules for the checksums and signatures of a version's files.
+    `onnx_order`: the runtimes tried for an ONNX file.
     """
 
     auto_complete: bool = True
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
+    output_check: Callable[[ModelSpec], OutputCheck | None] = lambda spec: None
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     lost_gpus: Callable[[], Iterable[int]] = tuple
@@ -68,13 +70,15 @@ def resolve(
     if is_ensemble(config):
         normalise(config, model.name, Devices())
         file = ModelFile(model.path / str(version), model.path, version)
-        return Resolved(_make_spec(config, model, options, ()), file, confirm=verified.confirm)
+        spec = _make_spec(config, model, options, ())
+        return Resolved(spec, file, confirm=verified.confirm, output_check=options.output_check(spec))
     inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
     _remove_engine_settings(config, inspected, passed_over)
     notes = _complete_config(config, model.name, inspected, options)
     spec = _make_spec(config, model, options, notes)
+    output_check = options.output_check(spec)
     verified.confirm()
-    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm, inspected.skipped)
+    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm, inspected.skipped, output_check)
 
 
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:

@@ -40,7 +40,7 @@ from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.execution.warmup import check_opened, probe, warm
+from edge_server.serving.execution.warmup import check_opened, probe, sample_run, warm
 from edge_server.serving.sequence.scheduler import SequenceScheduler, schedule
 from edge_server.serving.timer import Timer
 
@@ -89,6 +89,7 @@ class ModelVersion:
         self.since_s = time.time()
         self._file = resolved.file
         self._confirm = resolved.confirm
+        self._output_check = resolved.output_check
         self._settings = settings.get(self.spec.backend, {})
         self._server = server
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
@@ -447,12 +448,19 @@ class ModelVersion:
             lambda: self._open_session(name, device_id),
             lambda session: warm(session, self.spec, self._plan, self._file.model_dir),
             self._execute,
-            lambda session: check_opened(session, self.spec, self._plan, self._file.model_dir),
+            self._check_opened,
             needs_of(group.resources, device_id) if self._has_limiter else None,
             group.rate_priority,
         )
         instance.attach(self._scheduler.serve, self._pool)
         return instance
+
+    def _check_opened(self, session: Session | RequestSession) -> None:
+        """Run the checks of a warmed-up session. Raises LoadError; doubts become warnings of the version."""
+        check_opened(session, self.spec, self._plan, self._file.model_dir)
+        if self._output_check is not None:
+            warnings = self._output_check(sample_run(session, self.spec, self._plan, self._file.model_dir))
+            self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, *warnings))
 
     def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
         job = OpenJob(self.spec, self._file, name, device_id, self._settings, self._server)

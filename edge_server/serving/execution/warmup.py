@@ -17,6 +17,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
+from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed
 from edge_server.serving.sequence.control_tensors import fresh_inputs
 
@@ -68,6 +69,21 @@ def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
     """
     if _is_checked_at_load(session, spec):
         _run_made_up(session, spec, plan, model_dir)
+
+
+def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> SampleRun | None:
+    """Return a function that runs the session once with a given input, or None if a model is not run without a request:
+    with `warmup_probe` false, more than one response, a session that gets whole requests, or other inputs to fill."""
+    needed = [item.name for item in spec.inputs if not item.is_optional]
+    if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession) or len(needed) > 1:
+        return None
+
+    def run(tensor: Tensor) -> dict[str, Array]:
+        request = Request(spec.name, {tensor.name: tensor, **fresh_inputs(spec, 1, model_dir)}, id="warmup sample")
+        outputs = session.run(plan.gather([request]), plan.wanted([request]))
+        return {tensor.name: tensor.array for tensor in plan.scatter(outputs, [request], [1])[0]}
+
+    return run
 
 
 def _is_checked_at_load(session: AnySession, spec: ModelSpec) -> bool:

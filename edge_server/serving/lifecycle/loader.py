@@ -135,7 +135,8 @@ class Loader:
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
                         # The last runtime's reason alone would hide why the preferred ones were passed over.
-                        raise type(error)("; ".join((error.message, *resolved.skipped))) from error
+                        others = [text for text in resolved.skipped if not text.endswith(error.message)]
+                        raise type(error)("; ".join((error.message, *others))) from error
                     raise
                 passed_over[resolved.spec.backend] = error.message
             else:

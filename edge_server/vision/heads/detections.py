@@ -15,7 +15,7 @@ from edge_server.vision.heads.box_candidates import Candidates, DetectionHead, N
 from edge_server.vision.heads.head_selection import choose_parts, make_head
 from edge_server.vision.heads.nms import suppress
 from edge_server.vision.heads.output_parameters import TRAITS, DetectionDeclaration
-from edge_server.vision.heads.output_tensors import HeadOutput, check_number, frame_dims
+from edge_server.vision.heads.output_tensors import HeadOutput, Reals, check_number, frame_dims
 from edge_server.vision.resize import FittedPicture
 
 if TYPE_CHECKING:
@@ -43,15 +43,20 @@ class DetectionPlan:
 
         Raises BackendError for outputs of shapes that the head cannot read.
         """
-        parts = [slot.values(outputs, row, model=model) for slot in self.slots]
-        problem = self.head.problem([part.shape for part in parts])
-        if problem is not None:
-            raise BackendError(_mismatch(model, self.declaration, self.slots, problem, [part.shape for part in parts]))
+        parts = self.parts(outputs, row, model=model)
         found = in_frame(self.head.candidates(parts, self.declaration.score_threshold), fit)
         if TRAITS[self.declaration.head].needs_nms and self.declaration.iou_threshold < 1:
             classes = None if self.declaration.is_class_agnostic else found.classes
             found = _taken(found, suppress(found.boxes, classes, self.declaration.iou_threshold))
         return self._named(_taken(found, np.arange(min(len(found.scores), self.declaration.most))), fit)
+
+    def parts(self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, *, model: str) -> list[Reals]:
+        """Return the values of one frame that the head reads. Raises BackendError for other shapes."""
+        parts = [slot.values(outputs, row, model=model) for slot in self.slots]
+        problem = self.head.problem([part.shape for part in parts])
+        if problem is not None:
+            raise BackendError(_mismatch(model, self.declaration, self.slots, problem, [part.shape for part in parts]))
+        return parts
 
     def _named(self, found: Candidates, fit: FittedPicture) -> tuple[Detection, ...]:
         limits = (fit.width, fit.height, fit.width, fit.height)
