@@ -288,7 +288,7 @@ def test_no_import_circle() -> None:
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("routing",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "detection_models",
-                   "loop_dispatch", "connection_limit"),
+                   "loop_dispatch", "connection_limit", "bound_sockets"),
                   ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc"), ("frames", "frigate")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""

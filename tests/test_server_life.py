@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import RepositoryConfig
+from edge_server.config import GrpcConfig, RepositoryConfig, ServerConfig
 from edge_server.process.server import ServerProcess
 
 
@@ -70,3 +70,44 @@ def test_what_fails_to_close_does_not_keep_the_rest_open(caplog: pytest.LogCaptu
     asyncio.run(live())
     assert closed == ["front end", "traces", "supervision"]
     assert "Input/output error" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("listen", "mode", "load_models", "accepts"),
+    [
+        ("when-loaded", "poll", (), False),
+        ("when-loaded", "none", (), False),
+        ("when-loaded", "explicit", ("*",), False),
+        ("when-loaded", "explicit", (), True),  # nothing is loaded before an order comes
+        ("at-start", "poll", (), True),
+    ],
+)
+def test_grpc_accepts_clients_at_the_start_if_asked_to_or_if_nothing_is_loaded_then(
+    monkeypatch: pytest.MonkeyPatch, listen: str, mode: str, load_models: tuple[str, ...], accepts: bool
+) -> None:
+    calls: list[object] = []
+
+    class StubFrontend:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def start(self, *, accepts: bool) -> int:
+            calls.append(accepts)
+            return 8001
+
+        def accept_connections(self) -> None:
+            calls.append("accept")
+
+    monkeypatch.setattr("edge_server.frontends.grpc.server.GrpcFrontend", StubFrontend)
+    config = ServerConfig(
+        repository=RepositoryConfig(control_mode=mode, load_models=load_models), grpc=GrpcConfig(listen=listen)
+    )
+    made = server(
+        config=config, core=SimpleNamespace(service=None), frames=SimpleNamespace(open=None), closers=[], addresses=[],
+        budget=None, tokens=None, connection_limit=None, grpc_waits=False,
+    )  # fmt: skip
+    made.ports = {}
+    asyncio.run(made._open_grpc())
+    made._accept_grpc()
+    made._accept_grpc()
+    assert calls == ([True] if accepts else [False, "accept"])

@@ -47,6 +47,7 @@ ReloadPolicyName = Literal["overlap", "replace"]
 LogFormat = Literal["default", "ISO8601", "text", "json"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
 GrpcTransport = Literal["http2", "grpcio"]
+GrpcListen = Literal["when-loaded", "at-start"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 OPEN_CATEGORIES = ("metrics", "reflection", "openapi")
@@ -406,6 +407,14 @@ class GrpcConfig:
     )
     port: int = setting(8001, "--grpc-port", PORT, "Port of gRPC; 0: the system chooses.")
     reuses_port: bool = setting(False, "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too.")
+    listen: GrpcListen = setting(
+        "when-loaded",
+        "--grpc-listen",
+        choice(*get_args(GrpcListen)),
+        "When gRPC accepts connections. when-loaded: when every model of the start is loaded or has failed, so that "
+        "clients use another server until then. at-start: at once; models that still load answer UNAVAILABLE. The "
+        "address is taken at the start in both cases.",
+    )
     transport: GrpcTransport = setting(
         "http2",
         "--grpc-transport",

@@ -108,6 +108,7 @@ class DesiredModel:
     `reason`, if not empty, says why no version can be served (a duplicate name, an unreadable configuration). It
     appears in the index; versions that already serve stay. `pin` is the version to which an operator pinned the model.
     It overrides the version policy: `versions` then contains no other. `members` are the models of an ensemble.
+    `builds_engine`: a load may take minutes, because it compiles the model for the GPU.
     """
 
     name: str
@@ -115,6 +116,7 @@ class DesiredModel:
     reason: str = ""
     pin: int | None = None
     members: tuple[Member, ...] = ()
+    builds_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,9 @@ _SWITCH_S = 0.0005
 """Switch interval of the interpreter: the time that a computing Python thread, e.g. a model, keeps the interpreter lock
 while other threads wait. With Python's default of 5 ms, a small request beside such a model took 11 ms, now 1.2 ms."""
 
+_ENGINE_WAIT_S = 60.0
+"""Longest time for which gRPC refuses connections only because loads build engines, which can take many minutes."""
+
 _FRONT_END_GRACE_S = 2.0
 """Longest time for a front end to write the last responses after the drain."""
 
@@ -143,6 +146,8 @@ class ServerProcess:
         self._sources: list[Source] = [self._budget.families]
         self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
+        self._grpc_waits = False
+        """Whether the address of gRPC is bound, but connections are refused."""
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self, on_started: Callable[[], None]) -> int:
@@ -289,7 +294,12 @@ class ServerProcess:
             tokens=self._tokens,
             limit=self._connection_limit,
         )
-        port = front.start()
+        repository = self._config.repository
+        loads_nothing = repository.control_mode == "explicit" and not repository.load_models
+        self._grpc_waits = self._config.grpc.listen == "when-loaded" and not loads_nothing
+        port = front.start(accepts=not self._grpc_waits)
+        if self._grpc_waits:
+            log.info("gRPC refuses connections to port %d until each model is loaded or has failed", port)
         if self._config.grpc.is_tls:
             self._note_expiry("grpc", self._config.grpc.server_cert)
 
@@ -368,13 +378,19 @@ class ServerProcess:
         if self._config.sources.is_used:
             # Each waits for its own model.
             await asyncio.to_thread(self._start_cameras)
-        if not await self._run_unless_stopped(core.manager.wait_settled):
+        building = asyncio.ensure_future(self._accept_grpc_while_engines_build())
+        is_settled = await self._run_unless_stopped(core.manager.wait_settled)
+        building.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await building
+        if not is_settled:
             return True
         core.service.started()
         if core.engines is not None:
             core.engines.start()
         must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
         if not must_end:
+            self._accept_grpc()
             # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
         on_started()
@@ -383,6 +399,21 @@ class ServerProcess:
         if self._http is not None:
             self._http.prepare()
         return True
+
+    def _accept_grpc(self) -> None:
+        if self._grpc_waits and self._grpc is not None:
+            self._grpc_waits = False
+            self._grpc.accept_connections()
+
+    async def _accept_grpc_while_engines_build(self) -> None:
+        """Let gRPC accept connections after _ENGINE_WAIT_S, as soon as only engine builds are waited for."""
+        manager = self._core.manager
+        end_s = time.monotonic() + _ENGINE_WAIT_S
+        await asyncio.to_thread(manager.wait_engine_builds)
+        await asyncio.sleep(end_s - time.monotonic())
+        if self._grpc_waits and not manager.wait_settled(timeout_s=0):
+            log.warning("gRPC accepts connections, although engines are still being built")
+            self._accept_grpc()
 
     def _start_cameras(self) -> None:
         from edge_server.process.cameras import Cameras

@@ -244,6 +244,12 @@ def members(config: ConfigMessage) -> tuple[Member, ...]:
     return () if found is None else tuple(dict.fromkeys((step.model, step.version) for step in found.steps))
 
 
+def builds_engine(config: ConfigMessage) -> bool:
+    """Return whether a load builds an engine: ONNX Runtime does for its accelerator TensorRT."""
+    accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
+    return any(item.name == "tensorrt" for item in accelerators)
+
+
 def sequence_batching(config: ConfigMessage) -> SequenceBatching | None:
     """Return the sequence batching settings, None for a model without sequences."""
     if not config.HasField("sequence_batching"):

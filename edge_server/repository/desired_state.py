@@ -39,7 +39,7 @@ def desired_model(
         )
         for version in model.desired_versions
     }
-    return DesiredModel(model.name, versions, model.problem, members=model.members)
+    return DesiredModel(model.name, versions, model.problem, members=model.members, builds_engine=model.builds_engine)
 
 
 class RepositorySource:

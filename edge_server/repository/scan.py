@@ -18,7 +18,7 @@ from pathlib import Path
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository.config_to_spec import members, version_policy
+from edge_server.repository.config_to_spec import builds_engine, members, version_policy
 from edge_server.repository.file_fingerprint import (
     FolderScan,
     LinkBoundary,
@@ -58,7 +58,7 @@ class ModelDirectory:
     outside the version directories, and `files` is the full scan of them. A `problem` that is not empty says why the
     model cannot be served; `desired_versions` is then empty. `is_policy_unmet`: the problem is only that the policy
     selects no existing version. `policy` is None if the configuration could not be read. `members` are the models of
-    an ensemble.
+    an ensemble. `builds_engine`: see DesiredModel.
     """
 
     name: str
@@ -71,6 +71,7 @@ class ModelDirectory:
     is_policy_unmet: bool = False
     policy: VersionPolicy | None = field(default=None, compare=False)
     members: tuple[Member, ...] = field(default=(), compare=False)
+    builds_engine: bool = field(default=False, compare=False)
     files: FolderScan = field(default=FolderScan(), compare=False)
 
     @property
@@ -126,7 +127,10 @@ def select_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int,
 def with_config(model: ModelDirectory, config_json: str) -> ModelDirectory:
     """Return the model with the versions and members of another configuration. Raises BadModelConfig."""
     stated = _policy_of(parse_json(config_json, model.name))
-    return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
+    if not model.versions:
+        return model
+    model = replace(model, problem="", members=stated.members, builds_engine=stated.builds_engine)
+    return _with_policy(model, stated.policy)
 
 
 def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> ModelDirectory:
@@ -304,7 +308,8 @@ class Scanner:
             return replace(model, problem=stated.message)
         policy = stated.policy
         _warn_of_absent(model, policy, warnings)
-        return _with_policy(replace(model, policy=policy, members=stated.members), policy)
+        model = replace(model, policy=policy, members=stated.members, builds_engine=stated.builds_engine)
+        return _with_policy(model, policy)
 
     def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
         """Return the policy and members from the model's configuration, and the model with the configuration's path.
@@ -382,10 +387,11 @@ class _StatedPolicy:
 
     policy: VersionPolicy
     members: tuple[Member, ...]
+    builds_engine: bool
 
 
 def _policy_of(config: ConfigMessage) -> _StatedPolicy:
-    return _StatedPolicy(version_policy(config), members(config))
+    return _StatedPolicy(version_policy(config), members(config), builds_engine(config))
 
 
 def _read_policy_file(path: Path, model: str) -> _StatedPolicy | BadModelConfig:

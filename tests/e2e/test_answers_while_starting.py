@@ -1,16 +1,27 @@
-"""What a client meets that knocks from the moment on at which the server's port is open."""
+"""What clients meet while a server loads its models: over HTTP, and over gRPC with each value of --grpc-listen."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+import edge_server
+from edge_server.process import server as process_module
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
@@ -82,3 +93,162 @@ def test_a_client_is_asked_to_try_again_until_its_model_answers_and_never_told_t
             process.wait(30)
     answers = {*asked["fast"], *asked["slow"]}
     assert answers <= {(200, None), (503, "1")}, answers
+
+
+# -- gRPC
+
+
+BROKEN = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise RuntimeError("no weights")
+
+    def execute(self, requests):
+        return []
+"""
+WATCH = "/grpc.health.v1.Health/Watch"
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+def is_refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def infer_over_grpc(client: Any, model: str) -> float:
+    given = tritonclient.grpc.InferInput("x", [1], "FP32")
+    given.set_data_from_numpy(np.array([3], np.float32))
+    return float(client.infer(model, [given]).as_numpy("y")[0])
+
+
+class StartingServer:
+    """A server whose model "slow" is loaded once `open_gate` is called; "fast" is there at once, "broken" fails."""
+
+    def __init__(self, repository: Any, folder: Path, ports: list[int], *flags: str) -> None:
+        self._gate = folder / "gate"
+        os.mkfifo(self._gate)
+        repository.add("fast", f'backend: "identity" {TENSORS}')
+        for model, code in (("slow", SLOW.replace("GATE", repr(str(self._gate)))), ("broken", BROKEN)):
+            (repository.add(model, f'backend: "python" {TENSORS}') / "1" / "model.py").write_text(code)
+        self.http, self.grpc, self.metrics = ports
+        self.log = folder / "log"
+        self.command = [
+            str(COMMAND), "serve", f"--model-repository={repository.path}", f"--http-port={ports[0]}",
+            f"--grpc-port={ports[1]}", f"--metrics-port={ports[2]}", *flags,
+        ]  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def open_gate(self) -> None:
+        os.close(os.open(self._gate, os.O_WRONLY))
+
+    def state(self, model: str) -> str:
+        connection = HTTPConnection("127.0.0.1", self.http, timeout=30)
+        try:
+            connection.request("POST", "/v2/repository/index", b"")
+            index = json.loads(connection.getresponse().read())
+            return next(entry.get("state", "") for entry in index if entry["name"] == model)
+        except ConnectionRefusedError:
+            return ""
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def starting(
+    repository: Any, tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> Iterator[Callable[..., StartingServer]]:
+    with contextlib.ExitStack() as cleanup:
+
+        def start(*flags: str) -> StartingServer:
+            server = StartingServer(repository, tmp_path, free_ports(3), *flags)
+            cleanup.callback(server.process.wait, 30)
+            cleanup.callback(server.process.kill)
+            return server
+
+        yield start
+
+
+@pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
+def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_answers_meanwhile(
+    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool], transport: str
+) -> None:
+    server = starting(f"--grpc-transport={transport}")
+    assert eventually(lambda: server.state("fast") == "READY" and server.state("broken") == "UNAVAILABLE")
+    assert server.state("slow") == "LOADING"
+    assert is_refused(server.grpc)
+    assert not is_refused(server.metrics)
+    # The port is taken all the same: another server ends, rather than lose it later.
+    other = [*server.command, "--http-port=0", "--metrics-port=0"]
+    done = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"gRPC cannot listen on 127.0.0.1:{server.grpc}: Address already in use" in done.stderr
+    assert "is ready" not in server.log.read_text()
+    server.open_gate()
+    assert eventually(lambda: not is_refused(server.grpc))
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        # The first answer, and no other before.
+        assert infer_over_grpc(client, "slow") == 3
+        assert client.is_server_ready()
+    assert f"gRPC 127.0.0.1:{server.grpc}" in server.log.read_text()
+
+
+def test_at_start_grpc_answers_at_once_and_watch_says_not_serving_until_the_models_are_loaded(
+    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    server = starting("--grpc-listen=at-start")
+    assert eventually(lambda: server.state("fast") == "READY")
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client,
+    ):
+        watching = channel.unary_stream(WATCH)(b"", timeout=60)
+        assert next(watching) == NOT_SERVING
+        assert infer_over_grpc(client, "fast") == 3
+        with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+            infer_over_grpc(client, "slow")
+        server.open_gate()
+        assert next(watching) == SERVING
+        assert infer_over_grpc(client, "slow") == 3
+
+
+def test_grpc_accepts_clients_while_only_engine_builds_are_left(
+    repository: Any,
+    tmp_path: Path,
+    eventually: Callable[[Callable[[], bool]], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_module, "_ENGINE_WAIT_S", 0.0)
+    builds = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+    gates = {}
+    for model, more in (("plain", ""), ("engine", builds)):
+        gates[model] = tmp_path / model
+        os.mkfifo(gates[model])
+        folder = repository.add(model, f'backend: "python" {TENSORS} {more}')
+        (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gates[model]))))
+    repository.add(
+        "ensemble",
+        f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ step {{ model_name: "engine" model_version: -1 '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }',
+    )
+    server = edge_server.Server(repository.path, grpc_port=0, model_load_thread_count=2)
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    try:
+        assert eventually(lambda: server.grpc_port is not None)
+        port = server.grpc_port
+        assert port is not None
+        assert is_refused(port)
+        # Opens only when the model's code has opened the other end.
+        os.close(os.open(gates["plain"], os.O_WRONLY))
+        assert eventually(lambda: not is_refused(port))
+        states = {entry.name: entry.state for entry in server.models()}
+        assert (states["plain"], states["engine"]) == ("READY", "LOADING")
+        assert states["ensemble"] != "READY"
+    finally:
+        os.close(os.open(gates["engine"], os.O_WRONLY))
+        starting.join(60)
+        server.stop()

@@ -14,7 +14,8 @@ import tritonclient.grpc
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
 BIG = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 200000], "data": [7] * 200000}]})
 HEALTH = "/grpc.health.v1.Health/Check"
-NOT_SERVING = b"\x08\x02"
+WATCH = "/grpc.health.v1.Health/Watch"
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 def infer_over_grpc(client: Any) -> int:
@@ -38,7 +39,10 @@ def test_a_server_told_to_stop_is_not_ready_and_answers_for_the_delay(
             grpc.insecure_channel(server.grpc) as channel,
         ):
             assert infer_over_grpc(client) == 7
+            watching = channel.unary_stream(WATCH)(b"", timeout=60)
+            assert next(watching) == SERVING
             server.process.send_signal(signal.SIGTERM)
+            assert next(watching) == NOT_SERVING
             assert eventually(lambda: server.get("/v2/health/ready")[0] == 400)
             assert server.get("/v2/health/live")[0] == 200
             assert server.get("/v2/models/one/ready")[0] == 400

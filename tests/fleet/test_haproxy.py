@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,11 @@ input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }}
 output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }}
 parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}
 """
-BROKEN = 'backend: "onnxruntime"\n'
+ECHO = """
+backend: "python"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1, -1] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1, -1] }
+"""
 SUM = """
 backend: "python"
 max_batch_size: 1
@@ -131,11 +135,14 @@ class Replica:
 
 
 class Fleet:
-    """Two replicas and HAProxy with the shipped configuration."""
+    """Two replicas, or three, and HAProxy with the shipped configuration."""
 
     def __init__(self, folder: Path, ports: list[int]) -> None:
-        self.replicas = [Replica("a", folder / "a", ports[0:3]), Replica("b", folder / "b", ports[3:6])]
-        self.http, self.grpc, self.http_sequences, self.grpc_sequences, self._stats = ports[6:11]
+        self.http, self.grpc, self.http_sequences, self.grpc_sequences, self._stats = ports[:5]
+        self.replicas = [
+            Replica(name, folder / name, list(own))
+            for name, own in zip("abc", zip(*[iter(ports[5:])] * 3, strict=True), strict=False)
+        ]
         self.socket = folder / "admin.sock"
         text = SHIPPED.read_text()
         for shipped, here in (
@@ -154,6 +161,16 @@ class Fleet:
         ):
             assert shipped in text
             text = text.replace(shipped, here)
+        for third in self.replicas[2:]:
+            for port, own in ((self.replicas[1].http, third.http), (self.replicas[1].grpc, third.grpc)):
+                line = rf"^  server b (127.0.0.1:){port}( track http/)?(b?)$"
+                text, count = re.subn(
+                    line,
+                    lambda m, own=own: f"{m[0]}\n  server c {m[1]}{own}{m[2] or ''}{m[3] and 'c'}",
+                    text,
+                    flags=re.M,
+                )
+                assert count == 2
         self._config = folder / "haproxy.cfg"
         self._config.write_text(text)
         self._log = folder / "haproxy.log"
@@ -219,7 +236,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
 def fleet(free_ports: Callable[[int], list[int]]) -> Iterator[Fleet]:
     # The path of a socket has 107 characters at most, which pytest's folders can exceed.
     with tempfile.TemporaryDirectory() as folder:
-        made = Fleet(Path(folder), free_ports(11))
+        made = Fleet(Path(folder), free_ports(5 + 2 * 3))
         try:
             made.start()
             yield made
@@ -264,8 +281,9 @@ def plain_infer(connection: http.client.HTTPConnection, model: str, data: Any) -
 class Load:
     """Requests over HTTP and gRPC, four clients each, until the end of the `with` block."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, kinds: Sequence[tuple[str, Any]] = KINDS) -> None:
         self._fleet = fleet
+        self._kinds = kinds
         self._is_over = threading.Event()
         self.counts: collections.Counter[str] = collections.Counter()
         self.versions: collections.Counter[str] = collections.Counter()
@@ -289,7 +307,7 @@ class Load:
         wait_until(lambda: all(self.counts[wire] >= goal[wire] for wire in goal), 300)
 
     def _repeat(self, wire: str, infer: Callable[[str, Any], tuple[Any, str]]) -> None:
-        for model, data in itertools.cycle(KINDS):
+        for model, data in itertools.cycle(self._kinds):
             if self._is_over.is_set():
                 return
             try:
@@ -377,6 +395,101 @@ def test_a_broken_model_on_every_server_leaves_all_of_them_ready(fleet: Fleet) -
         shutil.rmtree(replica.models / "broken")
         shutil.rmtree(replica.models / "slow" / "7")
         (replica.models / "slow" / "config.pbtxt").write_text(IDENTITY.format(delay_ms=50))
+
+
+RELEASED = """
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not os.path.exists(GATE):
+            time.sleep(0.05)
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
+def release(replica: Replica, version: int, code: str) -> None:
+    """Copy a version of the model "released" to a server as a whole."""
+    copy = replica.models.parent / f"copy_{version}"
+    copy.mkdir()
+    (copy / "model.py").write_text(code)
+    copy.rename(replica.models / "released" / str(version))
+
+
+def fleet_status(fleet: Fleet, *arguments: str) -> tuple[int, str]:
+    """Return exit code and text of `edge-server fleet status` for all servers."""
+    hosts = [f"127.0.0.1:{replica.http}" for replica in fleet.replicas]
+    done = subprocess.run(
+        [str(COMMAND), "fleet", "status", "--timeout=30", *arguments, *hosts],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    return done.returncode, done.stdout
+
+
+def test_a_rollout_of_a_damaged_a_slow_and_a_wrong_version_is_seen_each_time_and_loses_no_request(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
+        fleet = Fleet(Path(folder), free_ports(5 + 3 * 3))
+        cleanup.callback(fleet.stop)
+        opened, closed = Path(folder) / "opened", Path(folder) / "closed"
+        opened.touch()
+        good, slow = RELEASED.replace("GATE", repr(str(opened))), RELEASED.replace("GATE", repr(str(closed)))
+        for replica in fleet.replicas:
+            shutil.rmtree(replica.models)
+            (replica.models / "released").mkdir(parents=True)
+            (replica.models / "released" / "config.pbtxt").write_text(ECHO)
+            release(replica, 1, good)
+        fleet.start()
+        code, text = fleet_status(fleet, "--expect=released=1", "--wait=60")
+        assert code == 0, text
+        with Load(fleet, [("released", SMALL), ("released", LARGE)]) as load:
+            load.wait_for_more(50)
+
+            for replica in fleet.replicas:
+                release(replica, 2, good[: len(good) // 2])
+                wait_until(lambda replica=replica: replica.index().get(("released", "2")) == "UNAVAILABLE")
+            code, text = fleet_status(fleet, "--expect=released=2", "--wait=2")
+            assert code == 1, text
+            for replica in fleet.replicas:
+                assert f"127.0.0.1:{replica.http}: released version 2: " in text
+                assert f"127.0.0.1:{replica.http}: released: version 2 is expected, version 1 serves" in text
+                shutil.rmtree(replica.models / "released" / "2")
+            load.wait_for_more(50)
+
+            for replica in fleet.replicas:
+                release(replica, 3, slow)
+                wait_until(lambda replica=replica: replica.index().get(("released", "3")) == "LOADING")
+            code, text = fleet_status(fleet, "--expect=released=3", "--wait=2")
+            assert code == 1, text
+            assert text.count("released: version 3 is expected, version 1 serves") == 3, text
+            load.wait_for_more(50)
+            closed.touch()
+            code, text = fleet_status(fleet, "--expect=released=3", "--wait=90")
+            assert code == 0, text
+
+            # The number is right everywhere, the files are not.
+            for replica in fleet.replicas:
+                release(replica, 4, good if replica.name != "c" else good + "# another build\n")
+            code, text = fleet_status(fleet, "--expect=released=4", "--wait=20")
+            assert code == 1, text
+            assert re.search(rf"^127.0.0.1:{fleet.replicas[2].http} differs: released: version 4 ", text, re.M), text
+            assert text.count("differs:") == 1
+            load.wait_for_more(50)
+        assert {"released 1", "released 3", "released 4"} <= set(load.versions)
+        check_nothing_is_lost(load, fleet)
 
 
 def busy_server(fleet: Fleet, backend: str) -> Replica:

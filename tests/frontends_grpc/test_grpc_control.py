@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def test_every_rpc_of_the_service_is_served_and_has_a_category(service: Any) -> 
     rpcs = {method.name for method in messages.service_methods(messages.GRPC_SERVICE)}
     assert len(rpcs) == 20
     assert set(ControlRpcs(service).table()) | {"ModelInfer", "ModelStreamInfer"} == rpcs
-    assert rpcs | {"Check"} == set(CATEGORY_OF)
+    assert rpcs | {"Check", "Watch"} == set(CATEGORY_OF)
 
 
 def test_health_follows_the_service(door: Any) -> None:
@@ -185,10 +186,54 @@ def test_health_check_serves_exactly_when_ready(door: Any) -> None:
     assert health(door) == 2
 
 
-def test_health_watch_is_not_implemented(door: Any) -> None:
+def watch(door: Any) -> Any:
+    """Return an open Health/Watch call, an iterator of status numbers."""
+    response = messages.message_class("grpc.health.v1.HealthCheckResponse")
+    return door.channel().unary_stream(
+        "/grpc.health.v1.Health/Watch", response_deserializer=lambda data: int(response.FromString(data).status)
+    )(b"\x0a\x03any", timeout=20)
+
+
+def test_health_watch_sends_the_state_at_once_and_then_each_change(door: Any) -> None:
+    first, second = watch(door), watch(door)
+    assert [next(first), next(second)] == [1, 1]
+    for ready, status in ((False, 2), (True, 1), (False, 2)):
+        door.service.ready = ready
+        assert [next(first), next(second)] == [status, status]
+    first.cancel()
+    door.service.ready = True
+    assert next(second) == 1
+
+
+def test_a_server_that_stops_sends_not_serving_and_ends_the_watch(open_door: Any) -> None:
+    door = open_door()
+    watching = watch(door)
+    assert next(watching) == 1
+    stopping = threading.Thread(target=door.frontend.stop, args=(20,))
+    stopping.start()
+    assert next(watching) == 2
     with pytest.raises(grpc.RpcError) as caught:
-        list(door.channel().unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20))
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        next(watching)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
+def test_no_thread_remains_of_watches_that_have_ended(door: Any) -> None:
+    for _ in range(2):
+        others = threading.enumerate()
+        watching = watch(door)
+        next(watching)
+        (thread,) = (item for item in threading.enumerate() if item.name == "grpc-health" and item not in others)
+        watching.cancel()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_a_malformed_watch_request_is_an_invalid_argument(door: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(door.channel().unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\xff", timeout=20))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])

@@ -42,6 +42,39 @@ def test_two_front_ends_cannot_share_a_port_unless_told_to(service: Any, open_do
     other.stop(0)
 
 
+def test_until_it_accepts_a_front_end_refuses_clients_and_keeps_the_port(
+    service: Any, transport: str, free_ports: Any
+) -> None:
+    (port,) = free_ports(1)
+    config = GrpcConfig(transport=transport, port=port)
+    for _ in range(2):  # the second time beside closed connections of the first
+        front = GrpcFrontend(service, config)
+        assert front.start(accepts=False) == port
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+        for other in (config, GrpcConfig(transport=transport, port=port, reuses_port=True)):
+            with pytest.raises(ServingFault, match="in use"):
+                GrpcFrontend(service, other).start()
+        # Another program, with the option that servers set.
+        with socket.socket() as program:
+            program.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                program.bind(("127.0.0.1", port))
+        front.accept_connections()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
+            assert live == messages.ServerLiveResponse(live=True).SerializeToString()
+            front.stop(0)
+
+
+def test_a_front_end_that_never_accepted_stops(service: Any, transport: str) -> None:
+    front = GrpcFrontend(service, GrpcConfig(transport=transport, port=0))
+    port = front.start(accepts=False)
+    front.stop(0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+
+
 def test_configuration_becomes_channel_arguments() -> None:
     options = dict(channel_options(GrpcConfig(keepalive_time_ms=5, compression_level="high", max_connection_age_ms=9)))
     assert options["grpc.max_receive_message_length"] == options["grpc.max_send_message_length"] == 2**31 - 1

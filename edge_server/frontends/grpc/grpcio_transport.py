@@ -23,6 +23,7 @@ import grpc
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault, Throttled
+from edge_server.frontends.bound_sockets import bind_sockets, share_address
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
     CallHandler,
@@ -65,41 +66,64 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
         self._is_stopping = False
         # gRPC's core empties a configuration that it receives, so each is passed only once. The newest one is kept.
         self._next_tls: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
+        self._first_tls: grpc.ServerCertificateConfiguration | None = None
+        self._bound: list[socket.socket] = []
+        """Sockets that keep the address until grpcio's server listens."""
         self._server: grpc.Server | None = None
 
-    def start(self) -> int:
-        """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
+    def start(self, *, accepts: bool) -> int:
+        """See GrpcFrontend.start."""
         config = self._config
+        if config.is_tls or config.is_mutual_tls:
+            self._first_tls = _certificates(config, config.is_mutual_tls)
+            # Checked now, because the server that uses them is made later.
+            if not _accepts_certificates(_certificates(config, config.is_mutual_tls)):
+                reason = "gRPC's TLS library does not accept the certificate and its key"
+                raise listen_error("gRPC", config.address, config.port, reason)
+        # grpcio can only listen at once. Besides, its own error for an address that is taken does not say so.
+        try:
+            self._bound = bind_sockets(config.address, config.port, reuses_port=config.reuses_port)
+        except OSError as error:
+            raise listen_error("gRPC", config.address, config.port, error) from None
+        port = int(self._bound[0].getsockname()[1])
+        if accepts:
+            self.accept_connections()
+        return port
+
+    def accept_connections(self) -> None:
+        """See GrpcFrontend.accept_connections."""
+        config = self._config
+        port = self._bound[0].getsockname()[1]
+        host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
         server = grpc.server(
             ThreadPoolExecutor(self._max_calls, "grpc"),
             handlers=(self,),
             options=channel_options(config),
             maximum_concurrent_rpcs=self._max_calls,
         )
-        is_tls = config.is_tls or config.is_mutual_tls
-        first = _certificates(config, config.is_mutual_tls) if is_tls else None
-        host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
-        target = f"{host}:{config.port}"
-        # Checked first, because gRPC's library would print an error of its own.
-        bind_error = None if config.port == 0 or config.reuses_port else _bind_error(config)
-        if bind_error is not None:
-            raise listen_error("gRPC", config.address, config.port, bind_error)
+        for item in self._bound:
+            share_address(item)
         try:
-            if first is not None:
-                tls = grpc.dynamic_ssl_server_credentials(first, self._take_new_certificates, config.is_mutual_tls)
-                port = server.add_secure_port(target, tls)
+            if self._first_tls is not None:
+                tls = grpc.dynamic_ssl_server_credentials(
+                    self._first_tls, self._take_new_certificates, config.is_mutual_tls
+                )
+                is_open = server.add_secure_port(f"{host}:{port}", tls)
             else:
-                port = server.add_insecure_port(target)
+                is_open = server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:
-            port = 0
-        if not port:
-            reason = (
-                "gRPC's TLS library does not accept the certificate and its key" if is_tls else "it is not available"
-            )
-            raise listen_error("gRPC", config.address, config.port, _bind_error(config) or reason)
+            is_open = 0
+        finally:
+            self._close_bound()
+        if not is_open:
+            raise listen_error("gRPC", config.address, port, "it is not available")
         server.start()
         self._server = server
-        return int(port)
+
+    def _close_bound(self) -> None:
+        for item in self._bound:
+            item.close()
+        self._bound = []
 
     def renew_tls(self, config: GrpcConfig) -> None:
         """Use the TLS files of `config` for new handshakes. *Blocking.*
@@ -132,6 +156,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
 
     def stop(self, grace_s: float) -> None:
         """See GrpcFrontend.stop."""
+        self._close_bound()
         server, self._server = self._server, None
         if server is None:
             return
@@ -331,17 +356,3 @@ def _accepts_certificates(certificates: grpc.ServerCertificateConfiguration) -> 
     finally:
         server.stop(0).wait()
     return bool(port)
-
-
-def _bind_error(config: GrpcConfig) -> OSError | None:
-    """Return the system's error if the address cannot be bound, else None."""
-    host = config.address.strip("[]")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        return error
-    return None

@@ -688,13 +688,20 @@ class Http2Transport:
             limit,
         )
 
-    def start(self) -> int:
-        """Listen and return the bound port. Raises ServingFault (address taken)."""
+    def start(self, *, accepts: bool) -> int:
+        """See GrpcFrontend.start."""
         config = self._config
         try:
-            return self.server.start(config.address, config.port, reuses_port=config.reuses_port)
+            return self.server.start(config.address, config.port, reuses_port=config.reuses_port, accepts=accepts)
         except OSError as error:
             raise listen_error("gRPC", config.address, config.port, error) from None
+
+    def accept_connections(self) -> None:
+        """See GrpcFrontend.accept_connections."""
+        try:
+            self.server.accept_connections()
+        except OSError as error:
+            raise listen_error("gRPC", self._config.address, self._config.port, error) from None
 
     def renew_tls(self, config: GrpcConfig) -> None:
         """Use the TLS files of `config` for new handshakes. *Blocking.*

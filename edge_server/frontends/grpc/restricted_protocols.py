@@ -16,6 +16,7 @@ CATEGORY_OF: Mapping[str, str] = {
     "ServerReady": "health",
     "ModelReady": "health",
     "Check": "health",
+    "Watch": "health",
     "ServerMetadata": "metadata",
     "ModelMetadata": "metadata",
     "ModelInfer": "inference",
@@ -34,7 +35,7 @@ CATEGORY_OF: Mapping[str, str] = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-"""Restriction category of each unary RPC, and of ModelStreamInfer."""
+"""Restriction category of each RPC of GRPCInferenceService and of grpc.health.v1."""
 
 REFLECTION_CATEGORY = "reflection"
 

@@ -27,7 +27,7 @@ from edge_server.frontends.grpc.call import (
     run_blocking,
 )
 from edge_server.frontends.grpc.control_rpcs import ControlRpcs
-from edge_server.frontends.grpc.health_and_reflection import Reflection, health_check
+from edge_server.frontends.grpc.health_and_reflection import HealthWatches, Reflection, health_check
 from edge_server.frontends.grpc.restricted_protocols import (
     REFLECTION_CATEGORY,
     Restriction,
@@ -81,6 +81,8 @@ def served_methods(
             found[method.path] = RpcMethod(inference.open, is_stream=False)
         elif method.name == "ModelStreamInfer":
             found[method.path] = RpcMethod(partial(InferStream.open, inference, guard), is_stream=True)
+        elif method.name == "Watch":
+            found[method.path] = _stream_method(HealthWatches(service.is_ready).open, guard)
         elif method.name == "RepositoryModelLoad":
             found[method.path] = RpcMethod(_load_opener(rpcs, method, guard, allows_code_upload), is_stream=False)
         elif method.name in control:

@@ -52,8 +52,11 @@ class GrpcFrontend:
         )
         self._transport: GrpcioTransport | Http2Transport | None = None
 
-    def start(self) -> int:
-        """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
+    def start(self, *, accepts: bool = True) -> int:
+        """Bind the address and return the port. `accepts` False: connections are refused until `accept_connections`.
+
+        Raises ServingFault (address taken, certificate unreadable).
+        """
         config = self._config
         transport: GrpcioTransport | Http2Transport
         if config.transport == "grpcio":
@@ -64,9 +67,17 @@ class GrpcFrontend:
             from edge_server.frontends.grpc.http2_transport import Http2Transport
 
             transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._budget, self._limit)
-        port = transport.start()
+        port = transport.start(accepts=accepts)
         self._transport = transport
         return port
+
+    def accept_connections(self) -> None:
+        """Accept connections, after `start` without `accepts`. Not after `end_drain`.
+
+        Raises ServingFault if another program listens at the address by now.
+        """
+        if self._transport is not None:
+            self._transport.accept_connections()
 
     def renew_tls(self, config: GrpcConfig) -> None:
         """Use the TLS files of `config` for new connections. *Blocking.* Without TLS, do nothing.

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TypeAlias
 
 from edge_server.errors import Refusal
+from edge_server.frontends.bound_sockets import bind_sockets, share_address
 from edge_server.frontends.connection_limit import ConnectionLimit, SilentConnection, has_unread_bytes
 from edge_server.frontends.http2 import limits
 from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, Stream
@@ -114,46 +115,38 @@ class Http2Server:
         """The calls that a connection may open, and the time that it may use, before others are served."""
         self.header_memory = HeaderMemory()
 
-    def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
-        """Listen on an address ("unix:PATH" for a Unix socket), start serving, and return the first socket's port.
+    def start(self, address: str, port: int, *, reuses_port: bool = False, accepts: bool = True) -> int:
+        """Bind an address ("unix:PATH" for a Unix socket), start serving, and return the port; 0 for a Unix socket.
 
-        Raises OSError when the address is not available; nothing is left open then.
+        `accepts` False: clients are refused until `accept_connections`. Raises OSError when the address is not
+        available; nothing is left open then.
         """
         try:
-            bound = self._bind(address, port, reuses_port)
+            for item in bind_sockets(address, port, reuses_port=reuses_port):
+                item.setblocking(False)
+                self._listeners[item.fileno()] = item
+                if item.family != socket.AF_UNIX:
+                    port = item.getsockname()[1]
+            if accepts:
+                self.accept_connections()
         except OSError:
             self._close_files()
             raise
-        for item in self._listeners.values():
-            self._epoll.register(item.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._connection_limit.add(self)
         self._thread.start()
-        return bound
-
-    def _bind(self, address: str, port: int, reuses_port: bool) -> int:
-        if address.startswith("unix:"):
-            item = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listeners[item.fileno()] = item
-            item.bind(address.removeprefix("unix:"))
-            item.listen(_BACKLOG)
-            item.setblocking(False)
-            return 0
-        found = socket.getaddrinfo(address.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            item = socket.socket(family, kind, protocol)
-            self._listeners[item.fileno()] = item
-            item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuses_port:
-                item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                item.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            item.bind((where[0], port, *where[2:]) if port else where)
-            item.listen(_BACKLOG)
-            item.setblocking(False)
-            # Further addresses of the same name use the port that the first one got.
-            port = port or item.getsockname()[1]
         return port
+
+    def accept_connections(self) -> None:
+        """Listen, after `start` without `accepts`. Not while another thread stops the server.
+
+        Raises OSError if another program listens at the address by now.
+        """
+        for fd, item in self._listeners.items():
+            if item.family != socket.AF_UNIX:
+                share_address(item)
+            item.listen(_BACKLOG)
+            self._epoll.register(fd, select.EPOLLIN)
 
     # -- from any thread --------------------------------------------------------------------------------------------
 

@@ -216,6 +216,18 @@ class Manager:
         self._events.publish()
         return has_settled
 
+    def wait_engine_builds(self) -> None:
+        """Wait until the only models left to load are those whose load builds an engine, and ensembles of them; or
+        until the manager is closed."""
+        with self._changed:
+            desired = {name: model.desired for name, model in self._models.items()}
+        members = {name: [member for member, _ in model.members] for name, model in desired.items()}
+        building: set[str] = set()
+        for name in members_first(members):
+            if desired[name].builds_engine or building.intersection(members[name]):
+                building.add(name)
+        self.wait_settled(desired.keys() - building)
+
     # -- status -----------------------------------------------------------------------------------------
 
     def is_known(self, name: str) -> bool:

@@ -66,6 +66,7 @@ complete -c edge-server -n '__edge_server_runs serve check' -l allow-grpc -x -a 
 complete -c edge-server -n '__edge_server_runs serve check' -l grpc-address -x -d 'Address that gRPC listens on'
 complete -c edge-server -n '__edge_server_runs serve check' -l grpc-port -x -d 'Port of gRPC'
 complete -c edge-server -n '__edge_server_runs serve check' -l reuse-grpc-port -x -a 'true false' -d 'Let other processes listen on the gRPC port too'
+complete -c edge-server -n '__edge_server_runs serve check' -l grpc-listen -x -a 'when-loaded at-start' -d 'When gRPC accepts connections'
 complete -c edge-server -n '__edge_server_runs serve check' -l grpc-transport -x -a 'http2 grpcio' -d 'http2: the server\'s own HTTP/2'
 complete -c edge-server -n '__edge_server_runs serve check' -l grpc-infer-response-compression-level -x -a 'none low medium high' -d 'Compression of inference responses'
 complete -c edge-server -n '__edge_server_runs serve check' -l grpc-header-forward-pattern -x -d 'Request metadata whose whole name matches, in any case, become request ...'
