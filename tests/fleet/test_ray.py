@@ -271,31 +271,33 @@ def test_of_two_applications_http_names_one_by_its_prefix_and_grpc_by_metadata(c
 
 
 def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) -> None:
-    def samples() -> dict[str, list[tuple[dict[str, str], float]]]:
+    def samples(name: str, model: str) -> dict[str, float]:
+        """The values of a metric by the replica."""
         with urllib.request.urlopen(f"http://{cluster.metrics_address}/metrics") as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        found: dict[str, list[tuple[dict[str, str], float]]] = {}
-        for family in families:
-            for sample in family.samples:
-                if sample.labels.get("deployment") == "edge_server":
-                    found.setdefault(sample.name, []).append((sample.labels, sample.value))
-        return found
+            families = text_string_to_metric_families(answer.read().decode())
+        wanted = {"application": "measured", "deployment": "edge_server", "model": model, "version": "1"}
+        return {
+            sample.labels["replica"]: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and wanted.items() <= {"version": "1", **sample.labels}.items()
+        }
 
-    cluster.deploy(num_replicas=2)
-    with http_client.InferenceServerClient(f"127.0.0.1:{cluster.http_port}") as client:
-        for value in range(40):
-            infer_http(client, value)
-    end_s = time.monotonic() + 120
-    while True:
-        found = samples()
-        counts = [item for item in found.get("ray_nv_inference_count_total", []) if item[0]["model"] == "sleeper"]
-        failed = [item for item in found.get("ray_edge_model_load_failures_total", []) if item[0]["model"] == "broken"]
-        if sum(value for _, value in counts) >= 40 and len({labels["replica"] for labels, _ in failed}) >= 2:
-            break
-        assert time.monotonic() < end_s, found
-        time.sleep(1)
-    assert all(labels["version"] == "1" and labels["application"] == "default" for labels, _ in counts)
-    assert all(value > 0 for _, value in found["ray_process_resident_memory_bytes"])
+    cluster.deploy(num_replicas=2, name="measured", route_prefix="/measured")
+    try:
+        with http_client.InferenceServerClient(f"127.0.0.1:{cluster.http_port}/measured") as client:
+            for value in range(40):
+                infer_http(client, value)
+        end_s = time.monotonic() + 120
+        while sum((found := samples("ray_nv_inference_request_success_total", "sleeper")).values()) < 40 or list(
+            (failed := samples("ray_edge_model_load_failures_total", "broken")).values()
+        ) != [1, 1]:
+            assert time.monotonic() < end_s, (found, failed)
+            time.sleep(1)
+        assert sum(found.values()) == 40
+        assert set(found) <= set(failed)
+    finally:
+        cluster.delete("measured")
 
 
 def test_two_replicas_do_almost_twice_the_work_and_scaling_loses_nothing(cluster: Cluster) -> None:
