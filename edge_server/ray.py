@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from edge_server.config.setting_sources import process_environment
 from edge_server.errors import BackendMissing
-from edge_server.process.embedded import RpcError, Server
+from edge_server.process.embedded import Family, RpcError, Server
 
 try:
     import grpc
@@ -136,7 +135,7 @@ class Replica:
         reporter = _MetricsReporter()
         while not self._has_ended.wait(_METRICS_INTERVAL_S):
             try:
-                reporter.report(self._server.metrics())
+                reporter.report(self._server.metric_families())
             except Exception:  # the replica serves on without metrics
                 log.exception("the metrics of this replica do not reach Ray any more")
                 return
@@ -158,30 +157,31 @@ class _MetricsReporter:
         self._counts: dict[tuple[str, tuple[str, ...]], float] = {}
         self._gauges: set[tuple[str, tuple[str, ...]]] = set()
 
-    def report(self, page: str) -> None:
-        """Report the samples of a metrics page. Histograms, which only models' own metrics have, are left out."""
+    def report(self, families: Iterable[Family]) -> None:
+        """Report all samples. Histograms, which only frame streams and models' own metrics have, are left out."""
         gauges = set()
-        for family in text_string_to_metric_families(page):
-            if family.type not in ("counter", "gauge"):
+        for family in families:
+            samples = list(family.samples())
+            if family.kind == "histogram" or not samples:
                 continue
             # Ray adds "_total" to the names of counters itself.
             name = family.name.removesuffix("_total")
             if name not in self._metrics:
-                keys = tuple(sorted({key for sample in family.samples for key in sample.labels}))
-                kind = metrics.Counter if family.type == "counter" else metrics.Gauge
-                self._metrics[name], self._tag_keys[name] = kind(name, family.documentation, keys), keys
+                keys = tuple(sorted({key for _, labels, _ in samples for key in labels}))
+                kind = metrics.Counter if family.kind == "counter" else metrics.Gauge
+                self._metrics[name], self._tag_keys[name] = kind(name, family.help, keys), keys
             metric, keys = self._metrics[name], self._tag_keys[name]
-            for sample in family.samples:
-                series = name, tuple(sample.labels.get(key, "") for key in keys)
+            for _, labels, value in samples:
+                series = name, tuple(labels.get(key, "") for key in keys)
                 tags = dict(zip(keys, series[1], strict=True))
-                if family.type == "gauge":
-                    metric.set(sample.value, tags)
+                if family.kind == "gauge":
+                    metric.set(value, tags)
                     gauges.add(series)
                     continue
                 before = self._counts.get(series, 0.0)
                 # A count begins at 0 again when its model is loaded again.
-                growth = sample.value - before if sample.value >= before else sample.value
-                self._counts[series] = sample.value
+                growth = value - before if value >= before else value
+                self._counts[series] = value
                 if growth > 0:
                     metric.inc(growth, tags)
         # Ray keeps the last value of a gauge that is not on the page any more, such as those of an unloaded model.

@@ -42,6 +42,7 @@ from edge_server.process.server import ServerProcess
 from edge_server.process.systemd_supervision import EndRequest, ProcessEnvironment, summary
 from edge_server.service import READING_THREAD_HOLD_US, InferenceService
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.metrics_page import Family as Family
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -234,6 +235,12 @@ class Server:
         self._check_running()
         assert self._process is not None
         return self._process.metrics.render()[0].decode()
+
+    def metric_families(self) -> list[Family]:
+        """Return the metric families of the page, without those of the process; for bridges to other collectors."""
+        self._check_running()
+        assert self._process is not None
+        return list(self._process.metrics.families())
 
     # -- inference
 

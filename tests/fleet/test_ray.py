@@ -27,6 +27,8 @@ import tritonclient.http as http_client
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
+from edge_server.telemetry.metrics_page import Family
+
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray Serve, of the extra test-all"),
@@ -289,9 +291,11 @@ def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) ->
             for value in range(40):
                 infer_http(client, value)
         end_s = time.monotonic() + 120
-        while sum((found := samples("ray_nv_inference_request_success_total", "sleeper")).values()) < 40 or list(
-            (failed := samples("ray_edge_model_load_failures_total", "broken")).values()
-        ) != [1, 1]:
+        while True:
+            found = samples("ray_nv_inference_request_success_total", "sleeper")
+            failed = samples("ray_edge_model_load_failures_total", "broken")
+            if sum(found.values()) >= 40 and list(failed.values()) == [1, 1]:
+                break
             assert time.monotonic() < end_s, (found, failed)
             time.sleep(1)
         assert sum(found.values()) == 40
@@ -372,17 +376,20 @@ def test_metrics_outlive_a_reload_and_an_unload_of_their_model(monkeypatch: pyte
         def set(self, value: float, tags: dict[str, str]) -> None:
             totals[self.name, tags["model"]] = value
 
-    def page(counts: dict[str, int], ready: dict[str, int]) -> str:
-        lines = ["# TYPE n_total counter", *(f'n_total{{model="{name}"}} {count}' for name, count in counts.items())]
-        return "\n".join([*lines, "# TYPE g gauge", *(f'g{{model="{name}"}} {is_on}' for name, is_on in ready.items())])
+    def families(counts: dict[str, int], ready: dict[str, int]) -> list[Family]:
+        counter, gauge = Family("n_total", "counter", "help"), Family("g", "gauge", "help")
+        for family, values in ((counter, counts), (gauge, ready)):
+            for name, value in values.items():
+                family.add({"model": name}, value)
+        return [counter, gauge, Family("empty", "gauge", "help")]
 
     monkeypatch.setattr(edge_server.ray.metrics, "Counter", Recorded)
     monkeypatch.setattr(edge_server.ray.metrics, "Gauge", Recorded)
     reporter = edge_server.ray._MetricsReporter()
-    reporter.report(page({"a": 5, "b": 0}, {"a": 1, "b": 1}))
-    reporter.report(page({"a": 8, "b": 1}, {"a": 1, "b": 1}))
+    reporter.report(families({"a": 5, "b": 0}, {"a": 1, "b": 1}))
+    reporter.report(families({"a": 8, "b": 1}, {"a": 1, "b": 1}))
     assert totals == {("n", "a"): 8, ("n", "b"): 1, ("g", "a"): 1, ("g", "b"): 1}
-    reporter.report(page({"a": 2}, {"a": 1}))  # a was loaded again, b unloaded
+    reporter.report(families({"a": 2}, {"a": 1}))  # a was loaded again, b unloaded
     assert totals == {("n", "a"): 10, ("n", "b"): 1, ("g", "a"): 1, ("g", "b"): 0}
 
 
