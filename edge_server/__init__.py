@@ -8,16 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edge_server.process.embedded import InferOptions as InferOptions
     from edge_server.process.embedded import InferResult as InferResult
     from edge_server.process.embedded import RpcError as RpcError
     from edge_server.process.embedded import Server as Server
 
 __version__ = "0.1.0"
 
+__all__ = ["InferOptions", "InferResult", "RpcError", "Server", "__version__"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def __getattr__(name: str) -> object:
     """Import the embeddable server at its first use."""
-    if name not in ("Server", "InferResult", "RpcError"):
+    if name not in __all__:
         raise AttributeError(f"module 'edge_server' has no attribute '{name}'")
     from edge_server.process import embedded
 

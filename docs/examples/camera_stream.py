@@ -10,6 +10,8 @@ from pathlib import Path
 
 from edge_server.client import FrameStream, Returns
 
+if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
+    sys.exit("usage: python camera_stream.py PICTURE [HOST:PORT]")
 picture = Path(sys.argv[1]).read_bytes()
 address = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1:8001"
 

@@ -28,7 +28,7 @@ static int connect_to(const std::string& host, const std::string& port) {
 }
 
 int main(int count, char** words) try {
-  if (count < 2) throw std::runtime_error("usage: infer PICTURE [HOST [PORT]]");
+  if (count < 2 || count > 4 || words[1][0] == '-') throw std::runtime_error("usage: infer PICTURE [HOST [PORT]]");
   std::ifstream file(words[1], std::ios::binary);
   if (!file) throw std::runtime_error(std::string("cannot read ") + words[1]);
   const std::string picture{std::istreambuf_iterator<char>(file), {}};

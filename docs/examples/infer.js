@@ -3,6 +3,7 @@ const { readFile } = require("node:fs/promises");
 
 async function main() {
   const [picture, address = "127.0.0.1:8000"] = process.argv.slice(2);
+  if (!picture || picture.startsWith("-")) throw new Error("usage: node infer.js PICTURE [HOST:PORT]");
   const answer = await fetch(`http://${address}/v2/models/efficientnet_lite0/infer`, {
     method: "POST",
     headers: { "Content-Type": "image/jpeg" },

@@ -5,6 +5,8 @@ import sys
 import numpy as np
 import tritonclient.grpc as triton
 
+if len(sys.argv) > 2 or sys.argv[1:2] in (["-h"], ["--help"]):
+    sys.exit("usage: python infer_grpc.py [HOST:PORT]")
 address = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:8001"
 with triton.InferenceServerClient(address) as client:
     tensor = triton.InferInput("input", [1, 3, 224, 224], "FP32")

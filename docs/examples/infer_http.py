@@ -5,6 +5,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
+    sys.exit("usage: python infer_http.py PICTURE [HOST:PORT]")
 picture = Path(sys.argv[1]).read_bytes()
 address = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1:8000"
 request = urllib.request.Request(

@@ -14,6 +14,9 @@ from edge_server.errors import InvalidRequest
 
 _INT32_MAX = 2**31 - 1
 
+UNKNOWN_ID = "[request id: <id_unknown>] "
+"""Start of the message about a request without an id, as Triton writes it."""
+
 
 class RequestCheck:
     """Checks requests against one ModelSpec. Made once per version, used by any thread."""
@@ -174,7 +177,8 @@ class RequestCheck:
         )
 
     def _error(self, request: Request, text: str) -> InvalidRequest:
-        return InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {text}")
+        start = f"[request id: {request.id}] " if request.id else UNKNOWN_ID
+        return InvalidRequest(f"{start}{text}")
 
 
 def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:

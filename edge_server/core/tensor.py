@@ -91,6 +91,13 @@ def _by_numpy() -> dict[np.dtype[np.generic], DType]:
     return {member.numpy: member for member in DType if member not in (DType.BYTES, DType.BF16)}
 
 
+def bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bit patterns of the nearest BF16 numbers."""
+    bits = values.view(np.uint32)
+    # Adding 0x7FFF, and 1 more if the kept part is odd, rounds to nearest with ties to even.
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 @dataclass(slots=True)
 class Tensor:
     """One named tensor of a request or a response. Do not change it after it is made.

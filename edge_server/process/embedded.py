@@ -17,30 +17,56 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from edge_server.config import GrpcConfig
 from edge_server.config.merge_settings import parse_serve
-from edge_server.core.request_response import Parameter, Request, Response, SequenceStep
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_check import UNKNOWN_ID
+from edge_server.core.request_response import Parameter, Request, Response, ResponseSink, SequenceStep, SubmittedRequest
 from edge_server.core.status_reports import IndexEntry
-from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensor import DType, Tensor, bf16_bits
 from edge_server.errors import InvalidRequest, LoadError, NotReady, Unsupported
 from edge_server.frontends.grpc.call import Methods
 from edge_server.frontends.grpc.direct_call import DirectCall, DirectStream
 from edge_server.frontends.grpc.direct_call import RpcError as RpcError
 from edge_server.frontends.grpc.rpc_table import served_methods
+from edge_server.frontends.v2 import control_responses
+from edge_server.frontends.v2.version_text import parse_version
 from edge_server.process.composition_root import ServerParts, build
 from edge_server.process.server import ServerProcess
 from edge_server.process.systemd_supervision import EndRequest, ProcessEnvironment, summary
 from edge_server.service import READING_THREAD_HOLD_US, InferenceService
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.metrics_page import Family as Family
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import Unpack  # type checkers bring it along; it is not installed with this package
+
+
+class InferOptions(TypedDict, total=False):
+    """Options of a request, all optional: arguments of `Server.infer`, `ainfer`, `stream` and `astream`."""
+
+    version: int | str | None
+    """The model version, 1 or "1". None or "": the highest that serves."""
+    outputs: Sequence[str]
+    """Names of the outputs to compute; none: all."""
+    deadline_ms: float | None
+    """A request that cannot be answered in this time is refused."""
+    request_id: str
+    """Comes back in the result, and stands in the messages of errors."""
+    parameters: Mapping[str, Parameter] | None
+    priority: int
+    """1 is the highest, 0 the model's default."""
+    sequence_id: int | str
+    """0 and "": the request belongs to no sequence."""
+    sequence_start: bool
+    sequence_end: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +83,9 @@ class InferResult:
 class Server:
     """A server in this process, on threads of its own. All methods may be called from any thread.
 
-    Several servers may run at once. An instance is started once. A program that ends without `stop` drops the requests
-    in flight. A child process that was forked from a running server has no server: there the methods raise NotReady,
-    and `stop` does nothing.
+    Several servers may run at once. An instance is started once, and not again after `stop`; `with` and `async with` do
+    both. A program that ends without `stop` drops the requests in flight. A child process that was forked from a
+    running server has no server: there the methods raise NotReady, and `stop` does nothing.
     """
 
     def __init__(
@@ -88,6 +114,7 @@ class Server:
         self._has_progress = threading.Event()
         """Set when the models are loaded or have failed, and when the server has ended."""
         self._error: BaseException | None = None
+        self._is_stopped = False
         self._process_id = 0
         """The process that started the server, 0 before. A forked child inherits this object, but no thread."""
 
@@ -95,10 +122,11 @@ class Server:
         """Start, and wait until each model is loaded or has failed. Return the server itself.
 
         Raises EdgeServerError for a port that is taken or a repository that cannot be read; with `exit_on_error=True`
-        LoadError if a model has failed. A second call only waits.
+        LoadError if a model has failed; NotReady after `stop`. A second call only waits.
         """
         if self._process_id:
             self._check_process()
+        self._check_not_stopped()
         # Before the lock: a child that is forked meanwhile must not wait for a lock that nobody there releases.
         self._process_id = os.getpid()
         with self._lock:
@@ -113,17 +141,24 @@ class Server:
                     target=self._run, args=(self._process,), name="edge-server", daemon=True
                 )
                 self._thread.start()
+                if self._is_stopped:  # meanwhile, by a `stop` that saw no thread yet
+                    self._process.stop()
         self._has_progress.wait()
         if self._error is not None:
             self._thread.join()
             raise self._error
+        self._check_not_stopped()
         return self
 
     def stop(self) -> None:
-        """Refuse new requests, drain for at most `exit_timeout_secs`, and close everything. Does nothing if the server
-        does not run."""
+        """Refuse new requests, drain for at most `exit_timeout_secs`, and close everything. The server cannot be
+        started again."""
+        if self._process_id and self._is_forked:
+            return
+        # Before the thread is read, and without the lock: see `start`.
+        self._is_stopped = True
         thread = self._thread
-        if thread is None or self._process is None or self._is_forked:
+        if thread is None or self._process is None:
             return
         self._process.stop()
         thread.join()
@@ -133,6 +168,17 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Server:
+        """Start as `start` does, while the event loop goes on."""
+        try:
+            return await asyncio.to_thread(self.start)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.stop)  # the start goes on in its thread, and nobody else ends it
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)
 
     # -- state
 
@@ -170,54 +216,100 @@ class Server:
         """Unload a model. Returns at once. Needs `model_control_mode="explicit"`. Raises EdgeServerError."""
         self._service.unload_model(model)
 
+    def metadata(self, model: str | None = None, version: int | str | None = None) -> dict[str, Any]:
+        """Return the JSON object of `GET /v2`, or of `GET /v2/models/MODEL`: versions, platform, inputs and outputs.
+
+        Raises UnknownModel, NotReady.
+        """
+        if model is None:
+            return control_responses.server_metadata(self._service.server_metadata())
+        return control_responses.model_metadata(self._service.model_metadata(model, _version(version)))
+
+    def statistics(self, model: str | None = None, version: int | str | None = None) -> dict[str, Any]:
+        """Return the JSON object of `GET /v2/models/MODEL/stats`: counts and durations in nanoseconds of each version
+        that serves, by default of all models. Raises InvalidRequest for a model that does not serve."""
+        return control_responses.statistics(self._service.statistics(model, _version(version)))
+
+    def metrics(self) -> str:
+        """Return the metrics page, in the text format of Prometheus. Needs no `metrics_port`."""
+        self._check_running()
+        assert self._process is not None
+        return self._process.metrics.render()[0].decode()
+
+    def metric_families(self) -> list[Family]:
+        """Return the metric families of the page, without those of the process; for bridges to other collectors."""
+        self._check_running()
+        assert self._process is not None
+        return list(self._process.metrics.families())
+
     # -- inference
 
-    def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Any) -> InferResult:
+    def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]) -> InferResult:
         """Send one request and wait for its response.
 
-        `inputs` are arrays by name, with the batch dimension if the model has one; text is str or bytes. They must not
-        change before the response. Options: `version` (int), `outputs` (names, default all), `deadline_ms` (a request
-        that cannot be answered in time is refused), `request_id`, `parameters`, `priority`, `sequence_id`,
-        `sequence_start`, `sequence_end`.
+        `inputs` are arrays by name, with the batch dimension if the model has one; text is str or bytes. Numbers and
+        lists of Python's int, float and bool take the model's type, if they fit into it; arrays keep theirs. Inputs
+        must not change before the response. Options: see InferOptions.
 
         Raises EdgeServerError with the same codes and messages as a client gets; Unsupported for a decoupled model.
         """
         request = self._unary_request(model, inputs, options)
         done = threading.Event()
         kept = _OneResponse(done.set)
-        ticket = self._service.submit(request, kept.receive, hold_us=math.inf)
+        ticket = self._submit(request, kept.receive, hold_us=math.inf)
         try:
             done.wait()
         finally:
             ticket.cancel()  # after an exception such as KeyboardInterrupt; else it has no effect
         return kept.answer()
 
-    async def ainfer(self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Any) -> InferResult:
+    async def ainfer(
+        self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]
+    ) -> InferResult:
         """As `infer`, for an event loop. A cancelled task cancels the request."""
         request = self._unary_request(model, inputs, options)
         done = asyncio.Event()
         kept = _OneResponse(_from_any_thread(done.set))
-        ticket = self._service.submit(request, kept.receive, hold_us=READING_THREAD_HOLD_US)
+        ticket = self._submit(request, kept.receive, hold_us=READING_THREAD_HOLD_US)
         try:
             await done.wait()
         finally:
             ticket.cancel()
         return kept.answer()
 
-    def stream(self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Any) -> Iterator[InferResult]:
+    def stream(
+        self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]
+    ) -> Generator[InferResult, None, None]:
         """Send one request at the first `next`, and yield its responses: any number if the model is decoupled.
 
         Inputs, options and errors as for `infer`. Closing the iterator cancels the request. Responses that the program
         has not taken are kept in memory.
         """
-        request = _request(model, inputs, **options)
+        request = self._request(model, inputs, options)
         arrived: queue.SimpleQueue[Response] = queue.SimpleQueue()
-        ticket = self._service.submit(request, arrived.put)
+        ticket = self._submit(request, arrived.put)
         try:
             is_final = False
             while not is_final:
                 self._check_running()
                 response = arrived.get()
+                is_final = response.is_final
+                if not response.is_empty:
+                    yield _answer(response)
+        finally:
+            ticket.cancel()
+
+    async def astream(
+        self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]
+    ) -> AsyncGenerator[InferResult, None]:
+        """As `stream`, for an event loop. A cancelled task cancels the request; so does `aclose` of the generator."""
+        request = self._request(model, inputs, options)
+        arrived: asyncio.Queue[Response] = asyncio.Queue()
+        ticket = self._submit(request, _from_any_thread(arrived.put_nowait))
+        try:
+            is_final = False
+            while not is_final:
+                response = await arrived.get()
                 is_final = response.is_final
                 if not response.is_empty:
                     yield _answer(response)
@@ -251,7 +343,7 @@ class Server:
             raise
         return call.result()
 
-    async def acall_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def acall_stream(self, method: str, messages: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Call a stream method of Triton's GRPCInferenceService, "ModelStreamInfer": yield a message for each response.
 
         Closing the generator cancels the open requests. Raises RpcError.
@@ -272,12 +364,17 @@ class Server:
 
     def _check_running(self) -> None:
         if self._core is None:
+            self._check_not_stopped()
             raise NotReady("the server is not started: call start(), or use it in a with statement")
         self._check_process()
 
     @property
     def _is_forked(self) -> bool:
         return self._process_id != os.getpid()
+
+    def _check_not_stopped(self) -> None:
+        if self._is_stopped:
+            raise NotReady("the server was stopped and cannot be started again: make a new edge_server.Server")
 
     def _check_process(self) -> None:
         if self._is_forked:
@@ -304,11 +401,20 @@ class Server:
         else:
             self._has_progress.set()
 
-    def _unary_request(self, model: str, inputs: Mapping[str, npt.ArrayLike], options: Mapping[str, Any]) -> Request:
-        request = _request(model, inputs, **options)
-        if self._service.model_spec(model, request.version).is_decoupled:
+    def _unary_request(self, model: str, inputs: Mapping[str, npt.ArrayLike], options: InferOptions) -> Request:
+        spec = self._service.model_spec(model, _version(options.get("version")))
+        if spec.is_decoupled:
             raise Unsupported(f"model '{model}' is decoupled: use stream() instead of infer()")
-        return request
+        return _request(model, inputs, spec, **options)
+
+    def _request(self, model: str, inputs: Mapping[str, npt.ArrayLike], options: InferOptions) -> Request:
+        return _request(model, inputs, self._service.model_spec(model, _version(options.get("version"))), **options)
+
+    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:
+        try:
+            return self._service.submit(request, sink, hold_us=hold_us)
+        except InvalidRequest as error:
+            raise _without_unknown_id(error) from None
 
 
 class _OneResponse:
@@ -329,13 +435,13 @@ class _OneResponse:
         return _answer(self._response)
 
 
-def _from_any_thread(function: Callable[[], object]) -> Callable[[], None]:
+def _from_any_thread(function: Callable[..., object]) -> Callable[..., None]:
     """Return a function for any thread that makes this event loop call `function`, unless the loop is closed."""
     loop = asyncio.get_running_loop()
 
-    def call() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(function)
+    def call(*arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(function, *arguments)
 
     return call
 
@@ -349,11 +455,16 @@ def _flags(settings: Mapping[str, object]) -> list[str]:
     return flags
 
 
+def _version(version: int | str | None) -> int | None:
+    return parse_version(version) if isinstance(version, str) else version
+
+
 def _request(
     model: str,
     inputs: Mapping[str, npt.ArrayLike],
+    spec: ModelSpec,
     *,
-    version: int | None = None,
+    version: int | str | None = None,
     outputs: Sequence[str] = (),
     deadline_ms: float | None = None,
     request_id: str = "",
@@ -365,8 +476,8 @@ def _request(
 ) -> Request:
     return Request(
         model=model,
-        inputs={name: _tensor(model, name, value) for name, value in inputs.items()},
-        version=version,
+        inputs={name: _tensor(spec, name, value) for name, value in inputs.items()},
+        version=_version(version),
         id=request_id,
         outputs=tuple(outputs),
         parameters=dict(parameters or {}),
@@ -376,35 +487,85 @@ def _request(
     )
 
 
-def _tensor(model: str, name: str, value: npt.ArrayLike) -> Tensor:
+def _tensor(spec: ModelSpec, name: str, value: npt.ArrayLike) -> Tensor:
+    error_prefix = f"input '{name}' for model '{spec.name}'"
     try:
         array = np.asarray(value)
         if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
             array = np.asarray(value, object)  # numpy's own text types drop NULs at the end
     except ValueError as error:
-        raise InvalidRequest(f"input '{name}' for model '{model}' is no array: {error}") from None
+        raise InvalidRequest(f"{error_prefix} is no array: {error}") from None
+    if isinstance(value, _PLAIN):
+        for item in spec.inputs:
+            if item.name == name and item.dtype.numpy != array.dtype:
+                array = _with_type(array, item.dtype, error_prefix)
+                if item.dtype is DType.BF16 and array.dtype == np.uint16:
+                    return Tensor(name, item.dtype, array)
     if array.dtype.name == "bfloat16":  # of the package ml_dtypes
         return Tensor(name, DType.BF16, np.ascontiguousarray(array).view(np.uint16).reshape(array.shape))
     try:
         dtype = DType.from_numpy(array.dtype)
     except KeyError:
-        raise InvalidRequest(
-            f"input '{name}' for model '{model}': no tensor type for numpy type {array.dtype}"
-        ) from None
+        raise InvalidRequest(f"{error_prefix}: no tensor type for numpy type {array.dtype}") from None
     if dtype is DType.BYTES:
         texts = np.empty(array.size, object)
         for place, item in enumerate(array.ravel().tolist()):
             if not isinstance(item, str | bytes):
-                raise InvalidRequest(
-                    f"input '{name}' for model '{model}': expected text or bytes, got {type(item).__name__}"
-                )
+                raise InvalidRequest(f"{error_prefix}: expected text or bytes, got {type(item).__name__}")
             texts[place] = item.encode() if isinstance(item, str) else item
         return Tensor(name, dtype, texts.reshape(array.shape))
     return Tensor(name, dtype, np.ascontiguousarray(array, dtype.numpy).reshape(array.shape))
 
 
+_PLAIN = (bool, int, float, list, tuple)
+"""Python's own types, which say nothing of the type of a tensor."""
+
+
+def _with_type(array: npt.NDArray[Any], expected: DType, error_prefix: str) -> npt.NDArray[Any]:
+    """Return Python's integers and floats as an array of the model's type; unchanged if it is of another kind.
+
+    Integers become integers and floats, floats only floats, as in JSON over HTTP. Raises InvalidRequest for a number
+    out of range.
+    """
+    if array.size == 0:
+        return array.astype(expected.numpy)
+    if array.dtype.kind == "O" and set(map(type, array.ravel().tolist())) <= {int} and expected is not DType.BYTES:
+        raise InvalidRequest(f"{error_prefix}: a number is out of range for {expected.value}")
+    if array.dtype not in (np.int64, np.uint64, np.float64) or expected in (DType.BOOL, DType.BYTES):
+        return array
+    if expected.numpy.kind in "iu" and expected is not DType.BF16:
+        if array.dtype.kind == "f":
+            return array
+        limits = np.iinfo(str(expected.numpy))
+        lowest, highest = int(array.min()), int(array.max())
+        if lowest < limits.min or highest > limits.max:
+            wrong = lowest if lowest < limits.min else highest
+            raise InvalidRequest(
+                f"{error_prefix}: {wrong} is out of range for {expected.value}, {limits.min} to {limits.max}"
+            )
+        return array.astype(expected.numpy)
+    with np.errstate(over="ignore"):
+        if expected is DType.BF16:
+            found: npt.NDArray[Any] = bf16_bits(array.astype(np.float32))
+            is_infinite = found & 0x7FFF == 0x7F80
+        else:
+            found = array.astype(expected.numpy)
+            is_infinite = np.isinf(found)
+    if is_infinite.any() and not np.array_equal(is_infinite, np.isinf(array)):
+        raise InvalidRequest(f"{error_prefix}: a number is out of range for {expected.value}")
+    return found
+
+
+def _without_unknown_id(error: InvalidRequest) -> InvalidRequest:
+    """Return the error without Triton's note that the request has no id: a caller in this process knows its request."""
+    if error.message.startswith(UNKNOWN_ID):
+        return InvalidRequest(error.message.removeprefix(UNKNOWN_ID))
+    return error
+
+
 def _answer(response: Response) -> InferResult:
     if response.error is not None:
-        raise response.error
+        error = response.error
+        raise _without_unknown_id(error) if isinstance(error, InvalidRequest) else error
     outputs = {tensor.name: tensor.array for tensor in response.outputs}
     return InferResult(response.model, response.version, response.request_id, outputs, response.parameters)

@@ -46,7 +46,7 @@ from edge_server.telemetry.metric_sources import (
     custom_families,
     disk_families,
 )
-from edge_server.telemetry.metrics_page import Metrics, Source
+from edge_server.telemetry.metrics_page import Metrics
 from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class ServerProcess:
         budget = budget_bytes(config.http.max_body_bytes_in_flight, max(largest_body, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(budget, largest_body)
         self._connection_limit = ConnectionLimit()
-        self._sources: list[Source] = [self._budget.families]
+        self.metrics = self._make_metrics()
         self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
         self._grpc_waits = False
@@ -324,9 +324,7 @@ class ServerProcess:
         self._closers.append(front.stop)
         self._addresses.append(f"Frigate {address}")
 
-    async def _open_metrics(self) -> None:
-        from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
-
+    def _make_metrics(self) -> Metrics:
         service = self._core.service
         metrics = Metrics(
             statistics=lambda: service.statistics(None, None),
@@ -334,7 +332,7 @@ class ServerProcess:
             tags=service.metric_tags,
             host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
         )
-        for source in (*self._sources, self._core.loads.families):
+        for source in (self._budget.families, self._core.loads.families):
             metrics.add_source(source)
         metrics.add_source(self._frames.families)
         if self._config.sources.is_used:
@@ -353,8 +351,13 @@ class ServerProcess:
             metrics.add_source(self._core.governor.families)
         if self._core.engines is not None:
             metrics.add_source(self._core.engines.families)
+        return metrics
+
+    async def _open_metrics(self) -> None:
+        from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
+
         front = MetricsFrontend(
-            metrics.render,
+            self.metrics.render,
             self._config.metrics.address,
             self._config.metrics.port,
             self._tls,

@@ -50,6 +50,11 @@ class Family:
         """Add a sample. `part` is the suffix of a histogram's sample: "_bucket", "_sum" or "_count"."""
         self._samples[part, tuple(labels.items())] = value
 
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield the part, the labels and the value of each sample."""
+        for (part, labels), value in self._samples.items():
+            yield part, dict(labels), value
+
     def render(self) -> Iterator[str]:
         """Yield the lines of the family; a family without samples has none."""
         if not self._samples:
@@ -85,9 +90,14 @@ class Metrics:
         """Add the families of `source` to the page. It is called at each scrape."""
         self._sources.append(source)
 
+    def families(self) -> Iterator[Family]:
+        """Yield the families of all sources as they are now, without those of the process."""
+        for source in self._sources:
+            yield from source()
+
     def render(self) -> tuple[bytes, str]:
         """Return the page and its content type."""
-        lines = [line for source in self._sources for family in source() for line in family.render()]
+        lines = [line for family in self.families() for line in family.render()]
         # A folder name that is not valid Unicode has surrogates: they are escaped.
         page = "".join(lines).encode("utf-8", "backslashreplace")
         # Imported at the first scrape: the library imports an HTTP server of its own.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.core.tensor import DType
+from edge_server.core.tensor import DType, bf16_bits
 from edge_server.vision.decode import opencv
 from edge_server.vision.image_parameters import DepthUnit
 
@@ -127,7 +127,7 @@ def measured(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 def exact(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.generic] | None:
     """Return `values` as `dtype`, rounded to nearest (ties to even), or None if some do not fit."""
     if dtype is DType.BF16:
-        kept = _bf16_bits(values.astype(np.float32))
+        kept = bf16_bits(values.astype(np.float32))
         return kept if bool((kept & 0x7F80 != 0x7F80).all()) else None
     if dtype.numpy.kind == "f":
         narrowed = values.astype(dtype.numpy)
@@ -144,13 +144,7 @@ def saturated(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.g
     if dtype.numpy.kind == "f" or dtype is DType.BF16:
         most = _MOST_BF16 if dtype is DType.BF16 else np.float32(np.finfo(str(dtype.numpy)).max)
         kept = values.clip(-most, most)
-        return _bf16_bits(kept) if dtype is DType.BF16 else kept.astype(dtype.numpy, copy=False)
+        return bf16_bits(kept) if dtype is DType.BF16 else kept.astype(dtype.numpy, copy=False)
     limits = np.iinfo(str(dtype.numpy))
     # Double precision holds the limits of all integer types in IMAGE_TYPES exactly.
     return np.rint(values.astype(np.float64)).clip(limits.min, limits.max).astype(dtype.numpy)
-
-
-def _bf16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    bits = values.view(np.uint32)
-    # Adding 0x7FFF, and 1 more if the kept part is odd, rounds to nearest with ties to even.
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

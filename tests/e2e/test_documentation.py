@@ -89,25 +89,47 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def test_the_python_examples_work(server: Any) -> None:
-    assert run(sys.executable, EXAMPLES / "infer_http.py", COFFEE, server.http).startswith("0.949 espresso")
-    assert run(sys.executable, EXAMPLES / "infer_grpc.py", server.grpc) == "probabilities (1, 1000)\n"
-    portrait = ROOT / "edge_server" / "sources" / "demo.jpg"
-    lines = run(sys.executable, EXAMPLES / "camera_stream.py", portrait, server.grpc).splitlines()
-    assert all(re.fullmatch(r"frame \d+: 0\.9\d at 17\d,6\d", line) for line in lines), lines
-    assert lines
+def example_lines() -> list[Any]:
+    """The commands of docs/examples/README.md, each with the pattern of a line that it prints."""
+    text = (EXAMPLES / "README.md").read_text()
+    found = re.search(r"<!-- examples -->\s*```sh\n(.*?)\n```\s*<!-- end -->", text, re.DOTALL)
+    assert found is not None
+    lines = [line for line in found[1].splitlines() if ".venv/bin/pip" not in line]  # the test extra has the package
+    coffee = r"0\.949 espresso"
+    patterns = (coffee, r"frame \d+: 0\.9\d at 17\d,6\d", r"probabilities \(1, 1000\)", coffee, ".*:espresso.*")
+    return [
+        pytest.param(
+            line,
+            pattern,
+            id=line.split()[0].rpartition("/")[2] + " " + line.split()[1],
+            marks=pytest.mark.skipif(
+                "/" not in line.split()[0] and shutil.which(line.split()[0]) is None, reason="not installed"
+            ),
+        )
+        for line, pattern in zip(lines, patterns, strict=True)
+    ]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-def test_the_javascript_example_works(server: Any) -> None:
-    assert run("node", EXAMPLES / "infer.js", COFFEE, server.http).startswith("0.949 espresso")
+@pytest.mark.parametrize(("line", "pattern"), example_lines())
+def test_a_command_of_the_examples_works_as_written(line: str, pattern: str, server: Any, tmp_path: Path) -> None:
+    host, port = server.http.split(":")
+    for written, here in (
+        ("127.0.0.1:8000", server.http), ("127.0.0.1:8001", server.grpc), ("127.0.0.1 8000", f"{host} {port}"),
+        (".venv/bin/python", sys.executable), ("/tmp/", f"{tmp_path}/"),
+    ):  # fmt: skip
+        line = line.replace(written, here)
+    assert re.search(rf"^{pattern}$", run("sh", "-c", line), re.MULTILINE)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_the_cpp_example_works(server: Any, tmp_path: Path) -> None:
-    program = tmp_path / "infer"
-    run("g++", "-std=c++17", "-Wall", "-Wextra", "-o", program, EXAMPLES / "infer.cpp")
-    assert ":espresso" in run(program, COFFEE, *server.http.split(":"))
+@pytest.mark.parametrize("name", ["infer_http.py", "camera_stream.py", "infer_grpc.py --help", "infer.js"])
+def test_an_example_without_its_arguments_prints_its_usage(name: str) -> None:
+    file, *options = name.split()
+    program = sys.executable if file.endswith(".py") else "node"
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    ended = subprocess.run([program, EXAMPLES / file, *options], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"usage: .*{re.escape(file)} .*\[HOST:PORT\]\n", ended.stderr)
 
 
 def test_the_ros2_example_compiles() -> None:

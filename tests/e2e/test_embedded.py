@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
+import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +24,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 import edge_server
+from edge_server.core.tensor import BY_NAME
 from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, NotReady, Unsupported
 from edge_server.protocol import messages
 
@@ -134,11 +141,13 @@ def test_a_stream_that_is_closed_early_disturbs_nothing(server: edge_server.Serv
     ("model", "inputs", "options", "said"),
     [
         ("nosuch", INPUTS, {}, "'nosuch' is not found"),
-        ("echo", {**INPUTS, "INPUT0": [[1]]}, {}, "data-type is 'INT64', but model 'echo' expects 'FP32'"),
+        ("echo", {**INPUTS, "INPUT0": np.array([[1]])}, {}, "data-type is 'INT64', but model 'echo' expects 'FP32'"),
         ("echo", {"INPUT0": INPUTS["INPUT0"]}, {}, "INPUT1"),
         ("echo", {**INPUTS, "INPUT0": [[1j]]}, {}, "input 'INPUT0' for model 'echo': no tensor type for numpy type"),
         ("echo", INPUTS, {"outputs": ["NOSUCH"]}, "NOSUCH"),
         ("echo", INPUTS, {"version": 4}, "version 4"),
+        ("echo", INPUTS, {"version": "4"}, "version 4"),
+        ("echo", INPUTS, {"version": "newest"}, "version string 'newest' (details: not a whole number of 0 or above)"),
         ("echo", INPUTS, {"deadline_ms": -1}, "deadline"),
     ],
 )
@@ -148,9 +157,11 @@ def test_a_bad_request_gets_the_error_of_a_client(
     with pytest.raises(EdgeServerError, match=r"\S") as caught:
         server.infer(model, inputs, **options)
     assert said in caught.value.message
+    assert "id_unknown" not in caught.value.message  # such as Triton's "[request id: <id_unknown>]"
     with pytest.raises(EdgeServerError) as caught:
         asyncio.run(server.ainfer(model, inputs, **options))
     assert said in caught.value.message
+    assert "id_unknown" not in caught.value.message
 
 
 def test_two_servers_off_the_main_thread_change_nothing_of_the_process(models: Path) -> None:
@@ -244,3 +255,292 @@ def test_importing_the_package_imports_no_library() -> None:
 def test_an_input_that_is_no_array_is_a_bad_request(server: edge_server.Server, value: object, said: str) -> None:
     with pytest.raises(InvalidRequest, match=f"input 'INPUT0' for model 'echo'.*{said}"):
         server.infer("echo", {**INPUTS, "INPUT0": value})
+
+
+def test_the_id_of_a_request_stands_in_the_messages_of_its_errors(server: edge_server.Server) -> None:
+    with pytest.raises(InvalidRequest, match=r"^\[request id: 7\] expected 2 inputs but got 0 inputs"):
+        server.infer("echo", {}, request_id="7")
+
+
+@pytest.mark.parametrize("version", [None, "", 1, "1"])
+def test_a_version_is_a_number_or_its_text(server: edge_server.Server, version: int | str | None) -> None:
+    assert server.infer("echo", INPUTS, version=version).version == 1
+    assert server.metadata("echo", version)["versions"] == ["1"]
+    assert server.statistics("echo", version)["model_stats"][0]["version"] == "1"
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "INT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64"])
+def test_integers_of_python_take_the_type_of_the_model(typed: edge_server.Server, datatype: str) -> None:
+    answer = typed.infer(datatype.lower(), {"X": [[1, 2], (3, 100)]}).outputs["X"]
+    assert answer.dtype == BY_NAME[datatype].numpy
+    expected = [[0x3F80, 0x4000], [0x4040, 0x42C8]] if datatype == "BF16" else [[1, 2], [3, 100]]
+    assert answer.tolist() == expected
+
+
+def test_floats_bools_and_empty_lists_of_python_take_the_type_of_the_model(typed: edge_server.Server) -> None:
+    half = typed.infer("fp16", {"X": [[0.1, float("inf"), -2]]}).outputs["X"]
+    assert (half.dtype, half.tolist()) == (np.float16, [[np.float16(0.1), np.inf, -2]])
+    near = typed.infer("bf16", {"X": [[1.00390625, 1.01171875, float("-inf")]]}).outputs["X"]  # halfway: to even
+    assert near.tolist() == [[0x3F80, 0x3F82, 0xFF80]]
+    assert typed.infer("bool", {"X": [[True, False]]}).outputs["X"].tolist() == [[True, False]]
+    assert typed.infer("uint64", {"X": [[2**64 - 1]]}).outputs["X"].tolist() == [[2**64 - 1]]
+    assert typed.infer("int32", {"X": [[]]}).outputs["X"].shape == (1, 0)
+    assert next(typed.stream("int32", {"X": [[5]]})).outputs["X"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "said"),
+    [
+        ("uint8", [[1, 256]], "input 'X' for model 'uint8': 256 is out of range for UINT8, 0 to 255"),
+        ("uint64", [[-1]], "input 'X' for model 'uint64': -1 is out of range for UINT64, 0 to 18446744073709551615"),
+        ("int64", [[2**70]], "input 'X' for model 'int64': a number is out of range for INT64"),
+        ("fp16", [[70000]], "input 'X' for model 'fp16': a number is out of range for FP16"),
+        ("bf16", [[3.4e38]], "input 'X' for model 'bf16': a number is out of range for BF16"),
+        ("fp32", [[1e39]], "input 'X' for model 'fp32': a number is out of range for FP32"),
+        ("int32", [[1.0]], "data-type is 'FP64', but model 'int32' expects 'INT32'"),
+        ("int32", [[True]], "data-type is 'BOOL', but model 'int32' expects 'INT32'"),
+        ("bool", [[1]], "data-type is 'INT64', but model 'bool' expects 'BOOL'"),
+        ("fp32", [["1"]], "data-type is 'BYTES', but model 'fp32' expects 'FP32'"),
+        ("fp32", np.array([[1.0]]), "data-type is 'FP64', but model 'fp32' expects 'FP32'"),
+    ],
+)
+def test_a_number_that_does_not_fit_and_an_array_of_another_type_are_refused(
+    typed: edge_server.Server, model: str, value: object, said: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        typed.infer(model, {"X": value})
+    assert said in caught.value.message
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge_server.Server]:
+    """A server with a model for each type, that answers its input."""
+    folder = tmp_path_factory.mktemp("typed")
+    for name in ("BOOL", "UINT8", "INT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64"):
+        (folder / name.lower() / "1").mkdir(parents=True)
+        tensor = f'{{ name: "X" data_type: TYPE_{name} dims: [-1, -1] }}'
+        (folder / name.lower() / "config.pbtxt").write_text(f'backend: "identity" input {tensor} output {tensor}')
+    with edge_server.Server(folder) as running:
+        yield running
+
+
+def test_metadata_and_statistics_are_those_over_http(models: Path) -> None:
+    with edge_server.Server(models, http_port=0) as server:
+        server.infer("echo", INPUTS)
+
+        def get(path: str) -> object:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}") as answer:
+                return json.load(answer)
+
+        assert server.metadata() == get("/v2")
+        assert server.metadata("echo") == get("/v2/models/echo")
+        assert server.statistics("echo") == get("/v2/models/echo/stats")
+        assert server.statistics() == get("/v2/models/stats")
+        with pytest.raises(EdgeServerError, match="nosuch"):
+            server.metadata("nosuch")
+
+
+def test_the_metrics_page_needs_no_port(server: edge_server.Server) -> None:
+    assert server.metrics_port is None
+    server.infer("echo", INPUTS)
+    page = server.metrics()
+    assert re.search(r'^nv_inference_request_success\{model="echo",version="1"\} [1-9]', page, re.MULTILINE)
+    assert "process_resident_memory_bytes" in page
+
+
+def test_a_stopped_server_cannot_be_started_again(models: Path) -> None:
+    server = edge_server.Server(models)
+    with server:
+        assert server.start() is server
+    said = "the server was stopped and cannot be started again: make a new edge_server.Server"
+    for use in (server.start, server.__enter__, lambda: asyncio.run(server.__aenter__())):
+        with pytest.raises(NotReady, match=said):
+            use()
+    server.stop()
+    assert not server.live()
+    never_started = edge_server.Server(models)
+    never_started.stop()
+    for use in (never_started.start, never_started.models):
+        with pytest.raises(NotReady, match=said):
+            use()
+
+
+def test_a_start_that_is_stopped_from_another_thread_is_no_success(models: Path, tmp_path: Path) -> None:
+    began = write_slow_model(tmp_path)
+    server = edge_server.Server(tmp_path, exit_timeout_secs=1)
+
+    def stop() -> None:
+        while not began.exists():
+            time.sleep(0.01)
+        server.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(NotReady, match="the server was stopped"):
+        server.start()
+    stopper.join(60)
+    assert not server.live()
+
+
+def write_slow_model(repository: Path) -> Path:
+    """Write a model whose load takes a second. Return the path of the file that it makes when its load begins."""
+    (repository / "slow/1").mkdir(parents=True)
+    began = repository / "began"
+    (repository / "slow/1/model.py").write_text(
+        "import pathlib, time\n\n"
+        "class TritonPythonModel:\n"
+        "    def initialize(self, args):\n"
+        f"        pathlib.Path({str(began)!r}).touch()\n"
+        "        time.sleep(1)\n\n"
+        "    def execute(self, requests):\n"
+        "        return [None for _ in requests]\n"
+    )
+    (repository / "slow/config.pbtxt").write_text(
+        'backend: "python" input { name: "X" data_type: TYPE_INT32 dims: [1] } '
+        'output { name: "Y" data_type: TYPE_INT32 dims: [1] }'
+    )
+    return began
+
+
+def test_async_with_starts_and_stops_while_the_event_loop_goes_on(models: Path) -> None:
+    async def run() -> tuple[edge_server.Server, int, list[int]]:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.001)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        async with edge_server.Server(models) as server:
+            turns_of_start = turns
+            numbers = [
+                int(item.outputs["NUMBER"][0]) async for item in server.astream("counter", {"COUNT": [5]}, version="1")
+            ]
+        counting.cancel()
+        return server, turns_of_start, numbers
+
+    server, turns_of_start, numbers = asyncio.run(run())
+    assert not server.live()
+    assert turns_of_start > 1
+    assert numbers == [0, 1, 2, 3, 4]
+
+
+def test_a_cancelled_start_of_async_with_leaves_no_server(tmp_path: Path) -> None:
+    began = write_slow_model(tmp_path)
+    server = edge_server.Server(tmp_path, exit_timeout_secs=1)
+
+    async def use() -> None:
+        async with server:
+            raise AssertionError("it must not be entered")
+
+    async def run() -> None:
+        using = asyncio.create_task(use())
+        while not began.exists():
+            await asyncio.sleep(0.01)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+
+    threads = set(threading.enumerate())
+    asyncio.run(run())
+    assert not server.live()
+    for left in set(threading.enumerate()) - threads:
+        left.join(20)
+        assert not left.is_alive(), left
+
+
+def test_an_asynchronous_stream_can_be_left_early_and_raises_the_errors_of_infer(server: edge_server.Server) -> None:
+    async def run() -> None:
+        async with contextlib.aclosing(server.astream("counter", {"COUNT": [1000]})) as responses:
+            async for response in responses:
+                assert int(response.outputs["NUMBER"][0]) == 0
+                break
+        with pytest.raises(InvalidRequest, match=r"^expected 1 inputs but got 0 inputs for model 'counter'"):
+            await anext(server.astream("counter", {}))
+        assert [item.version async for item in server.astream("echo", INPUTS)] == [1]
+
+    asyncio.run(run())
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(edge_server) == ["InferOptions", "InferResult", "RpcError", "Server", "__version__"]
+    assert all(getattr(edge_server, name) is not None for name in dir(edge_server))
+
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/embedding.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("block", "printed"), list(zip(BLOCKS, (r"\d+\n", r"(efficientnet_lite0 1\n){3}3\n"), strict=True))
+)
+def test_a_program_of_the_document_runs_as_written(block: str, printed: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(printed, ended.stdout), ended.stdout
+
+
+TYPED_PROGRAM = """
+import asyncio
+import contextlib
+
+import numpy as np
+
+import edge_server
+
+
+def infer(server: edge_server.Server, **options: int) -> None:
+    result = server.infer("echo", {"X": [1, 2], "Y": np.zeros(2), "Z": "text"}, version="1", deadline_ms=50)
+    reveal_type(result)
+    reveal_type(result.outputs["X"])
+    with contextlib.closing(server.stream("counter", {"COUNT": [5]}, outputs=["NUMBER"])) as responses:
+        for response in responses:
+            print(response.version + 1)
+    chosen: edge_server.InferOptions = {"version": 1, "priority": 2}
+    server.infer("echo", {}, **chosen)
+    print(server.metadata("echo")["inputs"][0]["name"], server.statistics()["model_stats"], server.metrics().split())
+    server.infer("echo", {}, verson=1)
+    server.infer("echo", {}, version=1.5)
+    server.infer("echo", {}, deadline_ms="50")
+
+
+async def main() -> None:
+    async with edge_server.Server("models", grpc_port=0) as server:
+        reveal_type(server)
+        reveal_type(await server.ainfer("echo", {"X": [1]}, priority=1))
+        async with contextlib.aclosing(server.astream("counter", {"COUNT": [5]}, sequence_id="a")) as responses:
+            async for response in responses:
+                print(response.model.upper())
+        await server.ainfer("echo", {}, outputs=1)
+        server.astream("echo", {}, sequence_strt=True)
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy, of the extra test-all")
+@pytest.mark.timeout(400)
+def test_a_type_checker_knows_the_options_and_results(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TYPED_PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-version=3.10", str(program)]
+    # Type checkers do not follow the import hook of an editable installation.
+    environment = {**os.environ, "MYPYPATH": str(Path(edge_server.__file__).parents[1])}
+    checked = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    notes = re.findall(r'program.py:\d+: note: Revealed type is "(.*)"', checked.stdout)
+    assert [note.partition("[")[0].rpartition(".")[2] for note in notes] == [
+        "InferResult", "ndarray", "Server", "InferResult",
+    ]  # fmt: skip
+    lines = TYPED_PROGRAM.splitlines()
+    found = {lines[int(number) - 1].strip() for number in re.findall(r"program.py:(\d+): error:", checked.stdout)}
+    assert found == {
+        'server.infer("echo", {}, verson=1)',
+        'server.infer("echo", {}, version=1.5)',
+        'server.infer("echo", {}, deadline_ms="50")',
+        'await server.ainfer("echo", {}, outputs=1)',
+        'server.astream("echo", {}, sequence_strt=True)',
+    }, checked.stdout

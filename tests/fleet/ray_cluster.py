@@ -1,6 +1,7 @@
 """A Ray cluster of this machine with the application, for test_ray.py: a program of its own, so that its end is the
-cluster's end. Each line of standard input holds settings of `build_app` as JSON; "ready" follows when they are
-deployed.
+cluster's end. Each line of standard input holds settings of `build_app` as JSON, and the application's `name` and
+`route_prefix` unless it is the default one; "ready" follows when it is deployed. The line {"delete": NAME} removes an
+application. The first line of output is "started" and the address of Ray's metrics.
 
 `python ray_cluster.py HTTP_PORT GRPC_PORT`
 """
@@ -22,9 +23,15 @@ def main() -> None:
         http_options=HTTPOptions(host="127.0.0.1", port=http_port),
         grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=["edge_server.ray.add_bytes_servicer"]),
     )
-    print("started", flush=True)
+    (node,) = ray.nodes()
+    print(f"started {node['NodeManagerAddress']}:{node['MetricsExportPort']}", flush=True)
     for line in sys.stdin:
-        serve.run(edge_server.ray.build_app(json.loads(line)))
+        settings = json.loads(line)
+        if "delete" in settings:
+            serve.delete(settings["delete"])
+        else:
+            application = {key: settings.pop(key) for key in ("name", "route_prefix") if key in settings}
+            serve.run(edge_server.ray.build_app(settings), **application)
         print("ready", flush=True)
     serve.shutdown()
     ray.shutdown()

@@ -8,12 +8,14 @@ import importlib.util
 import json
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
+
+from edge_server.telemetry.metrics_page import Family
 
 pytestmark = [
     pytest.mark.soak,
@@ -71,7 +76,17 @@ class Cluster:
             one.bind(("127.0.0.1", 0))
             two.bind(("127.0.0.1", 0))
             self.http_port, self.grpc_port = one.getsockname()[1], two.getsockname()[1]
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}
+        token = log.with_name("token")
+        token.write_text(secrets.token_hex(32))
+        environment = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray makes ~/.ray/auth_token
+            "RAY_raylet_start_wait_time_s": "120",
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+            "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+        }
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         self._log = log.open("w")
         self.process = subprocess.Popen(
@@ -80,14 +95,20 @@ class Cluster:
             start_new_session=True,
         )  # fmt: skip
         try:
-            self._expect("started")
+            self.metrics_address = self._expect("started").split()[1]
         except BaseException:
             self.close()
             raise
 
     def deploy(self, **options: Any) -> None:
+        self._order({"model_repository": str(self.models), **options})
+
+    def delete(self, name: str) -> None:
+        self._order({"delete": name})
+
+    def _order(self, line: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"model_repository": str(self.models), **options}) + "\n")
+        self.process.stdin.write(json.dumps(line) + "\n")
         self.process.stdin.flush()
         self._expect("ready")
 
@@ -100,11 +121,12 @@ class Cluster:
                     found.append(int(folder.name))
         return found
 
-    def _expect(self, word: str) -> None:
+    def _expect(self, word: str) -> str:
+        """Return the next line that begins with the word."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.strip() == word:
-                return
+            if line.split()[:1] == [word]:
+                return line
         raise AssertionError(f"the cluster ended before it was {word}; see {self._log.name}")
 
     def close(self) -> None:
@@ -231,6 +253,57 @@ def test_unmodified_clients_get_answers_errors_and_streams(cluster: Cluster) -> 
         assert numbers == [0, 1, 2]
 
 
+def test_of_two_applications_http_names_one_by_its_prefix_and_grpc_by_metadata(cluster: Cluster) -> None:
+    cluster.deploy(num_replicas=1)
+    cluster.deploy(num_replicas=1, name="second", route_prefix="/second", id="the-second")
+    try:
+        with grpc_client.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
+            for name, server_id in (("default", "triton"), ("second", "the-second")):
+                assert client.get_server_metadata({"application": name}).name == server_id
+            with pytest.raises(InferenceServerException, match=r"[Aa]pplication metadata"):
+                client.get_server_metadata()
+        for prefix, server_id in (("", "triton"), ("/second", "the-second")):
+            with http_client.InferenceServerClient(f"127.0.0.1:{cluster.http_port}{prefix}") as client:
+                assert client.get_server_metadata()["name"] == server_id
+                assert infer_http(client, 5) == 5
+    finally:
+        cluster.delete("second")
+    with grpc_client.InferenceServerClient(f"127.0.0.1:{cluster.grpc_port}") as client:
+        assert client.is_server_live()  # one application needs no metadata
+
+
+def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) -> None:
+    def samples(name: str, model: str) -> dict[str, float]:
+        """The values of a metric by the replica."""
+        with urllib.request.urlopen(f"http://{cluster.metrics_address}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        wanted = {"application": "measured", "deployment": "edge_server", "model": model, "version": "1"}
+        return {
+            sample.labels["replica"]: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and wanted.items() <= {"version": "1", **sample.labels}.items()
+        }
+
+    cluster.deploy(num_replicas=2, name="measured", route_prefix="/measured")
+    try:
+        with http_client.InferenceServerClient(f"127.0.0.1:{cluster.http_port}/measured") as client:
+            for value in range(40):
+                infer_http(client, value)
+        end_s = time.monotonic() + 120
+        while True:
+            found = samples("ray_nv_inference_request_success_total", "sleeper")
+            failed = samples("ray_edge_model_load_failures_total", "broken")
+            if sum(found.values()) >= 40 and list(failed.values()) == [1, 1]:
+                break
+            assert time.monotonic() < end_s, (found, failed)
+            time.sleep(1)
+        assert sum(found.values()) == 40
+        assert set(found) <= set(failed)
+    finally:
+        cluster.delete("measured")
+
+
 def test_two_replicas_do_almost_twice_the_work_and_scaling_loses_nothing(cluster: Cluster) -> None:
     def rate(load: Load) -> float:
         load.wait_for(20)
@@ -281,6 +354,43 @@ def test_a_killed_replica_loses_at_most_what_was_in_it(cluster: Cluster) -> None
         load.wait_for(50)
     print(f"\n{len(load.answered)} answered, lost: {load.lost}")
     assert len(load.lost) <= CLIENTS
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own use of pydantic
+def test_metrics_outlive_a_reload_and_an_unload_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    import edge_server.ray
+
+    totals: dict[tuple[str, str], float] = {}
+
+    class Recorded:
+        """Stands for a Counter and a Gauge of Ray, which cannot be read back."""
+
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            assert tag_keys == ("model",)
+            self.name = name
+
+        def inc(self, value: float, tags: dict[str, str]) -> None:
+            assert value > 0  # Ray's condition
+            totals[self.name, tags["model"]] = totals.get((self.name, tags["model"]), 0) + value
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            totals[self.name, tags["model"]] = value
+
+    def families(counts: dict[str, int], ready: dict[str, int]) -> list[Family]:
+        counter, gauge = Family("n_total", "counter", "help"), Family("g", "gauge", "help")
+        for family, values in ((counter, counts), (gauge, ready)):
+            for name, value in values.items():
+                family.add({"model": name}, value)
+        return [counter, gauge, Family("empty", "gauge", "help")]
+
+    monkeypatch.setattr(edge_server.ray.metrics, "Counter", Recorded)
+    monkeypatch.setattr(edge_server.ray.metrics, "Gauge", Recorded)
+    reporter = edge_server.ray._MetricsReporter()
+    reporter.report(families({"a": 5, "b": 0}, {"a": 1, "b": 1}))
+    reporter.report(families({"a": 8, "b": 1}, {"a": 1, "b": 1}))
+    assert totals == {("n", "a"): 8, ("n", "b"): 1, ("g", "a"): 1, ("g", "b"): 1}
+    reporter.report(families({"a": 2}, {"a": 1}))  # a was loaded again, b unloaded
+    assert totals == {("n", "a"): 10, ("n", "b"): 1, ("g", "a"): 1, ("g", "b"): 0}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own use of pydantic
