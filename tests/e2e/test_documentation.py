@@ -237,6 +237,7 @@ class Terminal:
 
     Its `edge-server` asks the server at hand where a command names no other, as servers of tests have ports that the
     system picks; `serve` starts one and stops the one before. `pip` does nothing: the tests come with their packages.
+    `curl` fails where the server answers an error.
     """
 
     def __init__(self, folder: Path, server: Any, serve: Any) -> None:
@@ -244,6 +245,7 @@ class Terminal:
         self._serve = serve
         self._server = server
         self._own_server = contextlib.ExitStack()
+        self._activation = ""
         for path in ROOT.iterdir():
             if path.name not in (".git", ".venv", "model_repository"):
                 (folder / path.name).symlink_to(path)
@@ -252,6 +254,7 @@ class Terminal:
         programs = folder / ".venv/bin"
         programs.mkdir(parents=True)
         (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+        (folder / ".curlrc").write_text("fail\n")
         self._write(programs / "pip", ":")
         self._write(programs / "python", f'exec {sys.executable} "$@"')
         self._point_commands()
@@ -259,18 +262,18 @@ class Terminal:
     def close(self) -> None:
         self._own_server.close()
 
-    def type(self, block: Block, *, is_activated: bool) -> str:
-        """Run a block and return its output. Lines with `serve` go to a terminal of their own."""
+    def type(self, block: Block) -> None:
+        """Run a block. Its lines with `serve` start servers."""
         if block.language == "python":
-            return self._run(sys.executable, "-c", self._with_ports(block.code))
-        output = ""
-        for part in re.split(r"^(.*\bedge-server serve .*)$", block.code, flags=re.MULTILINE):
-            if "edge-server serve " in part:
-                self._start(shlex.split(part)[2:])
-            elif part.strip():
-                activation = ". .venv/bin/activate\n" if is_activated else ""
-                output += self._run("bash", "-euo", "pipefail", "-c", activation + self._with_ports(part))
-        return output
+            self._run(sys.executable, "-c", self._with_ports(block.code))
+        else:
+            for part in re.split(r"^(.*\bedge-server serve .*)$", block.code, flags=re.MULTILINE):
+                if "edge-server serve " in part:
+                    self._start(shlex.split(part)[2:])
+                elif part.strip():
+                    self._run("bash", "-euo", "pipefail", "-c", self._activation + self._with_ports(part))
+        if ACTIVATION in block.code:
+            self._activation = f"{ACTIVATION}\n"
 
     def _start(self, flags: list[str]) -> None:
         repository = next(flag for flag in flags if flag.startswith("--model-repository="))
@@ -297,13 +300,12 @@ class Terminal:
         program.write_text(f"#!/bin/sh\n{code}\n")
         program.chmod(0o755)
 
-    def _run(self, *command: str) -> str:
+    def _run(self, *command: str) -> None:
         done = subprocess.run(
-            command, cwd=self._folder, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=100, check=False,
+            command, cwd=self._folder, env=clean_environment({"CURL_HOME": str(self._folder)}), text=True, timeout=100,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
-        return done.stdout
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
@@ -313,7 +315,6 @@ def test_the_blocks_of_a_page_work_in_their_order(
 ) -> None:
     """From the README's state: its server runs."""
     monkeypatch.chdir(tmp_path)
-    is_activated = False
     with contextlib.closing(Terminal(tmp_path, server, serve)) as terminal:
         for block in blocks(ROOT / name):
             if block.mark.startswith("file "):
@@ -322,8 +323,7 @@ def test_the_blocks_of_a_page_work_in_their_order(
                     block.code.replace("192.168.1.20", "127.0.0.1:9")
                 )
             elif block.mark == "run":
-                terminal.type(block, is_activated=is_activated)
-                is_activated |= ACTIVATION in block.code
+                terminal.type(block)
 
 
 def run(*command: str | Path) -> str:
