@@ -1,28 +1,60 @@
-"""The commands, links, options and examples of the documentation, as they stand there."""
+"""The commands, links, options and examples of the documentation, as they stand there.
+
+Each fenced block has an invisible comment on the line before it, which says what runs it, or why nothing does:
+
+- `<!-- run -->`: this module does. The blocks of a page run in their order in one folder that looks like a clone.
+- `<!-- file NAME -->`: it is written to NAME there.
+- `<!-- run by tests/x/test_y.py -->`: that test reads the page and runs it.
+- `<!-- not run: WHY -->`.
+
+Blocks in a language of READERS are read by the server's own code and need none; so do blocks without a language, which
+are layouts and output.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge_server.config.merge_settings import parse_serve
+from edge_server.config.sources_config import SourcesConfig, read_entries
+from edge_server.repository import pbtxt
+from edge_server.repository.parameter_names import READ_NAMES
+from tests.e2e.conftest import COMMAND, clean_environment
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-PAGES += [ROOT / "fleet" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [
+    page
+    for folder in ("docs", "edge_server", "fleet", "hil_tests", "jetson", "systemd", "tests")
+    for page in sorted((ROOT / folder).rglob("*.md"))
+]
 EXAMPLES = ROOT / "docs" / "examples"
 COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
 OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
-    "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime",
+    "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
+    "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
 }  # fmt: skip
-"""Options of curl, python, docker, the installer and the package builder; and the misspelling in an error message."""
+"""Options of curl, python, docker, systemd, the installer, the package builder and the tests; and the misspelling in an
+error message."""
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +97,233 @@ def test_every_option_exists() -> None:
                 assert option in known, f"{page.name}: {option} in {piece!r}"
 
 
-def commands() -> list[Any]:
-    found = []
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `mark` is the first comment on the line before it, such as "run"."""
+
+    mark: str
+    language: str
+    code: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found = re.findall(r"^(?:<!-- (.*?) -->.*\n)?```(.*)\n((?:.*\n)*?)```$", page.read_text(), re.MULTILINE)
+    return [Block(*texts) for texts in found]
+
+
+def of_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=of_page)
+def test_each_block_is_run_or_says_why_not(page: Path) -> None:
+    for block in blocks(page):
+        if block.mark.startswith("run by "):
+            test = block.mark.removeprefix("run by ")
+            assert page.name in (ROOT / test).read_text(), f"{test} does not read {page.name}"
+        elif block.mark == "run" or block.mark.startswith("file "):
+            assert of_page(page) in RUN, "add the page to RUN"
+        elif block.mark or block.language not in ("", "mermaid", *READERS):
+            assert re.fullmatch("not run: .+", block.mark), f"what runs this block, or why is it not run?\n{block.code}"
+
+
+def read_toml(path: Path) -> None:
+    if "[[" in path.read_text():
+        read_entries(SourcesConfig(file=str(path)))
+    else:
+        parse_serve(["--model-repository=models", f"--config={path}"], {})
+
+
+def read_pbtxt(path: Path) -> None:
+    assert set(pbtxt.read_file(path, "m").parameters) <= READ_NAMES
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "json": lambda path: json.loads(path.read_text()), "pbtxt": read_pbtxt, "toml": read_toml,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", READERS)
+def test_configurations_are_read_by_the_server(language: str, tmp_path: Path) -> None:
+    found = [block for page in PAGES for block in blocks(page) if block.language == language]
+    assert found
+    for block in found:
+        (tmp_path / "block").write_text(block.code)
+        READERS[language](tmp_path / "block")
+
+
+ACTIVATION = ". .venv/bin/activate"
+AT_A_COMMAND = r"(?:^|&&|\||;|\bdo) *"
+
+
+def sh_blocks(page: Path) -> list[str]:
+    return [block.code.replace("\\\n", " ") for block in blocks(page) if block.language == "sh"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if sh_blocks(page)], ids=of_page)
+def test_commands_are_those_of_a_clone_after_the_readmes_first_command(page: Path) -> None:
+    """Programs are named by their path or after the activation; files of the clone are there."""
+    is_activated = page.parent.name == "edge_server_ros"  # For the Python of ROS, outside of a clone.
+    for code in sh_blocks(page):
+        is_activated |= ACTIVATION in code
+        bare = re.findall(rf"{AT_A_COMMAND}((?:edge-server|pip|python) .*)", code, re.MULTILINE)
+        assert is_activated or not bare, f"{bare[0]}: which program? The line `{ACTIVATION}` comes first"
+        for folder, rest in re.findall(r"(?<![\w/.-])(fleet|hil_tests|jetson|systemd|tests)/([\w./-]*\w)", code):
+            assert (ROOT / folder / rest).exists(), f"{folder}/{rest} is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_extras_are_installed_from_the_clone_and_exist(page: Path) -> None:
+    known = importlib.metadata.metadata("edge-server").get_all("Provides-Extra")
+    for command in re.findall(r"pip install [^\n`|]*", page.read_text()):
+        assert "edge-server[" not in command, f"{command}: no index has edge-server, write '.[...]'"
+        for extras in re.findall(r"\.\[(.*?)\]", command):
+            assert {extra.replace("_", "-") for extra in extras.split(",")} <= set(known or ()), command
+
+
+def test_arguments_are_those_of_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks; and in sentences, which may leave out what a command requires."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/reference"))
+    parsers = importlib.import_module("parsers")
+
+    @functools.cache
+    def parser_of(command: str, is_whole: bool) -> argparse.ArgumentParser:
+        parser = parsers.parser_of(command)
+        for action in () if is_whole else parsers.actions_of(parser):
+            action.required = False
+        return parser
+
     for page in PAGES:
-        for block in re.findall(r"<!-- run -->\s*```sh\n(.*?)\n```\s*<!-- end -->", page.read_text(), re.DOTALL):
-            found += [pytest.param(line, id=f"{page.name}: {line[:60]}") for line in block.splitlines()]
-    return found
+        if page.name == "CHANGELOG.md" or page.parent.name == "reference":
+            continue
+        code = "\n".join(sh_blocks(page))
+        sentences = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        found = [
+            (line, True) for line in re.findall(rf"{AT_A_COMMAND}(?:\S*/)?edge-server ([^|&\n]*)", code, re.MULTILINE)
+        ]
+        found += [(re.sub(r"[\[\]]", "", line), False) for line in re.findall(r"`edge-server (\w[^`\n]*)`", sentences)]
+        for line, is_whole in found:
+            command, *arguments = shlex.split(line.replace("=HEX", "=" + "0" * 64), comments=True)
+            if command in ("serve", "check"):
+                parse_serve(["--model-repository=models", *arguments[command == "check" :]], {})
+                continue
+            if command == "ros":
+                command = f"ros_{arguments.pop(0)}"
+            try:
+                parser_of(command, is_whole).parse_args(arguments)
+            except SystemExit:
+                pytest.fail(f"{of_page(page)}: edge-server {line}")
 
 
-@pytest.mark.parametrize("line", commands())
+LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+RUN = {
+    "docs/quickstart.md": (),
+    "docs/cameras.md": [pytest.mark.full],
+    "docs/deployment.md": [pytest.mark.full],
+    "docs/embedding.md": [pytest.mark.full],
+    "docs/language-models.md": [
+        pytest.mark.full,
+        pytest.mark.skipif(
+            any(importlib.util.find_spec(name) is None for name in ("openvino_genai", "openai")),
+            reason="needs openvino-genai and openai, of the extra test-all",
+        ),
+    ],
+}
+"""Pages with blocks that this module runs -> marks of their test."""
+
+
+class Terminal:
+    """The folder of a clone after the README's first command, in which a reader types the blocks of a page.
+
+    Its `edge-server` asks the server at hand where a command names no other, as servers of tests have ports that the
+    system picks; `serve` starts one and stops the one before. `pip` does nothing: the tests come with their packages.
+    `curl` fails where the server answers an error.
+    """
+
+    def __init__(self, folder: Path, server: Any, serve: Any) -> None:
+        self._folder = folder
+        self._serve = serve
+        self._server = server
+        self._own_server = contextlib.ExitStack()
+        self._activation = ""
+        for path in ROOT.iterdir():
+            if path.name not in (".git", ".venv", "model_repository"):
+                (folder / path.name).symlink_to(path)
+        shutil.copytree(ROOT / "model_repository", folder / "model_repository")
+        shutil.copy(ROOT / "tests/data/tiny_llm/tiny.gguf", folder / LANGUAGE_MODEL)
+        programs = folder / ".venv/bin"
+        programs.mkdir(parents=True)
+        (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+        (folder / ".curlrc").write_text("fail\n")
+        self._write(programs / "pip", ":")
+        self._write(programs / "python", f'exec {sys.executable} "$@"')
+        self._point_commands()
+
+    def close(self) -> None:
+        self._own_server.close()
+
+    def type(self, block: Block) -> None:
+        """Run a block. Its lines with `serve` start servers."""
+        if block.language == "python":
+            self._run(sys.executable, "-c", self._with_ports(block.code))
+        else:
+            for part in re.split(r"^(.*\bedge-server serve .*)$", block.code, flags=re.MULTILINE):
+                if "edge-server serve " in part:
+                    self._start(shlex.split(part)[2:])
+                elif part.strip():
+                    self._run("bash", "-euo", "pipefail", "-c", self._activation + self._with_ports(part))
+        if ACTIVATION in block.code:
+            self._activation = f"{ACTIVATION}\n"
+
+    def _start(self, flags: list[str]) -> None:
+        repository = next(flag for flag in flags if flag.startswith("--model-repository="))
+        flags.remove(repository)
+        self._own_server.close()
+        self._server = self._own_server.enter_context(self._serve(Path(repository.partition("=")[2]), *flags))
+        self._point_commands()
+
+    def _point_commands(self) -> None:
+        self._write(
+            self._folder / ".venv/bin/edge-server",
+            f"""case $1 in
+              chat | models | perf | status) set -- "$@" --url=http://{self._server.http} ;;
+              stream) set -- "$@" --address={self._server.grpc} ;;
+            esac
+            exec {COMMAND} "$@" """,
+        )
+
+    def _with_ports(self, code: str) -> str:
+        return code.replace(":8000", f":{self._server.http.rpartition(':')[2]}")
+
+    @staticmethod
+    def _write(program: Path, code: str) -> None:
+        program.write_text(f"#!/bin/sh\n{code}\n")
+        program.chmod(0o755)
+
+    def _run(self, *command: str) -> None:
+        done = subprocess.run(
+            command, cwd=self._folder, env=clean_environment({"CURL_HOME": str(self._folder)}), text=True, timeout=100,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_a_marked_command_works(line: str, server: Any) -> None:
-    line = line.replace("127.0.0.1:8000", server.http)
-    if line.startswith("edge-server"):
-        line = f"{Path(sys.executable).with_name('edge-server')}{line.removeprefix('edge-server')} --url=http://{server.http}"
-    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in RUN.items()])
+def test_the_blocks_of_a_page_work_in_their_order(
+    name: str, server: Any, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the README's state: its server runs."""
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(Terminal(tmp_path, server, serve)) as terminal:
+        for block in blocks(ROOT / name):
+            if block.mark.startswith("file "):
+                # An address of nobody's network.
+                (tmp_path / block.mark.removeprefix("file ")).write_text(
+                    block.code.replace("192.168.1.20", "127.0.0.1:9")
+                )
+            elif block.mark == "run":
+                terminal.type(block)
 
 
 def run(*command: str | Path) -> str:

@@ -48,6 +48,11 @@ def test_the_serve_and_curl_commands_answer_the_picture_with_espresso_first(serv
     labels = json.loads(done.stdout)["outputs"][0]["data"]
     assert len(labels) == 5
     assert labels[0].split(":")[2] == "espresso"
+    shown = re.search(r"<!-- end -->\s*```json\n(.*)\n```", README)
+    assert shown
+    assert [label.split(":")[1:] for label in json.loads(shown[1])["outputs"][0]["data"]] == [
+        label.split(":")[1:] for label in labels
+    ]
 
 
 def test_the_test_command_installs_the_test_flavour_and_runs_them() -> None:
