@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ CHATS = {
 class Driven:
     """An engine that a test steps by hand."""
 
-    def __init__(self, **parameters: str) -> None:
+    def __init__(self, path: Path, **parameters: str) -> None:
         settings = read_settings("tiny", {"deterministic": "true", **parameters}, read_gguf(TINY), 32)
-        self.engine = OpenVinoEngine(TINY, settings)
+        self.engine = OpenVinoEngine(path, settings)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.steps = 0
@@ -76,12 +77,12 @@ class Driven:
 
 @pytest.fixture(scope="module")
 def drive() -> Callable[..., Driven]:
-    engines: dict[tuple[tuple[str, str], ...], Driven] = {}
+    engines: dict[tuple[Path, tuple[tuple[str, str], ...]], Driven] = {}
 
-    def make(**parameters: str) -> Driven:
-        key = tuple(sorted(parameters.items()))
+    def make(path: Path = TINY, **parameters: str) -> Driven:
+        key = path, tuple(sorted(parameters.items()))
         if key not in engines:
-            engines[key] = Driven(**parameters)
+            engines[key] = Driven(path, **parameters)
         return engines[key]
 
     return make
@@ -178,3 +179,36 @@ def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Dr
 
     assert steps_to_first_token() >= size // 16
     assert steps_to_first_token() <= 4
+
+
+LONG_PROMPT = "count from zero, then what is the capital of Japan? " * 1500
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder as the library writes it from the GGUF file, with its tokenizer's limit of 8,192 tokens."""
+    import openvino_genai
+
+    folder = tmp_path_factory.mktemp("export")
+    gguf = folder / "tiny.gguf"
+    shutil.copy(TINY, gguf)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 1
+    openvino_genai.Tokenizer(gguf, enable_save_ov_model=True)
+    openvino_genai.ContinuousBatchingPipeline(str(gguf), scheduler, "CPU", {"enable_save_ov_model": True})
+    gguf.unlink()
+    assert len(openvino_genai.Tokenizer(folder).encode(LONG_PROMPT).input_ids.data.ravel()) == 8192
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gguf", "export"])
+def test_a_prompt_of_more_than_8192_tokens_has_the_tokens_that_another_tokenizer_gives_it(
+    drive: Callable[..., Driven], export: Path, kind: str
+) -> None:
+    other = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    tokenizer = other.Tokenizer(other.Model(str(TINY.parent / "onnx")))
+    tokenizer.update_options(add_special_tokens="false")
+    engine = drive(TINY if kind == "gguf" else export, num_kv_blocks="64").engine
+    expected = [int(token) for token in tokenizer.encode(LONG_PROMPT)]
+    assert len(expected) > 2 * 8192
+    assert list(engine.encode(LONG_PROMPT)) == expected

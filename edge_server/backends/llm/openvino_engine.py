@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.backends.openvino_lean_import import import_openvino
@@ -57,8 +58,8 @@ class OpenVinoEngine:
         if settings.is_deterministic:
             # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        self._pipeline = library.ContinuousBatchingPipeline(str(path), scheduler, "CPU", options)
-        self._tokenizer = self._pipeline.get_tokenizer()
+        self._tokenizer = open_tokenizer(library, path)
+        self._pipeline = library.ContinuousBatchingPipeline(str(path), self._tokenizer, scheduler, "CPU", **options)
         self._end_token = self._tokenizer.get_eos_token_id()
         self.vocabulary_size = len(self._tokenizer.get_vocab())
         self.chat_template = str(self._tokenizer.chat_template)
