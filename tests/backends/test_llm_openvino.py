@@ -212,3 +212,45 @@ def test_a_prompt_of_more_than_8192_tokens_has_the_tokens_that_another_tokenizer
     expected = [int(token) for token in tokenizer.encode(LONG_PROMPT)]
     assert len(expected) > 2 * 8192
     assert list(engine.encode(LONG_PROMPT)) == expected
+
+
+@pytest.fixture
+def make_export(export: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Return a function that copies the export, with a generation_config.json."""
+
+    def make(members: dict[str, Any]) -> Path:
+        folder = tmp_path / f"export{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(export, folder)
+        (folder / "generation_config.json").write_text(json.dumps(members))
+        return folder
+
+    return make
+
+
+def test_a_text_ends_at_each_end_token_of_an_export_and_at_none_with_ignore_eos(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    (mark,) = drive(num_kv_blocks="64").engine.encode("!")
+    driven = drive(make_export({"eos_token_id": [2, mark]}), num_kv_blocks="64")
+    numbers = [
+        driven.add("say hello", 40),
+        driven.add("count from nine", 40),
+        driven.add("say hello", 40, ignore_eos=True),
+        driven.add("say hello", 40, json_schema='{"type": "object", "properties": {}, "additionalProperties": false}'),
+    ]
+    driven.run()
+    texts = [driven.text(number) for number in numbers]
+    assert texts[0] == "Hello"
+    assert texts[1].startswith("nine ten eleven")
+    assert texts[1].endswith("nineteen twenty")
+    assert texts[2].startswith("Hello! How can I help you?")
+    assert json.loads(texts[3]) == {}
+    assert [driven.finished[number] for number in numbers] == ["stop", "stop", "length", "stop"]
+
+
+def test_the_sampling_of_an_export_is_its_default(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    stated = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    expected = Sampling(max_tokens=16, **stated)
+    assert drive(make_export({"do_sample": True, **stated})).engine.default_sampling == expected

@@ -14,10 +14,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from edge_server.backends.backend_helpers import existing_file, file_title, load_error
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
@@ -220,12 +220,12 @@ def _read_genai_size(file: ModelFile) -> LlmSize:
 
 
 def _read_size(file: ModelFile) -> LlmSize:
-    """Return the size of a model from its files. Raises LoadError."""
-    if file.path.name == EXPORT_FILE:
-        return read_export(file.path.parent)
-    path: Path = existing_file(file, OpenVinoLlmBackend.default_filename)
+    """Return the size of a model from its files. Raises LoadError, also for a generation_config.json out of range."""
     try:
-        return read_gguf(path)
+        if file.path.name == EXPORT_FILE:
+            read_generation_config(file.path.parent)
+            return read_export(file.path.parent)
+        return read_gguf(existing_file(file, OpenVinoLlmBackend.default_filename))
     except BadModelFile as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")
