@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
-from edge_server.backends.backend_helpers import existing_file, file_title, load_error
+from edge_server.backends.backend_helpers import existing_file, file_title, load_error, whole_number
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
@@ -33,7 +33,7 @@ EXPORT_FILE = "openvino_tokenizer.xml"
 _BLOCK_TOKENS = 32
 
 _NICENESS = 5
-"""Of the child process: a step computes on all cores, and other models have deadlines."""
+"""Of the child process by default: a step computes on all cores, and other models have deadlines."""
 
 _ONNX_CONTEXT = 4096
 """Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
@@ -146,7 +146,7 @@ def open_openvino(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.openvino_engine import OpenVinoEngine
 
-    os.nice(_NICENESS)
+    _set_niceness(job)
     settings = _settings(job)
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
@@ -156,7 +156,7 @@ def open_onnx(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.onnx_engine import OnnxEngine
 
-    os.nice(_NICENESS)
+    _set_niceness(job)
     size = _read_genai_size(job.file)
     settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
     folder = job.file.path.parent
@@ -168,6 +168,14 @@ def open_scripted(job: OpenJob) -> RequestSession:
     path = existing_file(job.file, ScriptedLlmBackend.default_filename)
     settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
     return _session(job, settings, lambda: ScriptedEngine(path, settings))
+
+
+def _set_niceness(job: OpenJob) -> None:
+    """Lower the priority of this process by the parameter `niceness`. Raises LoadError for a value out of range."""
+    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
 
 
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
