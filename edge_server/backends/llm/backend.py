@@ -3,8 +3,8 @@
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
 folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,
 the first in each step and the second while it loads a model, and the end of the process gives the memory back.
-Parameters: see `settings`, and `niceness` (5) of that process. The inputs and outputs are those of Triton's vLLM backend, with the input `messages` beside
-`text_input`.
+Parameters: see `settings`, and `niceness` (5) of that process. The inputs and outputs are those of Triton's vLLM
+backend, with the input `messages` beside `text_input`.
 """
 
 from __future__ import annotations
