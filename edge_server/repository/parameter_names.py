@@ -28,14 +28,14 @@ READ_NAMES = frozenset({
     "is_classifier", "isolation", "keep_aspect_ratio", "kv_cache_mb", "mask_activation", "mask_layout",
     "mask_output", "mask_threshold", "mask_unseen", "max_context", "max_num_batched_tokens", "max_num_seqs",
     "max_queue_size", "max_waiting_per_sequence", "max_waiting_sequences", "memory.enable_memory_arena_shrinkage",
-    "model_type", "network_image_height", "network_image_width", "normalize", "num_kv_blocks", "num_threads",
-    "optimization.graph.level", "output_class", "pooling", "precision", "predict_proba", "priority_class",
-    "read_only_inputs", "reload_policy", "stub_delay_ms", "stub_fail", "stub_fail_after", "stub_fail_open",
-    "stub_hang", "stub_leak_bytes", "stub_op", "stub_open_delay_ms", "threads", "threshold", "tool_call_parser",
-    "track", "trt_builder_optimization_level", "trt_cuda_graph_enable", "trt_dla_core", "trt_dla_enable",
-    "trt_extra_plugin_lib_paths", "trt_max_workspace_size", "trt_profile_max_shapes", "trt_profile_min_shapes",
-    "trt_profile_opt_shapes", "variant", "warmup_allow_nan", "warmup_probe", "xgboost_allow_unknown_field",
-    "xnnpack",
+    "model_type", "network_image_height", "network_image_width", "niceness", "normalize", "num_kv_blocks",
+    "num_threads", "optimization.graph.level", "output_class", "pooling", "precision", "predict_proba",
+    "priority_class", "read_only_inputs", "reload_policy", "stub_delay_ms", "stub_fail", "stub_fail_after",
+    "stub_fail_open", "stub_hang", "stub_leak_bytes", "stub_op", "stub_open_delay_ms", "threads", "threshold",
+    "tool_call_parser", "track", "trt_builder_optimization_level", "trt_cuda_graph_enable", "trt_dla_core",
+    "trt_dla_enable", "trt_extra_plugin_lib_paths", "trt_max_workspace_size", "trt_profile_max_shapes",
+    "trt_profile_min_shapes", "trt_profile_opt_shapes", "variant", "warmup_allow_nan", "warmup_probe",
+    "xgboost_allow_unknown_field", "xnnpack",
 })  # fmt: skip
 
 _NEAR = 0.8

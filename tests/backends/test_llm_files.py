@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.llm.backend import make
+from edge_server.backends.llm.generation_config import GenerationConfig, read_generation_config
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.model_size import (
     EXPORT_LOAD_FACTOR,
@@ -27,6 +28,7 @@ from edge_server.backends.llm.model_size import (
     read_gguf,
 )
 from edge_server.backends.llm.settings import memory_parts, read_settings
+from edge_server.backends.llm.token_engine import Sampling
 from edge_server.errors import BackendMissing
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.pbtxt import new_config
@@ -58,7 +60,21 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1))
-    with pytest.raises(BadModelFile, match="expected one of llama, qwen2, qwen3, got 'mamba'"):
+    with pytest.raises(BadModelFile, match=r"one of llama, qwen2, qwen3, .* got 'mamba': serve an OpenVINO export"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")])
+def test_a_tensor_type_that_the_engine_does_not_read_is_named_with_what_to_take_instead(
+    tmp_path: Path, kind: int, name: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    data = TINY.read_bytes()
+    place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, place) == (1,), "expected F16 in the file of the tests"
+    path.write_bytes(data[:place] + struct.pack("<I", kind) + data[place + 4 :])
+    said = f"'blk.1.ffn_down.weight': expected one of the types F32, .*, got {name}: take the model's Q8_0, Q4_0"
+    with pytest.raises(BadModelFile, match=said):
         read_gguf(path)
 
 
@@ -196,3 +212,39 @@ def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes
         # A longer stop string may begin earlier, but the piece that completed the first one ended the text.
         assert text.startswith(said)
         assert any(text.startswith(item, len(said)) for item in stop)
+
+
+@pytest.mark.parametrize(
+    ("text", "end_tokens", "sampling"),
+    [
+        ("{}", [], {}),
+        ('{"eos_token_id": 7, "transformers_version": "4.57.0", "max_length": 20}', [7], {}),
+        ('{"eos_token_id": [2, 3], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}', [2, 3],
+         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}),
+        ('{"do_sample": true, "eos_token_id": null, "temperature": null, "top_k": null}', [], {}),
+        ('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}', [], {"temperature": 0.0, "top_p": 0.9}),
+    ],
+)  # fmt: skip
+def test_an_export_has_its_end_tokens_and_defaults_of_sampling_in_generation_config_json(
+    tmp_path: Path, text: str, end_tokens: list[int], sampling: dict[str, float]
+) -> None:
+    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(), Sampling(16))
+    (tmp_path / "generation_config.json").write_text(text)
+    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(end_tokens), Sampling(16, **sampling))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "generation_config.json: expected a JSON object, got an error"),
+        ("[]", "generation_config.json: expected a JSON object, got list"),
+        ('{"eos_token_id": "two"}', "eos_token_id: expected a token or a list of tokens, got two"),
+        ('{"eos_token_id": [2, -1]}', r"eos_token_id: expected a token or a list of tokens, got \[2, -1\]"),
+        ('{"do_sample": "no"}', "do_sample: expected true or false, got no"),
+        ('{"temperature": -1}', "temperature: expected 0 to 100, got '-1'"),
+    ],
+)
+def test_a_damaged_generation_config_json_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(BadModelFile, match=said):
+        read_generation_config(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ CHATS = {
 class Driven:
     """An engine that a test steps by hand."""
 
-    def __init__(self, **parameters: str) -> None:
+    def __init__(self, path: Path, **parameters: str) -> None:
         settings = read_settings("tiny", {"deterministic": "true", **parameters}, read_gguf(TINY), 32)
-        self.engine = OpenVinoEngine(TINY, settings)
+        self.engine = OpenVinoEngine(path, settings)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.steps = 0
@@ -76,12 +77,12 @@ class Driven:
 
 @pytest.fixture(scope="module")
 def drive() -> Callable[..., Driven]:
-    engines: dict[tuple[tuple[str, str], ...], Driven] = {}
+    engines: dict[tuple[Path, tuple[tuple[str, str], ...]], Driven] = {}
 
-    def make(**parameters: str) -> Driven:
-        key = tuple(sorted(parameters.items()))
+    def make(path: Path = TINY, **parameters: str) -> Driven:
+        key = path, tuple(sorted(parameters.items()))
         if key not in engines:
-            engines[key] = Driven(**parameters)
+            engines[key] = Driven(path, **parameters)
         return engines[key]
 
     return make
@@ -178,3 +179,78 @@ def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Dr
 
     assert steps_to_first_token() >= size // 16
     assert steps_to_first_token() <= 4
+
+
+LONG_PROMPT = "count from zero, then what is the capital of Japan? " * 1500
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder as the library writes it from the GGUF file, with its tokenizer's limit of 8,192 tokens."""
+    import openvino_genai
+
+    folder = tmp_path_factory.mktemp("export")
+    gguf = folder / "tiny.gguf"
+    shutil.copy(TINY, gguf)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 1
+    openvino_genai.Tokenizer(gguf, enable_save_ov_model=True)
+    openvino_genai.ContinuousBatchingPipeline(str(gguf), scheduler, "CPU", {"enable_save_ov_model": True})
+    gguf.unlink()
+    assert len(openvino_genai.Tokenizer(folder).encode(LONG_PROMPT).input_ids.data.ravel()) == 8192
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gguf", "export"])
+def test_a_prompt_of_more_than_8192_tokens_has_the_tokens_that_another_tokenizer_gives_it(
+    drive: Callable[..., Driven], export: Path, kind: str
+) -> None:
+    other = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    tokenizer = other.Tokenizer(other.Model(str(TINY.parent / "onnx")))
+    tokenizer.update_options(add_special_tokens="false")
+    engine = drive(TINY if kind == "gguf" else export, num_kv_blocks="64").engine
+    expected = [int(token) for token in tokenizer.encode(LONG_PROMPT)]
+    assert len(expected) > 2 * 8192
+    assert list(engine.encode(LONG_PROMPT)) == expected
+
+
+@pytest.fixture
+def make_export(export: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Return a function that copies the export, with a generation_config.json."""
+
+    def make(members: dict[str, Any]) -> Path:
+        folder = tmp_path / f"export{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(export, folder)
+        (folder / "generation_config.json").write_text(json.dumps(members))
+        return folder
+
+    return make
+
+
+def test_a_text_ends_at_each_end_token_of_an_export_and_at_none_with_ignore_eos(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    (mark,) = drive(num_kv_blocks="64").engine.encode("!")
+    driven = drive(make_export({"eos_token_id": [2, mark]}), num_kv_blocks="64")
+    numbers = [
+        driven.add("say hello", 40),
+        driven.add("count from nine", 40),
+        driven.add("say hello", 40, ignore_eos=True),
+        driven.add("say hello", 40, json_schema='{"type": "object", "properties": {}, "additionalProperties": false}'),
+    ]
+    driven.run()
+    texts = [driven.text(number) for number in numbers]
+    assert texts[0] == "Hello"
+    assert texts[1].startswith("nine ten eleven")
+    assert texts[1].endswith("nineteen twenty")
+    assert texts[2].startswith("Hello! How can I help you?")
+    assert json.loads(texts[3]) == {}
+    assert [driven.finished[number] for number in numbers] == ["stop", "stop", "length", "stop"]
+
+
+def test_the_sampling_of_an_export_is_its_default(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    stated = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    expected = Sampling(max_tokens=16, **stated)
+    assert drive(make_export({"do_sample": True, **stated})).engine.default_sampling == expected

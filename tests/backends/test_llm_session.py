@@ -15,7 +15,7 @@ from edge_server.backends.llm.model_size import LlmSize
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
 from edge_server.backends.llm.settings import read_settings
-from edge_server.backends.llm.token_engine import TokenEvent
+from edge_server.backends.llm.token_engine import Sampling, TokenEvent
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest, LoadError, QueueFull, SessionLost
@@ -393,3 +393,12 @@ def test_the_size_of_the_cache_follows_from_megabytes() -> None:
     assert read_settings("talker", {"kv_cache_mb": "100"}, size, 32).num_kv_blocks == 100_000_000 // (46_080 * 32)
     with pytest.raises(LoadError, match=r"expected at least 1\.5, one block"):
         read_settings("talker", {"kv_cache_mb": "1"}, size, 32)
+
+
+def test_what_a_request_leaves_out_is_the_models_default_and_what_it_says_overrides_that(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+    served.engine.default_sampling = Sampling(max_tokens=3)
+    assert served.ask("count", max_tokens=None).text == "one"
+    assert served.ask("count", max_tokens=7).text == "one two"

@@ -816,7 +816,10 @@ class TestIdleModels:
 
         (tmp_path / "exact/1").mkdir(parents=True)
         shutil.copy(TINY, tmp_path / "exact/1/model.gguf")
-        (tmp_path / "exact/config.pbtxt").write_text('parameters { key: "idle_unload_s" value { string_value: "1" } }')
+        (tmp_path / "exact/config.pbtxt").write_text(
+            'parameters { key: "idle_unload_s" value { string_value: "1" } }'
+            'parameters { key: "niceness" value { string_value: "3" } }'
+        )
         with (
             serve(tmp_path) as running,
             openai.OpenAI(base_url=running.url("/v1"), api_key="none", max_retries=0) as client,
@@ -825,7 +828,8 @@ class TestIdleModels:
             assert [model.id for model in client.models.list().data] == ["exact"]
             answer = ask(client, "say hello", extra_body={"keep_alive": "1h"})
             assert answer.choices[0].message.content == ANSWERS["hello"]
-            assert children_of(running)
+            own = os.getpriority(os.PRIO_PROCESS, running.process.pid)
+            assert min(own + 3, 19) in [os.getpriority(os.PRIO_PROCESS, pid) for pid in children_of(running)]
             ask(client, "say hello", extra_body={"keep_alive": 0})
             assert eventually(lambda: not children_of(running))
 

@@ -3,8 +3,8 @@
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
 folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,
 the first in each step and the second while it loads a model, and the end of the process gives the memory back.
-Parameters: see `settings`. The inputs and outputs are those of Triton's vLLM backend, with the input `messages` beside
-`text_input`.
+Parameters: see `settings`, and `niceness` (5) of that process. The inputs and outputs are those of Triton's vLLM
+backend, with the input `messages` beside `text_input`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from edge_server.backends.backend_helpers import existing_file, file_title, load_error
+from edge_server.backends.backend_helpers import existing_file, file_title, load_error, whole_number
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
@@ -33,7 +33,7 @@ EXPORT_FILE = "openvino_tokenizer.xml"
 _BLOCK_TOKENS = 32
 
 _NICENESS = 5
-"""Of the child process: a step computes on all cores, and other models have deadlines."""
+"""Of the child process by default: a step computes on all cores, and other models have deadlines."""
 
 _ONNX_CONTEXT = 4096
 """Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
@@ -146,7 +146,7 @@ def open_openvino(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.openvino_engine import OpenVinoEngine
 
-    os.nice(_NICENESS)
+    _set_niceness(job)
     settings = _settings(job)
     path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
     return _session(job, settings, lambda: OpenVinoEngine(path, settings))
@@ -156,7 +156,7 @@ def open_onnx(job: OpenJob) -> RequestSession:
     """Open a model in this process. Raises LoadError. For the child process."""
     from edge_server.backends.llm.onnx_engine import OnnxEngine
 
-    os.nice(_NICENESS)
+    _set_niceness(job)
     size = _read_genai_size(job.file)
     settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
     folder = job.file.path.parent
@@ -168,6 +168,14 @@ def open_scripted(job: OpenJob) -> RequestSession:
     path = existing_file(job.file, ScriptedLlmBackend.default_filename)
     settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
     return _session(job, settings, lambda: ScriptedEngine(path, settings))
+
+
+def _set_niceness(job: OpenJob) -> None:
+    """Lower the priority of this process by the parameter `niceness`. Raises LoadError for a value out of range."""
+    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
 
 
 def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
@@ -220,12 +228,12 @@ def _read_genai_size(file: ModelFile) -> LlmSize:
 
 
 def _read_size(file: ModelFile) -> LlmSize:
-    """Return the size of a model from its files. Raises LoadError."""
-    if file.path.name == EXPORT_FILE:
-        return read_export(file.path.parent)
-    path: Path = existing_file(file, OpenVinoLlmBackend.default_filename)
+    """Return the size of a model from its files. Raises LoadError, also for a generation_config.json out of range."""
     try:
-        return read_gguf(path)
+        if file.path.name == EXPORT_FILE:
+            read_generation_config(file.path.parent)
+            return read_export(file.path.parent)
+        return read_gguf(existing_file(file, OpenVinoLlmBackend.default_filename))
     except BadModelFile as error:
         said = str(error)
     raise LoadError(f"{file_title(file)}: {said}")

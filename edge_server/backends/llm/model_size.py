@@ -31,8 +31,14 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _TENSOR_TYPES = {
     0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 12: (256, 144), 14: (256, 210),
 }  # fmt: skip
-"""GGUF's type number of a tensor -> elements and bytes of a block: F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K. These
-are the types that OpenVINO GenAI reads."""
+"""GGUF's type number of a tensor -> elements and bytes of a block, for the types that OpenVINO GenAI reads."""
+_TYPE_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+_EXPORT_ADVICE = "serve an OpenVINO export instead (optimum-cli export openvino) or an ONNX export"
 _ALIGNMENT = 32
 """Of the tensors' data, if the file says nothing."""
 
@@ -74,6 +80,12 @@ def read_gguf(path: Path) -> LlmSize:
     file_bytes = path.stat().st_size
     with open(path, "rb") as file:
         fields, tensor_count = _gguf_fields(file)
+        architecture = str(fields.get("general.architecture", ""))
+        if architecture not in ARCHITECTURES:
+            raise BadModelFile(
+                f"architecture: expected one of {', '.join(ARCHITECTURES)}, which are all that OpenVINO GenAI reads "
+                f"from a GGUF file, got '{architecture[:80]}': {_EXPORT_ADVICE}"
+            )
         data_end = _tensors_end(file, tensor_count)
         alignment = fields.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
@@ -83,9 +95,6 @@ def read_gguf(path: Path) -> LlmSize:
         raise BadModelFile(
             f"the file is cut short: its tensors end at byte {data_begin + data_end}, and it has {file_bytes}"
         )
-    architecture = str(fields.get("general.architecture", ""))
-    if architecture not in ARCHITECTURES:
-        raise BadModelFile(f"architecture: expected one of {', '.join(ARCHITECTURES)}, got '{architecture[:80]}'")
 
     def number(key: str, default: int | None = None) -> int:
         value = fields.get(f"{architecture}.{key}", default)
@@ -173,9 +182,12 @@ def _tensors_end(file: BinaryIO, count: int) -> int:
         shape = struct.unpack(f"<{dimensions}Q", _exactly(file, 8 * dimensions))
         kind, offset = struct.unpack("<IQ", _exactly(file, 12))
         if kind not in _TENSOR_TYPES:
+            # Files named Q4_K_M and the like have Q5_0 and Q8_0 in tensors whose rows are no multiple of 256.
+            known = ", ".join(_TYPE_NAMES[number] for number in _TENSOR_TYPES)
             raise BadModelFile(
-                f"tensor '{name[:80]}': expected one of the types F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K and Q6_K, got "
-                f"number {kind}"
+                f"tensor '{name[:80]}': expected one of the types {known}, which are all that OpenVINO GenAI reads, "
+                f"got {_TYPE_NAMES.get(kind, f'type number {kind}')}: take the model's Q8_0, Q4_0 or Q4_1 file, or "
+                f"{_EXPORT_ADVICE}"
             )
         block, block_bytes = _TENSOR_TYPES[kind]
         end = max(end, offset + -(-math.prod(shape) // block) * block_bytes)

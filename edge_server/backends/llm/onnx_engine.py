@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_server.backends.backend_helpers import import_runtime, message_line
 from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.text_request import DEFAULT_SAMPLING
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.errors import InvalidRequest
 
@@ -54,6 +55,7 @@ class OnnxEngine:
     """
 
     has_logprobs = False
+    default_sampling = DEFAULT_SAMPLING
 
     def __init__(self, folder: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
         library = import_runtime("onnxruntime_genai", "TurnOptions", "llm-onnx")

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.llm.generation_config import read_generation_config
+from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.backends.openvino_lean_import import import_openvino
@@ -34,7 +36,8 @@ _SOURCE_PATH = re.compile(r"(Exception from |Check '.*' failed at |\[[\d:]+\] )?
 class OpenVinoEngine:
     """A pipeline with its tokenizer. See TokenEngine.
 
-    The constructor raises whatever the library raises for a file that it cannot load, and BackendMissing.
+    `path` is a GGUF file, or the folder of an export, whose `generation_config.json` then applies. The constructor
+    raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
     """
 
     has_logprobs = True
@@ -57,9 +60,12 @@ class OpenVinoEngine:
         if settings.is_deterministic:
             # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        self._pipeline = library.ContinuousBatchingPipeline(str(path), scheduler, "CPU", options)
-        self._tokenizer = self._pipeline.get_tokenizer()
-        self._end_token = self._tokenizer.get_eos_token_id()
+        self._tokenizer = open_tokenizer(library, path)
+        self._pipeline = library.ContinuousBatchingPipeline(str(path), self._tokenizer, scheduler, "CPU", **options)
+        generation = read_generation_config(path)
+        self.default_sampling = generation.sampling
+        # Also the tokenizer's own: a model may end a text with any.
+        self._end_tokens = generation.end_tokens | {self._tokenizer.get_eos_token_id()} - {-1}
         self.vocabulary_size = len(self._tokenizer.get_vocab())
         self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, Any] = {}
@@ -133,8 +139,7 @@ class OpenVinoEngine:
         config.max_new_tokens = sampling.max_tokens
         config.min_new_tokens = sampling.min_tokens
         config.ignore_eos = sampling.ignore_eos
-        if self._end_token >= 0:
-            config.set_eos_token_id(self._end_token)
+        config.stop_token_ids = set(self._end_tokens)
         config.logprobs = 1
         config.do_sample = sampling.temperature > 0
         if config.do_sample:
@@ -170,7 +175,7 @@ class OpenVinoEngine:
         if status == statuses.IGNORED:
             # The KV cache is too small for it, as it is alone now.
             return TokenEvent(number, tuple(tokens), tuple(logprobs), "length")
-        is_stopped = bool(tokens) and tokens[-1] == self._end_token
+        is_stopped = bool(tokens) and tokens[-1] in self._end_tokens
         if is_stopped:
             tokens, logprobs = tokens[:-1], logprobs[:-1]
         return TokenEvent(number, tuple(tokens), tuple(logprobs), "stop" if is_stopped else "length")

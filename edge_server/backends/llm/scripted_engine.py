@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.text_request import DEFAULT_SAMPLING
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.errors import InvalidRequest
 
@@ -25,6 +26,7 @@ class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
 
     has_logprobs = True
+    default_sampling = DEFAULT_SAMPLING
     vocabulary_size = 257
 
     def __init__(self, path: Path, settings: LlmSettings) -> None:

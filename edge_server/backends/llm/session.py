@@ -121,7 +121,7 @@ class LlmSession(RequestSession):
         self._thread.join()
 
     def _accept(self, execution: Execution) -> None:
-        request = read_request(execution.request)
+        request = read_request(execution.request, self._engine.default_sampling)
         engine = self._engine
         if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
             raise InvalidRequest(

@@ -19,6 +19,8 @@ from edge_server.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 16
 """Of vLLM."""
 
+DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS)
+
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
 
 
@@ -40,8 +42,8 @@ class TextRequest:
     has_cumulative_logprob: bool
 
 
-def read_request(request: Request) -> TextRequest:
-    """Return the checked request. Raises InvalidRequest."""
+def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> TextRequest:
+    """Return the checked request. `defaults` are the model's, for what it does not say. Raises InvalidRequest."""
     title = f"inference request to model '{request.model}'"
     prompt, messages_text = _text(request, "text_input"), _text(request, "messages")
     if (prompt is None) == (messages_text is None):
@@ -55,7 +57,7 @@ def read_request(request: Request) -> TextRequest:
     if is_stream and not excludes:
         raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
     messages, tools = _chat(messages_text, title) if messages_text is not None else ((), None)
-    sampling = read_sampling(values, title, is_strict=stated is not None)
+    sampling = read_sampling(values, title, is_strict=stated is not None, defaults=defaults)
     if tools is not None and (schema := tools.json_schema()):
         if sampling.json_schema:
             raise InvalidRequest(f"{title}: expected a tool choice or json_schema, got both")
@@ -80,8 +82,13 @@ def read_request(request: Request) -> TextRequest:
     )
 
 
-def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> Sampling:
-    """Return the sampling parameters. Unknown names are errors if `is_strict`, else ignored. Raises InvalidRequest."""
+def read_sampling(
+    values: Mapping[str, Any], title: str, *, is_strict: bool, defaults: Sampling = DEFAULT_SAMPLING
+) -> Sampling:
+    """Return the sampling parameters; `defaults` where they are missing or null.
+
+    Unknown names are errors if `is_strict`, else ignored. Raises InvalidRequest.
+    """
 
     def bad(key: str, expected: str) -> InvalidRequest:
         return InvalidRequest(f"{title}: sampling parameter {key}: expected {expected}, got {str(values[key])[:80]!r}")
@@ -131,13 +138,13 @@ def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> 
         if not isinstance(values.get(key, False), bool):
             raise bad(key, "true or false")
     return Sampling(
-        max_tokens=whole("max_tokens", DEFAULT_MAX_TOKENS, 0),
+        max_tokens=whole("max_tokens", defaults.max_tokens, 0),
         min_tokens=whole("min_tokens", 0, 0),
-        temperature=number("temperature", 1.0, 0.0, 100.0),
-        top_p=number("top_p", 1.0, 1e-6, 1.0),
-        top_k=whole("top_k", 0, -1),
+        temperature=number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
+        top_k=whole("top_k", defaults.top_k, -1),
         seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
-        repetition_penalty=number("repetition_penalty", 1.0, 0.01, 100.0),
+        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
         stop=tuple(stops),

@@ -73,6 +73,8 @@ class TokenEngine(Protocol):
     """Number of different tokens."""
     has_logprobs: bool
     """Whether events carry the probabilities of tokens."""
+    default_sampling: Sampling
+    """What applies where a request says nothing."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text without added special tokens."""
