@@ -19,6 +19,13 @@ from edge_server.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 16
 """Of vLLM."""
 
+_CONSTRAINING = {
+    "allowed_token_ids", "bad_words", "best_of", "guided_choice", "guided_decoding", "guided_grammar", "guided_json",
+    "guided_regex", "include_stop_str_in_output", "length_penalty", "logit_bias", "min_p", "prompt_logprobs",
+    "stop_token_ids", "stop_words", "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+}  # fmt: skip
+"""Unknown sampling parameters that are errors as request parameters too, of which others are not for the model."""
+
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
 
 
@@ -81,7 +88,10 @@ def read_request(request: Request) -> TextRequest:
 
 
 def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> Sampling:
-    """Return the sampling parameters. Unknown names are errors if `is_strict`, else ignored. Raises InvalidRequest."""
+    """Return the sampling parameters. Raises InvalidRequest.
+
+    Unknown names are errors if `is_strict`, otherwise only those known to constrain a text.
+    """
 
     def bad(key: str, expected: str) -> InvalidRequest:
         return InvalidRequest(f"{title}: sampling parameter {key}: expected {expected}, got {str(values[key])[:80]!r}")
@@ -109,8 +119,8 @@ def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> 
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
     }  # fmt: skip
-    unknown = sorted(set(values) - known)
-    if is_strict and unknown:
+    unknown = sorted(set(values) - known if is_strict else {name for name in _CONSTRAINING if values.get(name)})
+    if unknown:
         raise InvalidRequest(
             f"{title}: unknown sampling parameter '{unknown[0][:80]}'; known are {', '.join(sorted(known))}"
         )
