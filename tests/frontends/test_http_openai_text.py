@@ -26,7 +26,11 @@ TALKER = ModelSpec(
         InputSpec(name, DType.BOOL if name == "stream" else DType.BYTES, (1,), is_optional=True)
         for name in ("text_input", "messages", "sampling_parameters", "stream")
     ),
-    outputs=tuple(OutputSpec(name, DType.BYTES, (-1,)) for name in NAMES),
+    outputs=(
+        *(OutputSpec(name, DType.BYTES, (-1,)) for name in NAMES),
+        OutputSpec("num_input_tokens", DType.UINT32, (1,)),
+        OutputSpec("num_cached_tokens", DType.UINT32, (1,)),
+    ),
     instance_groups=(),
     is_decoupled=True,
 )
@@ -228,6 +232,22 @@ def test_without_parallel_calls_an_answer_has_the_first_call_only(talker: Any) -
         streamed = events(talker.post("/v1/chat/completions", members | more | {"stream": True}))
         deltas = [event["choices"][0]["delta"] for event in streamed]
         assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == count
+
+
+def test_the_usage_has_the_cached_tokens_of_each_prompt_if_the_model_tells_them(talker: Any) -> None:
+    def say_counts(request: Request) -> list[Response]:
+        counts = (("num_input_tokens", 9), ("num_cached_tokens", 4))
+        outputs = tuple(Tensor(name, DType.UINT32, np.array([count], np.uint32)) for name, count in counts)
+        return [Response(request.model, 1, request.id, outputs=outputs)]
+
+    assert "prompt_tokens_details" not in talker.post("/v1/chat/completions", chat()).json["usage"]
+    talker.service.models["talker"] = (TALKER, say_counts)
+    body = completion(prompt=["a", "b"], n=2)
+    expected = {"prompt_tokens": 18, "completion_tokens": 0, "total_tokens": 18,
+                "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
+    assert talker.post("/v1/completions", body).json["usage"] == expected
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/", "/v3/audio/speech?x=1", "/v1/models/a/b"])

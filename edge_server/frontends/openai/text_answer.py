@@ -48,6 +48,8 @@ class TextChoice:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     input_tokens: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed, None if the model does not tell."""
     output_tokens: int = 0
 
     def add(self, response: Response) -> None:
@@ -58,6 +60,8 @@ class TextChoice:
         self.text += self.delta
         if len(found := outputs.get("num_input_tokens", ())):
             self.input_tokens = int(found[0])
+        if len(found := outputs.get("num_cached_tokens", ())):
+            self.cached_tokens = int(found[0])
         self.output_tokens += sum(int(item) for item in outputs.get("num_output_tokens", ()))
         self.delta_logprobs = []
         for item in outputs.get("logprobs", ()):
@@ -115,11 +119,13 @@ def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]
     return {**_chunk(call, []), "usage": usage(call, choices)}
 
 
-def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, int]:
+def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
     """Return the token counts of a call. A prompt with several answers counts once."""
     prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
     completion = sum(choice.output_tokens for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    cached = [choice.cached_tokens for choice in choices[:: call.choices] if choice.cached_tokens is not None]
+    return {**found, "prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else found
 
 
 def warnings_of(call: TextCall) -> dict[str, Any]:
