@@ -305,6 +305,7 @@ def test_clients_that_leave_while_they_wait_free_their_places_at_once(
     [
         ({"temperature": -1}, "temperature: expected 0 to 100"),
         ({"top_p": 2}, "top_p"),
+        ({"min_p": 1.5}, "min_p: expected 0 to 1"),
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
         ({"stop": 3}, "stop: expected a text or a list of texts"),
         ({"seed": True}, "seed"),

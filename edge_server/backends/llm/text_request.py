@@ -21,7 +21,7 @@ DEFAULT_MAX_TOKENS = 16
 
 _CONSTRAINING = {
     "allowed_token_ids", "bad_words", "best_of", "guided_choice", "guided_decoding", "guided_grammar", "guided_json",
-    "guided_regex", "include_stop_str_in_output", "length_penalty", "logit_bias", "min_p", "prompt_logprobs",
+    "guided_regex", "include_stop_str_in_output", "length_penalty", "logit_bias", "prompt_logprobs",
     "stop_token_ids", "stop_words", "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
 }  # fmt: skip
 """Unknown sampling parameters that are errors as request parameters too, of which others are not for the model."""
@@ -116,8 +116,8 @@ def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> 
         return int(value)
 
     known = {
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
     }  # fmt: skip
     unknown = sorted(set(values) - known if is_strict else {name for name in _CONSTRAINING if values.get(name)})
     if unknown:
@@ -146,6 +146,7 @@ def read_sampling(values: Mapping[str, Any], title: str, *, is_strict: bool) -> 
         temperature=number("temperature", 1.0, 0.0, 100.0),
         top_p=number("top_p", 1.0, 1e-6, 1.0),
         top_k=whole("top_k", 0, -1),
+        min_p=number("min_p", 0.0, 0.0, 1.0),
         seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
         repetition_penalty=number("repetition_penalty", 1.0, 0.01, 100.0),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),

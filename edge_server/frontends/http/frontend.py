@@ -192,6 +192,7 @@ class HttpFrontend:
 
     def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
         """Return the target of requests with a head, or the response that refuses them."""
+        failure: EdgeServerError
         try:
             endpoint, names = self._router.find(head.method, head.target)
             self._cross_site_check.check(head, endpoint.category, changes_server=endpoint.changes_server)

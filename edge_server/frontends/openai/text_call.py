@@ -30,8 +30,8 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 _LARGEST_SEED = (1 << 63) - 1
 
-_COMMON = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-           "min_tokens", "ignore_eos", "stop")  # fmt: skip
+_COMMON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+           "repetition_penalty", "min_tokens", "ignore_eos", "stop")  # fmt: skip
 """Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
 
 _SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
