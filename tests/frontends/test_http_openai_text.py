@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.http import openai_endpoints
@@ -222,6 +224,19 @@ def test_a_stream_whose_first_token_takes_long_gets_comments_and_then_all_its_ch
         assert "".join(choice["delta"].get("content", "") for choice in choices) == "two words"
     else:
         assert [choice["text"] for choice in choices] == ["two", " words", ""]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
+@pytest.mark.parametrize(("more", "role"), [("", "system"), ("{# developer #}", "developer")])
+def test_templates_that_do_not_know_the_role_developer_get_system(talker: Any, more: str, role: str) -> None:
+    template = ChatTemplate("{{ messages[0].role }}" + more, {})
+    spec = replace(TALKER, inputs=TALKER.inputs[:1], chat_template=template)
+    talker.service.models["talker"] = (spec, say_words)
+    members = chat(messages=[{"role": "developer", "content": "be brief"}])
+    assert talker.post("/v1/chat/completions", members).status == 200
+    (request,) = talker.service.requests
+    assert request.inputs["text_input"].array.tolist() == [role.encode()]
 
 
 def test_without_parallel_calls_an_answer_has_the_first_call_only(talker: Any) -> None:
