@@ -202,6 +202,7 @@ def test_json_fits_its_schema_whatever_the_question(start: Callable[..., Driven]
         ({"json_schema": '{"type": "nosuch"}'}, "nosuch"),
         ({"json_schema": '{"$ref": "#/nowhere"}'}, "nowhere"),
         ({"seed": 7, "temperature": 0.8}, "sampling parameter seed: .* has none"),
+        ({"min_p": 0.1, "temperature": 0.8}, "sampling parameter min_p: .* has none; use top_p"),
         ({"presence_penalty": 0.5}, "sampling parameter presence_penalty: .* has none"),
         ({"frequency_penalty": 0.5}, "sampling parameter frequency_penalty: .* has none"),
         ({"min_tokens": 61}, "must not exceed"),

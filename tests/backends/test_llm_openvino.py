@@ -52,7 +52,7 @@ class Driven:
         self._number += 1
         self.tokens[self._number] = []
         tokens = self.engine.encode(prompt)
-        self.engine.add(self._number, tokens, Sampling(max_tokens=max_tokens, temperature=0.0, **sampling))
+        self.engine.add(self._number, tokens, Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling}))
         return self._number
 
     def step(self, count: int = 1) -> None:
@@ -162,6 +162,19 @@ def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_togethe
     driven.run()
     assert [driven.tokens[other] for other in numbers] == [driven.tokens[number]] * 3
     assert len(driven.tokens[number]) == 70
+
+
+def test_min_p_leaves_out_the_tokens_that_are_less_likely_than_this_part_of_the_likeliest(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive()
+    settings = {"max_tokens": 12, "temperature": 3.0}
+    greedy = driven.add("say hello", max_tokens=12)
+    wild = [driven.add("say hello", seed=seed, **settings) for seed in range(6)]
+    tame = [driven.add("say hello", seed=seed, min_p=0.9, **settings) for seed in range(6)]
+    driven.run()
+    assert {driven.text(number) for number in tame} == {driven.text(greedy)}
+    assert len({driven.text(number) for number in wild}) > 1
 
 
 def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Driven]) -> None:

@@ -221,15 +221,33 @@ def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[
     assert served.engine.figures().used_blocks == 0
 
 
-def test_a_full_queue_refuses_and_says_its_limit(serve: Callable[..., Served]) -> None:
-    served = serve(num_kv_blocks="26", max_queue_size="1")
-    first = served.ask("long")
-    with first.came:
-        assert first.came.wait_for(lambda: first.responses, 20)
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_as_many_wait_as_the_queue_holds_and_the_others_are_refused(
+    serve: Callable[..., Served], eventually: Callable[..., bool], size: int
+) -> None:
+    served = serve(num_kv_blocks="27", max_queue_size=str(size))
+    permits, step = threading.Semaphore(0), served.engine.step
+    served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
+    # All come while the first step runs. One more finds room, and does not wait.
+    first = served.ask("long", max_tokens=200)
+    assert eventually(lambda: bool(served.engine.added))
+    beside = served.ask("count", max_tokens=3)
     clients = [served.ask("long") for _ in range(8)]
-    refused = [client for client in clients if client.ended.wait(20) and client.error is not None]
-    assert refused
-    assert all(isinstance(client.error, QueueFull) and "max_queue_size is 1" in str(client.error) for client in refused)
+    refused = [client for client in clients if client.error is not None]
+    assert refused == clients[size:]
+    expected = f"{size} requests wait for room in the KV cache, and max_queue_size is {size}"
+    assert all(isinstance(client.error, QueueFull) and expected in str(client.error) for client in refused)
+    permits.release(10_000)
+    assert [client.text for client in (first, beside, *clients[:size])] == ["x" * 200, "one", *["x" * 200] * size]
+    # The blocks of those that have ended are free.
+    assert served.ask("long").text == "x" * 200
+
+
+def test_requests_that_come_together_to_an_idle_engine_do_not_wait(serve: Callable[..., Served]) -> None:
+    served = serve(max_queue_size="0")
+    clients = [Client(request("count", max_tokens=30)) for _ in range(12)]
+    served.session.execute(clients)
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 12
 
 
 def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
@@ -267,14 +285,14 @@ def test_clients_that_leave_while_they_wait_free_their_places_at_once(
     served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
     running = served.ask("count")
     assert eventually(lambda: bool(served.engine.added))
-    waiting = [served.ask("long") for _ in range(3)]
+    waiting = [served.ask("long") for _ in range(2)]
     assert isinstance(served.ask("greet").error, QueueFull)
     for client in waiting:
         client.cancel()
     permits.release()  # one step
     # The first of the queue does not fit beside the running one, and the others are behind it.
     assert all(client.ended.wait(5) for client in waiting)
-    assert [client.responses for client in waiting] == [[], [], []]
+    assert [client.responses for client in waiting] == [[], []]
     assert not running.ended.is_set()
     later = served.ask("greet")
     permits.release(1000)
@@ -287,12 +305,14 @@ def test_clients_that_leave_while_they_wait_free_their_places_at_once(
     [
         ({"temperature": -1}, "temperature: expected 0 to 100"),
         ({"top_p": 2}, "top_p"),
+        ({"min_p": 1.5}, "min_p: expected 0 to 1"),
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
         ({"stop": 3}, "stop: expected a text or a list of texts"),
         ({"seed": True}, "seed"),
         ({"n": 2}, "n: expected 1"),
         ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
         ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
+        ({"guided_choice": ["a"]}, "unknown sampling parameter 'guided_choice'"),
         ({"json_schema": "[1]"}, "expected a JSON object"),
     ],
 )
@@ -316,6 +336,30 @@ def test_a_bad_sampling_parameter_is_named(serve: Callable[..., Served], samplin
 )
 def test_bad_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
+        _ = serve().ask(None, messages=messages).text
+
+
+def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Callable[..., Served]) -> None:
+    def ask(**parameters: Any) -> Client:
+        client = Client(Request("talker", {"text_input": tensor("text_input", "count")}, parameters=parameters))
+        served.session.execute([client])
+        return client
+
+    served = serve()
+    for name in ("stop_words", "guided_regex"):
+        with pytest.raises(InvalidRequest, match=f"unknown sampling parameter '{name}'"):
+            _ = ask(**{name: "two"}).text
+    assert ask(max_tokens=3, bad_words="", customer=7).text == "countone"
+
+
+def test_the_role_developer_is_system_for_templates_that_do_not_know_it(
+    serve: Callable[..., Served], engine_file: Path
+) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "count"}]
+    assert serve().ask(None, messages=messages).text == ANSWERS["count"]
+    engine_file.write_text(json.dumps({"answers": ANSWERS, "chat_template": "{% if role == 'developer' %}"}))
+    # Other names than these are the template's own business: it gets the role as it is.
+    with pytest.raises(InvalidRequest, match="knows no role 'developer'"):
         _ = serve().ask(None, messages=messages).text
 
 

@@ -112,6 +112,11 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
         ([tool("a")], "sometimes", "tool_choice: expected none, auto"),
         ([tool("a")], {"function": {"name": "b"}}, "expected one of a, got 'b'"),
         ([tool("a")], {"function": 3}, "expected one of a"),
+        (
+            [tool("a")],
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            "tool_choice: 'allowed_tools' is not supported; send only these tools in 'tools'",
+        ),
         (None, "required", "without tools"),
     ],
 )

@@ -373,6 +373,8 @@ def test_tools_that_the_model_may_choose_are_not_compiled(server: Any) -> None:
         ({"keep_alive": True}, 400, "keep_alive", None),
         ({"tool_choice": "required"}, 400, "tool_choice", None),
         ({"tools": [TOOL], "tool_choice": "always"}, 400, None, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, None, None),
+        ({"guided_choice": ["a"]}, 400, "guided_choice", None),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nosuch"}}}, 400, None, None),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs", None),
         ({"n": 0}, 400, "n", None),
@@ -433,6 +435,27 @@ def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
     call["function"]["arguments"] = "{"
     status, answer = server.ask("/v1/chat/completions", {"model": "talker", "messages": messages})
     assert (status, "arguments as JSON" in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs openai, of the extra test-all")
+def test_openais_client_tells_what_is_not_supported_and_sends_what_is(server: Any) -> None:
+    import openai
+
+    with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="unknown path: POST /v1/responses") as unknown:
+            client.responses.create(model="talker", input="hello")
+        assert unknown.value.code == "unknown_url"
+        messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hello"}]
+        with pytest.raises(openai.BadRequestError, match="'reasoning_effort' is not supported; supported are") as bad:
+            client.chat.completions.create(model="talker", messages=messages, reasoning_effort="low")
+        assert bad.value.param == "reasoning_effort"
+        answer = client.chat.completions.create(
+            model="talker", messages=messages, logprobs=True, top_logprobs=1, user="me", store=False, max_tokens=2
+        )
+        (choice,) = answer.choices
+        assert choice.message.content == "He"
+        assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
 
 
 def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:

@@ -18,7 +18,7 @@ from edge_server.errors import InvalidRequest
 
 FILE = "generation_config.json"
 
-_DEFAULTS = ("temperature", "top_p", "top_k", "repetition_penalty")
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,8 @@ def _check_sampling(sampling: Sampling) -> None:
     """Raise InvalidRequest for what the library's Engine does not have on a CPU."""
     if sampling.seed is not None and _is_random(sampling):
         missing = "seed", "leave it out, or set temperature to 0"
+    elif sampling.min_p and _is_random(sampling):
+        missing = "min_p", "use top_p"
     elif sampling.presence_penalty:
         missing = "presence_penalty", "use repetition_penalty"
     elif sampling.frequency_penalty:

@@ -145,6 +145,7 @@ class OpenVinoEngine:
         if config.do_sample:
             config.temperature = sampling.temperature
             config.top_p = sampling.top_p
+            config.min_p = sampling.min_p
             if sampling.top_k > 0:
                 config.top_k = sampling.top_k
             if sampling.seed is not None:

@@ -27,6 +27,7 @@ from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
 from edge_server.backends.python.process_channel import one_message
+from edge_server.core.chat_roles import replace_developer
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,6 @@ class _Generation:
         self.unsent_tool_calls: list[ToolCallDelta] = []
         self.tool_calls: ToolCallParser | None = None
 
-    def expected_tokens(self, answer_tokens: int) -> int:
-        return len(self.prompt) + min(self.sampling.max_tokens, answer_tokens)
-
 
 class LlmSession(RequestSession):
     """Text over a token engine. The session owns the engine and closes it."""
@@ -86,9 +84,12 @@ class LlmSession(RequestSession):
         self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
         self._changed = threading.Condition()
         self._waiting: deque[_Generation] = deque()
+        self._answer_tokens = _GUESS_TOKENS
+        """Length that is expected of an answer."""
         self._is_closed = False
         self._running: dict[int, _Generation] = {}
-        """By the engine's number. Used by the engine's thread alone, as everything below."""
+        """By the engine's number. Only the engine's thread changes it, and holds `_changed` for it. It alone uses
+        everything below."""
         self._numbers = itertools.count(1)
         self._run_number = 0
         self._compiles = False
@@ -141,7 +142,8 @@ class LlmSession(RequestSession):
             sampling = dataclasses.replace(sampling, json_schema=schema)
         prompt = request.prompt
         if prompt is None:
-            prompt = engine.chat_prompt(request.messages, tools.items if tools is not None else ())
+            messages = replace_developer(request.messages, engine.chat_template)
+            prompt = engine.chat_prompt(messages, tools.items if tools is not None else ())
         tokens = engine.encode(prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
@@ -160,13 +162,32 @@ class LlmSession(RequestSession):
         with self._changed:
             if self._is_closed:
                 raise SessionLost(f"model '{self._model}': the session is closed")
-            if len(self._waiting) > self._settings.max_queue_size:
+            waiting = self._count_waiting_before(generation)
+            if waiting is not None and waiting >= self._settings.max_queue_size:
                 raise QueueFull(
-                    f"inference request to model '{self._model}': {len(self._waiting)} requests wait for room in the "
+                    f"inference request to model '{self._model}': {waiting} requests wait for room in the "
                     f"KV cache, and max_queue_size is {self._settings.max_queue_size}"
                 )
             self._waiting.append(generation)
             self._changed.notify_all()
+
+    def _count_waiting_before(self, generation: _Generation) -> int | None:
+        """Return how many requests wait for room before a new one, None if there is room for it.
+
+        Call it with `_changed` held.
+        """
+        used = sum(map(self._expected_blocks, self._running.values()))
+        for place, item in enumerate((*self._waiting, generation)):
+            blocks = self._expected_blocks(item)
+            if used and used + blocks > self._engine.total_blocks:
+                return len(self._waiting) - place
+            used += blocks
+        return None
+
+    def _expected_blocks(self, generation: _Generation) -> int:
+        """Return the blocks of the KV cache that a request will probably need."""
+        answer = min(generation.sampling.max_tokens, self._answer_tokens)
+        return -(-(len(generation.prompt) + answer) // self._engine.block_tokens)
 
     # -- the engine's thread
 
@@ -187,7 +208,7 @@ class LlmSession(RequestSession):
             self._is_closed = True
             left = [*self._running.values(), *self._waiting]
             self._waiting.clear()
-        self._running.clear()
+            self._running.clear()
         for generation in left:
             generation.execution.fail(error)
         self._engine.close()
@@ -223,32 +244,28 @@ class LlmSession(RequestSession):
         """
         may_compile, self._compiles = not self._compiles, False
         engine = self._engine
-        known = sorted(self._lengths)
-        answer = known[len(known) * 9 // 10] if known else _GUESS_TOKENS
-
-        def blocks(generation: _Generation) -> int:
-            return -(-generation.expected_tokens(answer) // engine.block_tokens)
-
-        used = sum(blocks(generation) for generation in self._running.values())
         with self._changed:
             waiting = list(self._waiting)
+        used = sum(map(self._expected_blocks, self._running.values()))
         for generation in waiting:
-            if self._running and used + blocks(generation) > engine.total_blocks:
+            blocks = self._expected_blocks(generation)
+            if self._running and used + blocks > engine.total_blocks:
                 break
             if generation.sampling.json_schema:
                 if not may_compile:
                     continue
                 may_compile, self._compiles = False, True
+            generation.number = next(self._numbers)
             with self._changed:
                 self._waiting.remove(generation)
-            generation.number = next(self._numbers)
+                self._running[generation.number] = generation
             try:
                 engine.add(generation.number, generation.prompt, generation.sampling)
             except EdgeServerError as error:
+                self._end(generation)
                 generation.execution.fail(error.detached())
                 continue
-            self._running[generation.number] = generation
-            used += blocks(generation)
+            used += blocks
             self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
 
     def _pause(self, took_s: float) -> None:
@@ -322,6 +339,7 @@ class LlmSession(RequestSession):
             )
             return
         self._lengths.append(generation.output_tokens)
+        self._answer_tokens = sorted(self._lengths)[len(self._lengths) * 9 // 10]
         self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
         self._send(generation, finish)
 
@@ -346,7 +364,8 @@ class LlmSession(RequestSession):
         generation.execution.send(outputs, is_final=finish is not None)
 
     def _end(self, generation: _Generation) -> None:
-        del self._running[generation.number]
+        with self._changed:
+            del self._running[generation.number]
 
 
 def _texts(text: str) -> Array:

@@ -21,6 +21,13 @@ DEFAULT_MAX_TOKENS = 16
 
 DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS)
 
+_CONSTRAINING = {
+    "allowed_token_ids", "bad_words", "best_of", "guided_choice", "guided_decoding", "guided_grammar", "guided_json",
+    "guided_regex", "include_stop_str_in_output", "length_penalty", "logit_bias", "prompt_logprobs",
+    "stop_token_ids", "stop_words", "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+}  # fmt: skip
+"""Unknown sampling parameters that are errors as request parameters too, of which others are not for the model."""
+
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
 
 
@@ -87,7 +94,7 @@ def read_sampling(
 ) -> Sampling:
     """Return the sampling parameters; `defaults` where they are missing or null.
 
-    Unknown names are errors if `is_strict`, else ignored. Raises InvalidRequest.
+    Unknown names are errors if `is_strict`, otherwise only those known to constrain a text. Raises InvalidRequest.
     """
 
     def bad(key: str, expected: str) -> InvalidRequest:
@@ -113,11 +120,11 @@ def read_sampling(
         return int(value)
 
     known = {
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
     }  # fmt: skip
-    unknown = sorted(set(values) - known)
-    if is_strict and unknown:
+    unknown = sorted(set(values) - known if is_strict else {name for name in _CONSTRAINING if values.get(name)})
+    if unknown:
         raise InvalidRequest(
             f"{title}: unknown sampling parameter '{unknown[0][:80]}'; known are {', '.join(sorted(known))}"
         )
@@ -143,6 +150,7 @@ def read_sampling(
         temperature=number("temperature", defaults.temperature, 0.0, 100.0),
         top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
         top_k=whole("top_k", defaults.top_k, -1),
+        min_p=number("min_p", defaults.min_p, 0.0, 1.0),
         seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
         repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),

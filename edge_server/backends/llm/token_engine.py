@@ -26,6 +26,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

@@ -103,6 +103,10 @@ def read_tools(tools: object, choice: object, title: str) -> Tools | None:
             )
         if not isinstance(function.get("parameters"), dict | None):
             raise InvalidRequest(f"{title}: tools[{place}].function.parameters: expected a JSON schema")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise InvalidRequest(
+            f"{title}: tool_choice: 'allowed_tools' is not supported; send only these tools in 'tools'"
+        )
     if isinstance(choice, dict):
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, dict) else None

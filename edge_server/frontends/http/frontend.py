@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config import CATEGORIES, HttpConfig
 from edge_server.core.status_reports import CamerasReport, FrameStreamReport
-from edge_server.errors import Forbidden, NotFound
+from edge_server.errors import EdgeServerError, Forbidden, InvalidRequest, NotFound, ServingFault
 from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.access_check import AccessCheck
@@ -30,7 +30,7 @@ from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, G
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.inference_route import InferenceContext
 from edge_server.frontends.http.listener import Listener, server_tls
-from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
+from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints, is_openai_path
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.page_endpoints import PageEndpoints
 from edge_server.frontends.http.request_head import RequestHead
@@ -38,6 +38,8 @@ from edge_server.frontends.http.response import HttpResponse, failure_response, 
 from edge_server.frontends.http.view_endpoints import ViewEndpoints
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
+from edge_server.frontends.openai.text_answer import UnknownPath, error_object
+from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
@@ -190,6 +192,7 @@ class HttpFrontend:
 
     def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
         """Return the target of requests with a head, or the response that refuses them."""
+        failure: EdgeServerError
         try:
             endpoint, names = self._router.find(head.method, head.target)
             self._cross_site_check.check(head, endpoint.category, changes_server=endpoint.changes_server)
@@ -206,15 +209,18 @@ class HttpFrontend:
             assert endpoint.handler is not None
             return AiohttpTarget(self._aiohttp, endpoint.handler, names, head)
         except NoSuchPath:
-            return plain_error("Not Found", 404)
+            response, failure = plain_error("Not Found", 404), UnknownPath(head.method, head.target)
         except NoSuchMethod as error:
             if (preflight := self._cors.preflight(head, error.allowed)) is not None:
                 return preflight
-            response = plain_error("Method Not Allowed", 405)
+            response, failure = plain_error("Method Not Allowed", 405), InvalidRequest(f"{head.method}: use {error}")
             response.headers["Allow"] = str(error)
-            return response
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error
-            return failure_response(error, f"request {head.method} {head.target}")
+            response = failure_response(error, f"request {head.method} {head.target}")
+            failure = error if isinstance(error, EdgeServerError) else ServingFault("internal error")
+        if is_openai_path(head.target):
+            response.body = to_json(error_object(failure))
+        return response
 
     def _may_change_models(self, head: RequestHead) -> bool:
         """Return whether a request may load and unload models: neither a page of another site nor a key forbids it."""

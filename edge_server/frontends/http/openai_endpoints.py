@@ -53,6 +53,11 @@ _STREAM_HEADERS = {
 }
 
 
+def is_openai_path(target: str) -> bool:
+    """Return whether errors of a path have OpenAI's form, also if no endpoint has this path."""
+    return target.startswith(("/v1/", "/v3/")) and not target.startswith("/v1/vision/")  # DeepStack's
+
+
 class OpenAiEndpoints:
     """The handlers. Live on one event loop."""
 
@@ -186,7 +191,7 @@ class _TextCallRun:
         self._connection = request.connection
         self._call = call
         self._requests = call.requests(service.model_spec(call.model, None))
-        self._choices = [TextChoice(index) for index in range(len(self._requests))]
+        self._choices = [TextChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
         self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
 
     async def run(self) -> HttpResponse | None:
@@ -230,6 +235,7 @@ class _TextCallRun:
         call, connection = self._call, self._connection
         left = len(self._choices)
         warnings = warnings_of(call)
+        opening = [first_chunk(call, index) for index in range(len(self._choices))] if call.is_chat else []
         while left:
             try:
                 choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
@@ -238,12 +244,8 @@ class _TextCallRun:
                 await connection.write(b": the model is still busy with the prompt\n\n")
                 continue
             self._add(choice, response)
-            is_new = not connection.is_streaming
             self._begin()
-            events = chunks(call, choice)
-            if is_new:
-                opened = [first_chunk(call, index) for index in range(len(self._choices))]
-                events = [chunk for chunk in opened if chunk is not None] + events
+            events, opening = opening + chunks(call, choice), []
             if events:
                 events[0].update(warnings)
                 warnings = {}

@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from edge_server.core.chat_roles import replace_developer
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest
 
@@ -50,7 +51,7 @@ def chat_prompt(spec: ModelSpec, chat: str) -> str:
     try:
         return _compile(spec.chat_template.text).render(
             **spec.chat_template.tokens,
-            messages=members["messages"],
+            messages=replace_developer(members["messages"], spec.chat_template.text),
             tools=members.get("tools"),
             add_generation_prompt=True,
         )

@@ -1,6 +1,7 @@
 """Calls of OpenAI's API, `embeddings`, as inference requests for a model that turns a text into a vector, and answers.
 
-The format is https://platform.openai.com/docs/api-reference/embeddings. Unknown members are ignored.
+The format is https://platform.openai.com/docs/api-reference/embeddings. Of members that
+are not supported only those are ignored that have no effect on the answer.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
-from edge_server.frontends.openai.text_call import BadMember, read_keep_alive, read_model
+from edge_server.frontends.openai.text_call import BadMember, check_names, read_keep_alive, read_model
 from edge_server.frontends.v2.json_parser import json_type, parse_object, to_json
 from edge_server.protocol.raw_tensors import Buffer
 
+_SUPPORTED = {"model", "input", "encoding_format", "dimensions", "keep_alive"}
 _MOST_TEXTS = 2048
 _TOKEN_COUNT = "num_input_tokens"
 
@@ -122,6 +124,7 @@ def read_embedding_call(body: Buffer) -> EmbeddingCall:
     """Return the call of a body. Raises InvalidRequest."""
     members = parse_object(body)
     model = read_model(members)
+    check_names(members, _SUPPORTED)
     given = members.get("input")
     texts: list[object] = given if isinstance(given, list) else [given]
     if not 1 <= len(texts) <= _MOST_TEXTS:

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from edge_server.core.request_response import Response
-from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode
+from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
 from edge_server.frontends.openai.text_call import BadMember, TextCall
 
 _TYPES = {
@@ -22,12 +23,23 @@ _TYPES = {
 }
 
 
+class UnknownPath(NotFound):
+    """No endpoint has a path of OpenAI's API."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(
+            f"unknown path: {method} {path[:80]}; of OpenAI's API this server has /v1/chat/completions, "
+            "/v1/completions, /v1/embeddings and /v1/models"
+        )
+
+
 @dataclass(slots=True)
 class TextChoice:
     """One answer as its responses arrive. `delta`, `delta_logprobs` and `delta_tool_calls` are those of the last
     response."""
 
     index: int
+    has_parallel_calls: bool = True
     delta: str = ""
     delta_logprobs: list[dict[str, Any]] = field(default_factory=list)
     delta_tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -36,6 +48,8 @@ class TextChoice:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     input_tokens: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed, None if the model does not tell."""
     output_tokens: int = 0
 
     def add(self, response: Response) -> None:
@@ -46,6 +60,8 @@ class TextChoice:
         self.text += self.delta
         if len(found := outputs.get("num_input_tokens", ())):
             self.input_tokens = int(found[0])
+        if len(found := outputs.get("num_cached_tokens", ())):
+            self.cached_tokens = int(found[0])
         self.output_tokens += sum(int(item) for item in outputs.get("num_output_tokens", ()))
         self.delta_logprobs = []
         for item in outputs.get("logprobs", ()):
@@ -53,7 +69,8 @@ class TextChoice:
         self.logprobs += self.delta_logprobs
         self.delta_tool_calls = []
         for item in outputs.get("tool_calls", ()):
-            self.delta_tool_calls += json.loads(item)
+            parts = json.loads(item)
+            self.delta_tool_calls += [part for part in parts if self.has_parallel_calls or part["index"] == 0]
         for part in self.delta_tool_calls:
             if part["index"] == len(self.tool_calls):
                 call = {"id": part["id"], "type": "function", "function": {"name": part["function"]["name"]}}
@@ -72,10 +89,8 @@ def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any
     return {**answer, "usage": usage(call, choices), **warnings_of(call)}
 
 
-def first_chunk(call: TextCall, index: int) -> dict[str, Any] | None:
-    """Return the chunk that opens a choice of a streamed chat; None for a completion, which has none."""
-    if not call.is_chat:
-        return None
+def first_chunk(call: TextCall, index: int) -> dict[str, Any]:
+    """Return the chunk that opens a choice of a streamed chat."""
     choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     return _chunk(call, [choice])
 
@@ -83,7 +98,7 @@ def first_chunk(call: TextCall, index: int) -> dict[str, Any] | None:
 def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
     """Return the chunks for the last response of a choice: its text, then its end."""
     found = []
-    logprobs = _logprobs(call, choice.delta_logprobs)
+    logprobs = _logprobs(call, choice.delta_logprobs, len(choice.text) - len(choice.delta))
     if call.is_chat:
         if choice.delta:
             delta: dict[str, Any] = {"content": choice.delta}
@@ -104,11 +119,13 @@ def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]
     return {**_chunk(call, []), "usage": usage(call, choices)}
 
 
-def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, int]:
+def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
     """Return the token counts of a call. A prompt with several answers counts once."""
     prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
     completion = sum(choice.output_tokens for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    cached = [choice.cached_tokens for choice in choices[:: call.choices] if choice.cached_tokens is not None]
+    return {**found, "prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else found
 
 
 def warnings_of(call: TextCall) -> dict[str, Any]:
@@ -128,6 +145,8 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
         param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
     elif isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
+    elif isinstance(error, UnknownPath):
+        code = "unknown_url"
     elif error.code is ErrorCode.NOT_FOUND:
         code = "model_not_found"
     return {
@@ -151,7 +170,7 @@ def _chunk(call: TextCall, choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
-    end = {"logprobs": _logprobs(call, choice.logprobs), "finish_reason": choice.finish_reason}
+    end = {"logprobs": _logprobs(call, choice.logprobs, 0), "finish_reason": choice.finish_reason}
     if call.is_chat:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.tool_calls:
@@ -160,25 +179,25 @@ def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
     return {"index": choice.index, "text": choice.text, **end}
 
 
-def _logprobs(call: TextCall, items: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _logprobs(call: TextCall, items: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
+    """Return the tokens with their logarithms. `offset` is the place of the first one in the choice's text.
+
+    Only the chosen token is known, so it is the one among the most likely, as the first one in vLLM.
+    """
     if not call.has_logprobs:
         return None
     if not call.is_chat:
+        sizes = [len(item["token"]) for item in items]
         return {
             "tokens": [item["token"] for item in items],
             "token_logprobs": [item["logprob"] for item in items],
-            "top_logprobs": None,
-            "text_offset": [],
+            "top_logprobs": [{item["token"]: item["logprob"]} for item in items] if call.has_top_logprobs else None,
+            "text_offset": list(accumulate(sizes[:-1], initial=offset)) if items else [],
         }
+    tokens = [
+        {"token": item["token"], "logprob": item["logprob"], "bytes": list(item["token"].encode())} for item in items
+    ]
     return {
-        "content": [
-            {
-                "token": item["token"],
-                "logprob": item["logprob"],
-                "bytes": list(item["token"].encode()),
-                "top_logprobs": [],
-            }
-            for item in items
-        ],
+        "content": [{**token, "top_logprobs": [token] if call.has_top_logprobs else []} for token in tokens],
         "refusal": None,
     }

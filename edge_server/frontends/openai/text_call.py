@@ -1,8 +1,8 @@
 """Calls of OpenAI's API, `chat/completions` and `completions`, as inference requests for a model with text tensors.
 
-The format is https://platform.openai.com/docs/api-reference. Unknown members are ignored. Known ones that this server
-does not support are errors that name the member. Templates and token counts belong to the model, which has the
-tokenizer: messages go to it as JSON.
+The format is https://platform.openai.com/docs/api-reference. Members that this server does not support are errors that
+name the member, because they might constrain the answer; only those that have no effect on it are ignored. Templates
+and token counts belong to the model, which has the tokenizer: messages go to it as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,20 +28,72 @@ from edge_server.protocol.raw_tensors import Buffer
 _MOST_CHOICES = 16
 _DEFAULT_COMPLETION_TOKENS = 16
 
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "logit_bias": (None, {}),
-    "functions": (None, []),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "prediction": (None,),
-}
-"""Member that is not supported -> values that ask for nothing."""
+_LARGEST_SEED = (1 << 63) - 1
 
-_COMMON = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-           "min_tokens", "ignore_eos", "stop")  # fmt: skip
+_COMMON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+           "repetition_penalty", "min_tokens", "ignore_eos", "stop")  # fmt: skip
 """Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
+
+_SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
+              "response_format", "keep_alive", *_COMMON}  # fmt: skip
+_OF_CHATS = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
+_OF_COMPLETIONS = {"prompt", "echo"}
+
+_NO_EFFECT = {
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "priority", "request_id",  # vLLM's
+    "cache_prompt", "id_slot",  # llama.cpp's
+}  # fmt: skip
+"""Members that are ignored, because the answer does not depend on them."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "logit_bias": ({},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "suffix": ("",),
+    "best_of": (1,),
+    # vLLM's
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+    # llama.cpp's
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "grammar": ("",),
+    "mirostat": (0,),
+    "repeat_penalty": (1,),
+    "return_progress": (False,),
+    "timings_per_token": (False,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+"""Member that is not supported -> values beside null that ask for nothing."""
+
+_INSTEAD = {
+    "functions": "use 'tools'",
+    "function_call": "use 'tool_choice'",
+    **dict.fromkeys(
+        ("guided_json", "guided_choice", "guided_grammar", "guided_decoding", "structured_outputs", "grammar",
+         "json_schema", "format"),
+        "use 'response_format' with a JSON schema",
+    ),
+    "repeat_penalty": "use 'repetition_penalty'",
+    "num_predict": "use 'max_tokens'",
+    "n_predict": "use 'max_tokens'",
+    "input": "use 'messages', or 'prompt' of completions",
+}  # fmt: skip
+"""Member that is not supported -> what does the same here."""
 
 
 class BadMember(InvalidRequest):
@@ -68,7 +120,10 @@ class TextCall:
     is_stream: bool
     includes_usage: bool
     has_logprobs: bool
+    has_top_logprobs: bool
     has_tools: bool
+    has_parallel_calls: bool
+    """Whether an answer may have several calls of tools; otherwise those after the first are dropped, as in vLLM."""
     echoes: bool
     keep_alive_s: float | None
     """How long the model stays loaded after this call; math.inf: for ever, None: as before. As in ollama's API."""
@@ -105,7 +160,7 @@ class TextCall:
     def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str, choice: int) -> Request:
         sampling = dict(self.sampling)
         if "seed" in sampling and choice:
-            sampling["seed"] += choice  # answers to one prompt differ
+            sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
         values: dict[str, str | bool] = {
             source: prompt,
             "sampling_parameters": json.dumps(sampling),
@@ -126,10 +181,8 @@ class TextCall:
 def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
     """Return the call of a body. Raises InvalidRequest."""
     members = parse_object(body)
-    for name, nothing in _UNSUPPORTED.items():
-        if name in members and members[name] not in nothing:
-            raise BadMember(name, f"'{name}' is not supported")
     model = read_model(members)
+    check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
     is_stream = _boolean(members, "stream")
     options = members.get("stream_options") or {}
     if not isinstance(options, dict):
@@ -145,6 +198,11 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
     echoes = not is_chat and _boolean(members, "echo")
     if echoes and is_stream:
         raise BadMember("echo", "'echo' is not supported for a stream")
+    has_logprobs, has_top_logprobs = _read_logprobs(members, is_chat=is_chat)
+    if echoes and has_logprobs:
+        raise BadMember(
+            "logprobs", "'logprobs' is not supported with 'echo': the probabilities of a prompt's tokens are not known"
+        )
     return TextCall(
         model=model,
         is_chat=is_chat,
@@ -153,11 +211,24 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
         sampling=_sampling(members, is_chat=is_chat),
         is_stream=is_stream,
         includes_usage=bool(options.get("include_usage", False)),
-        has_logprobs=_asks_logprobs(members, is_chat=is_chat),
+        has_logprobs=has_logprobs,
+        has_top_logprobs=has_top_logprobs,
         has_tools=has_tools,
+        has_parallel_calls=members.get("parallel_tool_calls") is None or _boolean(members, "parallel_tool_calls"),
         echoes=echoes,
         keep_alive_s=read_keep_alive(members),
     )
+
+
+def check_names(members: Mapping[str, Any], supported: Set[str]) -> None:
+    """Raise BadMember for a member that is not supported, and might constrain the answer."""
+    for name, value in members.items():
+        if name in supported or name in _NO_EFFECT or value is None or value in _NEUTRAL.get(name, ()):
+            continue
+        instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise BadMember(
+            name[:80], f"'{name[:80]}' is not supported{instead}; supported are {', '.join(sorted(supported))}"
+        )
 
 
 def read_model(members: Mapping[str, Any]) -> str:
@@ -187,8 +258,12 @@ def read_keep_alive(members: Mapping[str, Any]) -> float | None:
 def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
     seed = sampling.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise BadMember("seed", f"'seed': expected a whole number from 0, got {str(seed)[:40]}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+        raise BadMember(
+            "seed",
+            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or none for another answer each time, "
+            f"got {str(seed)[:40]}",
+        )
     name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
     most = members.get(name)
     if most is None:
@@ -221,19 +296,27 @@ def _response_format(form: object) -> dict[str, Any]:
     )
 
 
-def _asks_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> bool:
-    top = members.get("top_logprobs" if is_chat else "logprobs") or 0
+def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, bool]:
+    """Return whether the call wants the probability of each token, and of the most likely one at its place."""
     param = "top_logprobs" if is_chat else "logprobs"
-    if isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 1:
+    top = members.get(param)
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 1):
         raise BadMember(param, f"'{param}': expected 0 or 1, got {str(top)[:40]}: only the chosen token's is known")
-    return _boolean(members, "logprobs") if is_chat else top == 1 or members.get("logprobs") == 0
+    if not is_chat:
+        return top is not None, top == 1
+    has_logprobs = _boolean(members, "logprobs")
+    if top and not has_logprobs:
+        raise BadMember("top_logprobs", "'top_logprobs': only with 'logprobs' true")
+    return has_logprobs, top == 1
 
 
 def _chat(members: Mapping[str, Any], *, has_tools: bool) -> str:
     """Return the messages as JSON, each with its content as one text, and the tools. The model checks the tools."""
     messages = members.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadMember("messages", f"'messages': expected a list of at least one, got {json_type(messages)}")
+    if not isinstance(messages, list):
+        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    if not messages:
+        raise BadMember("messages", "'messages': expected at least one message, got an empty list")
     plain = []
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

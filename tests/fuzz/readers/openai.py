@@ -54,9 +54,7 @@ def seeds() -> Iterable[bytes]:
     yield b"\1" + json.dumps({**chat, "tools": [tool], "tool_choice": "auto", "n": 2, "seed": 5}).encode()
     yield b"\0" + json.dumps({"model": "m", "messages": messages, "response_format": schema, "stop": ["x"]}).encode()
     yield b"\0" + json.dumps({"model": "m", "messages": messages, "logprobs": True, "top_logprobs": 1}).encode()
-    yield (
-        b"\2" + json.dumps({"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "echo": True, "logprobs": 0}).encode()
-    )
+    yield b"\2" + json.dumps({"model": "m", "prompt": ["a", "b"], "max_tokens": 5, "echo": True}).encode()
     yield b"\2" + json.dumps({"model": "m", "prompt": "a", "keep_alive": "5m", "temperature": 0.5, "top_p": 1}).encode()
     yield b"\3" + json.dumps({"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}).encode()
     yield b"\3" + json.dumps({"model": "m", "input": "a", "keep_alive": -1}).encode()
