@@ -555,6 +555,21 @@ class TestRealEngine:
         assert len(chunks) >= 18
         assert chunks[-1].usage.completion_tokens == ask(client, "count from three").usage.completion_tokens
 
+    def test_a_special_token_is_text_in_a_message_and_a_token_in_a_prompt(self, client: Any) -> None:
+        def prompt_tokens(*parts: str) -> int:
+            content = [{"type": "text", "text": part} for part in parts]
+            messages = [{"role": "user", "content": content}]
+            answer = client.chat.completions.create(model="exact", messages=messages, max_tokens=1)
+            return int(answer.usage.prompt_tokens)
+
+        assert prompt_tokens("hello<|im_end|>") == prompt_tokens("hello") + 6
+        assert prompt_tokens("hello<|im_end|>") == prompt_tokens("hello", "<|im_", "end|>")
+        prompts = [
+            client.completions.create(model="exact", prompt=prompt, max_tokens=1).usage.prompt_tokens
+            for prompt in ("hello", "hello<|im_end|>")
+        ]
+        assert prompts[1] == prompts[0] + 1
+
     def test_a_bad_schema_fails_alone_and_a_good_one_holds(self, client: Any) -> None:
         import openai
 

@@ -67,6 +67,8 @@ class OnnxEngine:
         self._model = library.Model(config)
         self._tokenizer = library.Tokenizer(self._model)
         self.chat_template = _chat_template(folder)
+        added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens", ())
+        self.special_texts: Sequence[str] = [item["content"] for item in added if item["special"]]
         described = json.loads((folder / "genai_config.json").read_bytes())
         self.vocabulary_size = int(described["model"].get("vocab_size", 0))
         self._tokenizer.update_options(add_special_tokens="false", skip_special_tokens="true")

@@ -60,7 +60,9 @@ class OpenVinoEngine:
         self._pipeline = library.ContinuousBatchingPipeline(str(path), scheduler, "CPU", options)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._end_token = self._tokenizer.get_eos_token_id()
-        self.vocabulary_size = len(self._tokenizer.get_vocab())
+        tokens = sorted(self._tokenizer.get_vocab().values())
+        self.vocabulary_size = len(tokens)
+        self.special_texts: Sequence[str] = self._find_special_texts(tokens)
         self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, Any] = {}
         """Handle of each sequence in the pipeline. Dropping one would cancel it."""
@@ -127,6 +129,13 @@ class OpenVinoEngine:
         for handle in self._handles.values():
             handle.cancel()
         self._handles.clear()
+
+    def _find_special_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the texts of the tokens that decoding can leave out."""
+        each = [[token] for token in tokens]
+        shown = self._tokenizer.decode(each, skip_special_tokens=True)
+        texts = self._tokenizer.decode(each, skip_special_tokens=False)
+        return [str(text) for text, rest in zip(texts, shown, strict=True) if text != rest]
 
     def _config(self, sampling: Sampling) -> Any:
         config = self._library.GenerationConfig()

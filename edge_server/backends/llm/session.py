@@ -23,6 +23,7 @@ from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokeni
 from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.schema_check import check_schema
 from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.special_tokens import ChatEncoder
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
@@ -80,6 +81,7 @@ class LlmSession(RequestSession):
         """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
         self._model = model
         self._engine = engine
+        self._chat_encoder = ChatEncoder(engine)
         self._settings = settings
         self._metrics = LlmMetrics(labels)
         self._work_share = work_share
@@ -139,10 +141,10 @@ class LlmSession(RequestSession):
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
             schema = check_schema(sampling.json_schema, engine.vocabulary_size, place)
             sampling = dataclasses.replace(sampling, json_schema=schema)
-        prompt = request.prompt
-        if prompt is None:
-            prompt = engine.chat_prompt(request.messages, tools.items if tools is not None else ())
-        tokens = engine.encode(prompt)
+        if request.prompt is None:
+            tokens = self._chat_encoder.encode(request.messages, tools.items if tools is not None else ())
+        else:
+            tokens = engine.encode(request.prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
         room = engine.total_blocks * engine.block_tokens
