@@ -344,6 +344,40 @@ def test_a_schema_that_would_be_compiled_for_too_long_is_refused_with_its_place(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+LONG_TEXT = {"type": "object", "properties": {"essay": {"type": "string", "maxLength": 5000}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": LONG_TEXT}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "tools": [TOOL, {"type": "function", "function": {"name": "long", "parameters": LONG_TEXT}}],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters",
+        ),
+    ],
+)
+def test_limits_that_the_grammar_lacks_are_named_in_the_answer_and_in_the_last_chunk(
+    server: Any, more: dict[str, Any], place: str
+) -> None:
+    call = chat("hello", **more)
+    expected = [
+        f"{place}.properties.essay.maxLength: not enforced, because the grammar would take too long to compile "
+        "(docs/limits.md)"
+    ]
+    status, answer = server.ask("/v1/chat/completions", call)
+    assert (status, answer["warnings"]) == (200, expected)
+    chunks = events(server, "/v1/chat/completions", {**call, "stream": True, "n": 2})[:-1]
+    assert [chunk.get("warnings") for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [expected] * 2
+    assert not any("warnings" in chunk for chunk in chunks if not chunk["choices"][0]["finish_reason"])
+
+
 def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
     status, answer = server.ask(
         "/v2/models/talker/generate",

@@ -25,7 +25,6 @@ from edge_server.frontends.openai.text_answer import (
     error_object,
     first_chunk,
     usage_chunk,
-    warnings_of,
     whole_answer,
 )
 from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
@@ -229,7 +228,6 @@ class _TextCallRun:
     async def _stream(self) -> None:
         call, connection = self._call, self._connection
         left = len(self._choices)
-        warnings = warnings_of(call)
         while left:
             try:
                 choice, response = await asyncio.wait_for(self._responses.get(), _KEEP_ALIVE_S)
@@ -244,9 +242,6 @@ class _TextCallRun:
             if is_new:
                 opened = [first_chunk(call, index) for index in range(len(self._choices))]
                 events = [chunk for chunk in opened if chunk is not None] + events
-            if events:
-                events[0].update(warnings)
-                warnings = {}
             for chunk in events:
                 await connection.write(_event(chunk))
             left -= response.is_final
