@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 4
 """Sequences that the library computes together on a CPU. Its option max_batch_size does not change this number."""
 
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+"""Options of llguidance for JSON without white space: github.com/guidance-ai/llguidance, docs/json_schema.md."""
+
 
 class _Batch:
     """Sequences that are computed together, on an Engine of the library that has no others."""
@@ -148,7 +151,8 @@ class OnnxEngine:
                 options.set_top_p(sampling.top_p)
                 options.set_top_k(max(sampling.top_k, 0))
             if sampling.json_schema:
-                options.set_guidance("json_schema", sampling.json_schema)
+                schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
+                options.set_guidance("json_schema", json.dumps(schema))
             request.begin_turn(np.array(prompt, np.int32), options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)

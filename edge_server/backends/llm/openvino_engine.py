@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.llm.compact_grammar import compact_grammar
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.backends.openvino_lean_import import import_openvino
@@ -157,7 +158,10 @@ class OpenVinoEngine:
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
         if sampling.json_schema:
-            config.structured_output_config = self._library.StructuredOutputConfig(json_schema=sampling.json_schema)
+            # The library has no option for JSON without white space, of which small models write lines and lines.
+            grammar = compact_grammar(sampling.json_schema)
+            kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
+            config.structured_output_config = self._library.StructuredOutputConfig(**kind)
         return config
 
     def _read(self, number: int, handle: Any) -> TokenEvent | None:
