@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,6 +194,8 @@ def test_json_fits_its_schema_whatever_the_question(start: Callable[..., Driven]
         assert set(value) == {"name", "size"}
         assert len(value["name"]) <= 8
         assert value["size"] <= 99
+        # No white space but in texts.
+        assert re.fullmatch(r'\{"name":".*","size":-?\d+\}', driven.text(number))
     assert driven.text(plain) == ANSWERS["say hello"]
 
 

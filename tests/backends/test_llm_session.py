@@ -29,6 +29,8 @@ class Client:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.responses: list[dict[str, Any]] = []
+        self.warnings: list[list[str]] = []
+        """Of each response."""
         self.error: EdgeServerError | None = None
         self.ended = threading.Event()
         self.came = threading.Condition()
@@ -43,6 +45,7 @@ class Client:
     def send(self, outputs: Mapping[str, Any], *, is_final: bool = False, parameters: Any = None) -> None:
         with self.came:
             self.responses.append({name: array.ravel()[0] for name, array in outputs.items()})
+            self.warnings.append([item.decode() for item in outputs.get("warnings", ())])
             self.came.notify_all()
         if is_final:
             self.ended.set()
@@ -275,6 +278,23 @@ def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
     assert running.text == ANSWERS["long"]
     first = "".join({"schema": "C", "plain": "p", "step": "."}[item] for item in log)
     assert first.startswith("p.Cp..C..C..C.."), first
+
+
+def test_the_end_of_an_answer_names_the_limits_that_the_grammar_lacks(serve: Callable[..., Served]) -> None:
+    served = serve()
+    essays = {f"p{index}": {"type": "string", "maxLength": 5000} for index in range(10)}
+    for schema, count in (({"type": "string", "maxLength": 5000}, 1), ({"type": "object", "properties": essays}, 9)):
+        client = served.ask("count", json_schema=schema)
+        assert client.text == ANSWERS["count"]
+        *deltas, end = client.warnings
+        assert not any(deltas)
+        assert len(end) == count
+        assert all("not enforced" in warning for warning in end)
+    assert end[0].startswith("json_schema.properties.p0.maxLength: ") or "json_schema.properties.p9.maxLength" in end[0]
+    assert end[-1].startswith("2 more length limits and formats: ")
+    client = served.ask("count", json_schema={"type": "string", "maxLength": 5})
+    assert client.text == ANSWERS["count"]
+    assert not any(client.warnings)
 
 
 def test_clients_that_leave_while_they_wait_free_their_places_at_once(

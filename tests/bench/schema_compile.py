@@ -231,7 +231,7 @@ def search(path: Path, seconds: float, seed: int) -> list[tuple[float, float, st
             schema = generator.change(json.loads(chance.choice(found)[2])) if is_change else generator.make()
             made += 1
             try:
-                text = check_schema(json.dumps(schema), vocabulary, partial(schema_place, "schema"))
+                text, _ = check_schema(json.dumps(schema), vocabulary, partial(schema_place, "schema"))
             except BadSchema:
                 refused += 1
                 continue

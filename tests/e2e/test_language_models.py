@@ -344,6 +344,40 @@ def test_a_schema_that_would_be_compiled_for_too_long_is_refused_with_its_place(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
+LONG_TEXT = {"type": "object", "properties": {"essay": {"type": "string", "maxLength": 5000}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": LONG_TEXT}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "tools": [TOOL, {"type": "function", "function": {"name": "long", "parameters": LONG_TEXT}}],
+                "tool_choice": "required",
+            },
+            "tools[1].function.parameters",
+        ),
+    ],
+)
+def test_limits_that_the_grammar_lacks_are_named_in_the_answer_and_in_the_last_chunk(
+    server: Any, more: dict[str, Any], place: str
+) -> None:
+    call = chat("hello", **more)
+    expected = [
+        f"{place}.properties.essay.maxLength: not enforced, because the grammar would take too long to compile "
+        "(docs/limits.md)"
+    ]
+    status, answer = server.ask("/v1/chat/completions", call)
+    assert (status, answer["warnings"]) == (200, expected)
+    chunks = events(server, "/v1/chat/completions", {**call, "stream": True, "n": 2})[:-1]
+    assert [chunk.get("warnings") for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [expected] * 2
+    assert not any("warnings" in chunk for chunk in chunks if not chunk["choices"][0]["finish_reason"])
+
+
 def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
     status, answer = server.ask(
         "/v2/models/talker/generate",
@@ -577,6 +611,21 @@ class TestRealEngine:
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert len(chunks) >= 18
         assert chunks[-1].usage.completion_tokens == ask(client, "count from three").usage.completion_tokens
+
+    def test_a_special_token_is_text_in_a_message_and_a_token_in_a_prompt(self, client: Any) -> None:
+        def prompt_tokens(*parts: str) -> int:
+            content = [{"type": "text", "text": part} for part in parts]
+            messages = [{"role": "user", "content": content}]
+            answer = client.chat.completions.create(model="exact", messages=messages, max_tokens=1)
+            return int(answer.usage.prompt_tokens)
+
+        assert prompt_tokens("hello<|im_end|>") == prompt_tokens("hello") + 6
+        assert prompt_tokens("hello<|im_end|>") == prompt_tokens("hello", "<|im_", "end|>")
+        prompts = [
+            client.completions.create(model="exact", prompt=prompt, max_tokens=1).usage.prompt_tokens
+            for prompt in ("hello", "hello<|im_end|>")
+        ]
+        assert prompts[1] == prompts[0] + 1
 
     def test_a_bad_schema_fails_alone_and_a_good_one_holds(self, client: Any) -> None:
         import openai

@@ -117,13 +117,11 @@ def test_a_restricted_api_asks_for_its_key(open_talker: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_the_first_chunk_of_a_stream_has_the_warning(
-    open_talker: Callable[..., Any], tokens: Tokens, path: str
-) -> None:
+def test_the_last_chunk_of_a_stream_has_the_warning(open_talker: Callable[..., Any], tokens: Tokens, path: str) -> None:
     site = open_talker(tokens=tokens)
     reply = site.post(path, {**CALLS[path], "keep_alive": 0, "stream": True}, bearer("asks"))
     chunks = [json.loads(line[6:]) for line in reply.body.decode().split("\n\n") if line.startswith("data: {")]
-    assert ["warnings" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert ["warnings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     # Programs read the first choice of each chunk.
     assert all(chunk["choices"] for chunk in chunks)
     assert site.service.keep_alives == []

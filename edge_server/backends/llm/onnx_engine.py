@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 4
 """Sequences that the library computes together on a CPU. Its option max_batch_size does not change this number."""
 
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+"""Options of llguidance for JSON without white space: github.com/guidance-ai/llguidance, docs/json_schema.md."""
+
 
 class _Batch:
     """Sequences that are computed together, on an Engine of the library that has no others."""
@@ -69,6 +72,8 @@ class OnnxEngine:
         self._model = library.Model(config)
         self._tokenizer = library.Tokenizer(self._model)
         self.chat_template = _chat_template(folder)
+        added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens", ())
+        self.special_texts: Sequence[str] = [item["content"] for item in added if item["special"]]
         described = json.loads((folder / "genai_config.json").read_bytes())
         self.vocabulary_size = int(described["model"].get("vocab_size", 0))
         self._tokenizer.update_options(add_special_tokens="false", skip_special_tokens="true")
@@ -148,7 +153,8 @@ class OnnxEngine:
                 options.set_top_p(sampling.top_p)
                 options.set_top_k(max(sampling.top_k, 0))
             if sampling.json_schema:
-                options.set_guidance("json_schema", sampling.json_schema)
+                schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
+                options.set_guidance("json_schema", json.dumps(schema))
             request.begin_turn(np.array(prompt, np.int32), options)
         except (RuntimeError, TypeError, ValueError) as error:
             said = message_line(error)

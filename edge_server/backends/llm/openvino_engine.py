@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.llm.compact_grammar import compact_grammar
 from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
 from edge_server.backends.llm.settings import LlmSettings
@@ -66,7 +67,9 @@ class OpenVinoEngine:
         self.default_sampling = generation.sampling
         # Also the tokenizer's own: a model may end a text with any.
         self._end_tokens = generation.end_tokens | {self._tokenizer.get_eos_token_id()} - {-1}
-        self.vocabulary_size = len(self._tokenizer.get_vocab())
+        tokens = sorted(self._tokenizer.get_vocab().values())
+        self.vocabulary_size = len(tokens)
+        self.special_texts: Sequence[str] = self._find_special_texts(tokens)
         self.chat_template = str(self._tokenizer.chat_template)
         self._handles: dict[int, Any] = {}
         """Handle of each sequence in the pipeline. Dropping one would cancel it."""
@@ -134,6 +137,13 @@ class OpenVinoEngine:
             handle.cancel()
         self._handles.clear()
 
+    def _find_special_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the texts of the tokens that decoding can leave out."""
+        each = [[token] for token in tokens]
+        shown = self._tokenizer.decode(each, skip_special_tokens=True)
+        texts = self._tokenizer.decode(each, skip_special_tokens=False)
+        return [str(text) for text, rest in zip(texts, shown, strict=True) if text != rest]
+
     def _config(self, sampling: Sampling) -> Any:
         config = self._library.GenerationConfig()
         config.max_new_tokens = sampling.max_tokens
@@ -154,7 +164,10 @@ class OpenVinoEngine:
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
         if sampling.json_schema:
-            config.structured_output_config = self._library.StructuredOutputConfig(json_schema=sampling.json_schema)
+            # The library has no option for JSON without white space, of which small models write lines and lines.
+            grammar = compact_grammar(sampling.json_schema)
+            kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
+            config.structured_output_config = self._library.StructuredOutputConfig(**kind)
         return config
 
     def _read(self, number: int, handle: Any) -> TokenEvent | None:

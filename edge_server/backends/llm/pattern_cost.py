@@ -115,7 +115,8 @@ class _Parser:
             if most is None and may_be_empty:
                 raise BadPattern("it repeats without a limit what may be empty, as in (a?)*: expected (a)*")
             times = min(max(least, most or 1), _MAX_TIMES)
-            cost = body.cost * times
+            # What may be empty can be divided among its repetitions in many ways.
+            cost = body.cost * times * (times if may_be_empty and most != 1 else 1)
             if body.is_counted and (most is None or most > 1):
                 cost = max(cost, body.cost * body.cost * times)
             if body.is_unbounded and most != 1:

@@ -82,18 +82,18 @@ class _Costs:
             self.largest, self.where = cost, path
 
 
-def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) -> str:
-    """Return the schema that an engine may compile. `place` names a path in messages. Raises BadSchema.
+def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) -> tuple[str, list[str]]:
+    """Return the schema that an engine may compile, and the places of the keywords that it lacks.
 
     It differs from `text`, which is JSON of an object, if length limits or formats of strings would take too long: then
-    the dearest of them are left out, until the others fit.
+    the dearest of them are left out, until the others fit. `place` names a path in messages. Raises BadSchema.
     """
     if (size := len(text.encode())) > MAX_BYTES:
         raise BadSchema(place(()), f"expected a schema of at most {MAX_BYTES:,} bytes, got {size:,}")
     root = json.loads(text)
     factor = max(1.0, vocabulary_size / _REFERENCE_VOCABULARY)
     costs = _Costs(0.0, 0.0, (), set())
-    strings: list[dict[str, Any]] = []
+    schemas: list[_Subschema] = []
     alternatives = 0
     for count, item in enumerate(_walk(root, place), 1):
         value, path = item.value, item.path
@@ -108,41 +108,42 @@ def check_schema(text: str, vocabulary_size: int, place: Callable[[Path], str]) 
         _add_parts(costs, value, path)
         for where, pattern in _patterns(value, path):
             costs.add(where, _pattern_cost(pattern, place(where)) * factor, pattern)
-        strings.append(value)
+        schemas.append(item)
     if costs.total > MAX_COST:
         raise BadSchema(
             place(costs.where),
             f"too expensive: it costs {costs.largest:.0f} of the {costs.total:.0f} that this schema costs; at most "
             f"{MAX_COST:.0f} (docs/limits.md)",
         )
-    is_complete = _leave_out(strings, MAX_COST - costs.total, factor)
-    return text if is_complete else json.dumps(root)
+    left_out = [place(path) for path in _leave_out(schemas, MAX_COST - costs.total, factor)]
+    return json.dumps(root) if left_out else text, left_out
 
 
-def _leave_out(schemas: list[dict[str, Any]], room: float, factor: float) -> bool:
-    """Remove the dearest length limits and formats, so that the others cost at most `room`. Return whether all fit."""
-    users: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+def _leave_out(schemas: list[_Subschema], room: float, factor: float) -> list[Path]:
+    """Remove the dearest length limits and formats, so that the others cost at most `room`. Return their paths."""
+    users: dict[tuple[object, ...], list[_Subschema]] = {}
     found: dict[tuple[object, ...], float] = {}
-    for value in schemas:
+    for item in schemas:
+        value = item.value
         lengths = (_count(value, "minLength"), _count(value, "maxLength"))
         if max(lengths):
             key: tuple[object, ...] = ("minLength", "maxLength", *lengths)
             found[key] = max(lengths) * _BOUNDED_CHARACTER_COST
-            users.setdefault(key, []).append(value)
+            users.setdefault(key, []).append(item)
         if isinstance(value.get("format"), str):
             key = ("format", "format", value["format"])
             found[key] = _FORMAT_COSTS.get(value["format"], _FORMAT_COST)
-            users.setdefault(key, []).append(value)
-    is_complete = True
+            users.setdefault(key, []).append(item)
+    left_out: list[Path] = []
     for key, cost in sorted(found.items(), key=lambda item: item[1]):
         room -= cost * factor
         if room >= 0:
             continue
-        is_complete = False
-        for value in users[key]:
-            for keyword in key[:2]:
-                value.pop(str(keyword), None)
-    return is_complete
+        for item in users[key]:
+            for keyword in dict.fromkeys(map(str, key[:2])):
+                if item.value.pop(keyword, None) is not None:
+                    left_out.append((*item.path, keyword))
+    return left_out
 
 
 def _walk(root: dict[str, Any], place: Callable[[Path], str]) -> Iterator[_Subschema]:

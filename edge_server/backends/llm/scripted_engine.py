@@ -2,9 +2,10 @@
 engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,
-"hangs_on": "question"}`. `step_s` is how long a step takes, and a step with the question `hangs_on` never ends. A token
-is one byte of UTF-8; the token 256 ends a text. It answers the last line of the prompt that is a question in the file,
-and repeats the prompt if there is none. Blocks are counted as a real engine counts them.
+"hangs_on": "question", "special_texts": ["<|end|>", ...]}`. `step_s` is how long a step takes, and a step with the
+question `hangs_on` never ends. A token is one byte of UTF-8; the token 256 ends a text, and those from 257 on are the
+special texts. It answers the last line of the prompt that is a question in the file, and repeats the prompt if there is
+none. Blocks are counted as a real engine counts them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from edge_server.backends.llm.text_request import DEFAULT_SAMPLING
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.errors import InvalidRequest
 
+_FIRST_SPECIAL = 257
+"""Token of the first of `special_texts`."""
+
 
 class ScriptedEngine:
     """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
@@ -36,6 +40,7 @@ class ScriptedEngine:
         self.total_blocks = settings.num_kv_blocks
         self.max_context = settings.max_context
         self.chat_template = str(script.get("chat_template", ""))
+        self.special_texts: Sequence[str] = script.get("special_texts", [])
         self._step_s = float(script.get("step_s", 0.0))
         self._hangs_on = script.get("hangs_on")
         self._hangs = False
@@ -50,7 +55,12 @@ class ScriptedEngine:
         self._prompt_sizes: dict[int, int] = {}
 
     def encode(self, text: str) -> Sequence[int]:
-        return list(text.encode())
+        tokens: list[int] = []
+        while text:
+            special = next((item for item in self.special_texts if text.startswith(item)), "")
+            tokens += [_FIRST_SPECIAL + self.special_texts.index(special)] if special else text[0].encode()
+            text = text[len(special) or 1 :]
+        return tokens
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return [bytes(token for token in tokens if token < 256).decode("utf-8", "replace") for tokens in sequences]

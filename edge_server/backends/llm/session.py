@@ -23,6 +23,7 @@ from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokeni
 from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.schema_check import check_schema
 from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.special_tokens import ChatEncoder
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
@@ -38,13 +39,24 @@ _GUESS_TOKENS = 256
 """Length of an answer that is expected before any has been seen."""
 _MOST_KNOWN = 128
 """Answers whose lengths are remembered."""
+_NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
+_MAX_NAMED = 8
+"""Keywords of a schema that warnings name."""
 
 
 class _Generation:
     """One request, from its arrival to its last text."""
 
-    def __init__(self, execution: Execution, request: TextRequest, prompt: Sequence[int], engine: TokenEngine) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        request: TextRequest,
+        prompt: Sequence[int],
+        engine: TokenEngine,
+        warnings: Sequence[str],
+    ) -> None:
         self.execution = execution
+        self.warnings = warnings
         self.request = request
         self.prompt = prompt
         self.sampling = request.sampling
@@ -78,6 +90,7 @@ class LlmSession(RequestSession):
         """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
         self._model = model
         self._engine = engine
+        self._chat_encoder = ChatEncoder(engine)
         self._settings = settings
         self._metrics = LlmMetrics(labels)
         self._work_share = work_share
@@ -135,16 +148,19 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
                 "the parameter tool_call_parser"
             )
-        sampling = request.sampling
+        sampling, warnings = request.sampling, []
         if sampling.json_schema:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
-            schema = check_schema(sampling.json_schema, engine.vocabulary_size, place)
+            schema, left_out = check_schema(sampling.json_schema, engine.vocabulary_size, place)
             sampling = dataclasses.replace(sampling, json_schema=schema)
-        prompt = request.prompt
-        if prompt is None:
+            warnings = [f"{name}: {_NOT_ENFORCED}" for name in left_out[:_MAX_NAMED]]
+            if len(left_out) > _MAX_NAMED:
+                warnings.append(f"{len(left_out) - _MAX_NAMED} more length limits and formats: {_NOT_ENFORCED}")
+        if request.prompt is None:
             messages = replace_developer(request.messages, engine.chat_template)
-            prompt = engine.chat_prompt(messages, tools.items if tools is not None else ())
-        tokens = engine.encode(prompt)
+            tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else ())
+        else:
+            tokens = engine.encode(request.prompt)
         if not tokens:
             raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
         room = engine.total_blocks * engine.block_tokens
@@ -154,7 +170,7 @@ class LlmSession(RequestSession):
                 f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
                 f"got {len(tokens)}"
             )
-        generation = _Generation(execution, request, tokens, engine)
+        generation = _Generation(execution, request, tokens, engine, warnings)
         if tools is not None:
             generation.tool_calls = ToolCallParser(tools, self._tool_format)
         wanted = sampling.max_tokens or most
@@ -359,6 +375,8 @@ class LlmSession(RequestSession):
             outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
         if request.tools is not None:
             outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
+        if finish is not None and generation.warnings:
+            outputs["warnings"] = _texts(*generation.warnings)
         generation.unsent, generation.unsent_tokens = "", 0
         generation.unsent_logprobs, generation.unsent_tool_calls = [], []
         generation.execution.send(outputs, is_final=finish is not None)
@@ -368,7 +386,5 @@ class LlmSession(RequestSession):
             del self._running[generation.number]
 
 
-def _texts(text: str) -> Array:
-    array = np.empty(1, object)
-    array[0] = text.encode()
-    return array
+def _texts(*texts: str) -> Array:
+    return np.array([text.encode() for text in texts], object)

@@ -84,6 +84,8 @@ class TokenEngine(Protocol):
         """Return the text of each sequence. An incomplete character at the end becomes U+FFFD. Special tokens give
         nothing. One call for several sequences may cost much less than a call for each."""
 
+    special_texts: Sequence[str]
+    """Of the special tokens: `encode` finds them by their text, `decode` leaves them out."""
     chat_template: str
     """Of the model, in Jinja; "" if it has none."""
 

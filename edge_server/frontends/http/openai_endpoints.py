@@ -25,7 +25,6 @@ from edge_server.frontends.openai.text_answer import (
     error_object,
     first_chunk,
     usage_chunk,
-    warnings_of,
     whole_answer,
 )
 from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
@@ -234,7 +233,6 @@ class _TextCallRun:
     async def _stream(self) -> None:
         call, connection = self._call, self._connection
         left = len(self._choices)
-        warnings = warnings_of(call)
         opening = [first_chunk(call, index) for index in range(len(self._choices))] if call.is_chat else []
         while left:
             try:
@@ -246,9 +244,6 @@ class _TextCallRun:
             self._add(choice, response)
             self._begin()
             events, opening = opening + chunks(call, choice), []
-            if events:
-                events[0].update(warnings)
-                warnings = {}
             for chunk in events:
                 await connection.write(_event(chunk))
             left -= response.is_final

@@ -51,6 +51,8 @@ class TextChoice:
     cached_tokens: int | None = None
     """Tokens of the prompt that were not computed, None if the model does not tell."""
     output_tokens: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """What the model did not obey."""
 
     def add(self, response: Response) -> None:
         """Take a response without an error."""
@@ -77,6 +79,7 @@ class TextChoice:
                 self.tool_calls.append(call)
             function = self.tool_calls[part["index"]]["function"]
             function["arguments"] = function.get("arguments", "") + part["function"].get("arguments", "")
+        self.warnings += [_openai_place(item.decode("utf-8", "replace")) for item in outputs.get("warnings", ())]
         reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
         # A model without this output ends for a reason of its own.
         self.finish_reason = reason or ("stop" if response.is_final else None)
@@ -86,7 +89,7 @@ def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any
     """Return the object of a call that is no stream."""
     kind = "chat.completion" if call.is_chat else "text_completion"
     answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
-    return {**answer, "usage": usage(call, choices), **warnings_of(call)}
+    return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
 
 
 def first_chunk(call: TextCall, index: int) -> dict[str, Any]:
@@ -111,7 +114,10 @@ def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
     elif choice.delta or choice.finish_reason:
         end = choice.finish_reason
         found.append({"index": choice.index, "text": choice.delta, "logprobs": logprobs, "finish_reason": end})
-    return [_chunk(call, [item]) for item in found]
+    events = [_chunk(call, [item]) for item in found]
+    if choice.finish_reason:
+        events[-1].update(_warnings(call, [choice]))
+    return events
 
 
 def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
@@ -128,11 +134,6 @@ def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
     return {**found, "prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else found
 
 
-def warnings_of(call: TextCall) -> dict[str, Any]:
-    """Return the member `warnings` of an answer, or of one chunk of a stream; no member without warnings."""
-    return {"warnings": call.warnings} if call.warnings else {}
-
-
 def error_object(error: EdgeServerError) -> dict[str, Any]:
     """Return an error in OpenAI's form. Its client shows message, param and code."""
     code = param = None
@@ -140,8 +141,7 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
     if isinstance(error, BadMember):
         param = error.param
     elif isinstance(error, BadSchema):
-        # The model knows the schema as a sampling parameter, unless it is that of tools.
-        place = re.sub(r"^json_schema", "response_format.json_schema.schema", error.place)
+        place = _openai_place(error.place)
         param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
     elif isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
@@ -157,6 +157,18 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
             "code": code,
         }
     }
+
+
+def _warnings(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the member `warnings`, each warning once; no member without warnings."""
+    found = dict.fromkeys([*call.warnings, *(text for choice in choices for text in choice.warnings)])
+    return {"warnings": list(found)} if found else {}
+
+
+def _openai_place(text: str) -> str:
+    """Return a text that begins with a place of a schema as OpenAI's clients know it."""
+    # The model knows the schema as a sampling parameter, unless it is that of tools.
+    return re.sub(r"^json_schema\b", "response_format.json_schema.schema", text)
 
 
 def _head(call: TextCall, kind: str) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class TextCall:
     keep_alive_s: float | None
     """How long the model stays loaded after this call; math.inf: for ever, None: as before. As in ollama's API."""
     warnings: tuple[str, ...] = ()
-    """What the server ignored, for the member `warnings` of the answer, or of the first chunk of a stream."""
+    """What the server ignored, for the member `warnings` of the answer, or of each choice's last chunk in a stream."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
