@@ -237,6 +237,8 @@ class ServerProcess:
             await self._open_metrics()
         if open_categories := open_without_token(self._config, self._tokens.requires_token):
             log.info("%s", open_categories)
+        if self._grpc_waits:
+            log.info("gRPC refuses connections to port %d until each model is loaded or has failed", self.ports["grpc"])
 
     async def _open_http(self) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
@@ -298,8 +300,6 @@ class ServerProcess:
         loads_nothing = repository.control_mode == "explicit" and not repository.load_models
         self._grpc_waits = self._config.grpc.listen == "when-loaded" and not loads_nothing
         port = front.start(accepts=not self._grpc_waits)
-        if self._grpc_waits:
-            log.info("gRPC refuses connections to port %d until each model is loaded or has failed", port)
         if self._config.grpc.is_tls:
             self._note_expiry("grpc", self._config.grpc.server_cert)
 

@@ -356,8 +356,8 @@ def example_lines() -> list[Any]:
 def test_a_command_of_the_examples_works_as_written(line: str, pattern: str, server: Any, tmp_path: Path) -> None:
     host, port = server.http.split(":")
     for written, here in (
+        ("/tmp/infer", f"{tmp_path}/infer"), (".venv/bin/python", sys.executable),
         ("127.0.0.1:8000", server.http), ("127.0.0.1:8001", server.grpc), ("127.0.0.1 8000", f"{host} {port}"),
-        (".venv/bin/python", sys.executable), ("/tmp/", f"{tmp_path}/"),
     ):  # fmt: skip
         line = line.replace(written, here)
     assert re.search(rf"^{pattern}$", run("sh", "-c", line), re.MULTILINE)

@@ -81,7 +81,7 @@ def test_a_client_that_leaves_before_its_first_token_frees_its_place_in_the_queu
 ) -> None:
     """One request fills the KV cache for a minute; two may wait."""
     (tmp_path / "slow/1").mkdir(parents=True)
-    parameters = {"isolated": "1", "max_queue_size": "1", "num_kv_blocks": "2"}
+    parameters = {"isolated": "1", "max_queue_size": "2", "num_kv_blocks": "2"}
     lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
     (tmp_path / "slow/config.pbtxt").write_text('backend: "scripted_llm" ' + " ".join(lines))
     script = {"answers": {"hello": "x" * 600}, "step_s": 1.0}
