@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -248,3 +251,37 @@ def test_a_damaged_generation_config_json_is_named(tmp_path: Path, text: str, sa
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(BadModelFile, match=said):
         read_generation_config(tmp_path)
+
+
+LONG_PROMPT = """
+import sys
+from pathlib import Path
+from edge_server.backends.llm.model_size import read_gguf
+from edge_server.backends.llm.openvino_engine import OpenVinoEngine
+from edge_server.backends.llm.settings import memory_parts, read_settings
+from edge_server.backends.llm.token_engine import Sampling
+
+path = Path(sys.argv[1])
+size = read_gguf(path)
+settings = read_settings("m", {"num_kv_blocks": "64"}, size, 32)
+engine = OpenVinoEngine(path, settings)
+engine.add(1, [100 + number * 7 % 30_000 for number in range(2_000)], Sampling(20))
+while not engine.is_idle():
+    engine.step()
+status = Path("/proc/self/status").read_text()
+print(int(status.partition("VmHWM:")[2].split()[0]) << 10, sum(memory_parts(settings, size, 32).values()))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.skipif(
+    "EDGE_TEST_LANGUAGE_MODEL" not in os.environ,
+    reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it",
+)
+def test_a_real_model_with_a_full_cache_takes_no_more_memory_than_was_computed() -> None:
+    pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+    command = [sys.executable, "-c", LONG_PROMPT, os.environ["EDGE_TEST_LANGUAGE_MODEL"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    taken, computed = map(int, done.stdout.split())
+    assert 0.7 * computed < taken <= computed

@@ -5,8 +5,8 @@ Parameters of the model configuration, beside those that the model reads itself:
 - `isolation`: "process" runs each instance in a child process. Use it for models that must not share the GIL, that may
   crash, or that call os._exit. The default "none" runs them in the server's process.
 - `execution_thread`: "own", "caller" or "auto" (default); see `execution_thread_choice`.
-- `initialize_timeout_s`: time limit of `initialize` in a child process, in whole seconds, 300 by default. After it the
-  process is killed and the load fails.
+- `initialize_timeout_s`: most seconds that `initialize` in a child process may go on without reading a file or taking
+  more memory, 300 by default. After them the process is killed and the load fails.
 - `read_only_inputs`: true passes inputs as read-only views of the received request; false (default) passes copies that
   the model may write to.
 - `EXECUTION_ENV_PATH`: logged and otherwise ignored. Models run on the server's Python and packages.

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from edge_server.backends.backend_helpers import file_title, message_line
@@ -62,6 +64,19 @@ class ModelChildProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def loaded_bytes(self) -> int:
+        """Return how much the process has read so far, plus its highest memory; 0 if the system does not tell."""
+        try:
+            io = Path(f"/proc/{self.pid}/io").read_text()
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return 0
+        read, peak_kib = (
+            re.search(r"^rchar: (\d+)", io, re.MULTILINE),
+            re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE),
+        )
+        return (int(read[1]) if read else 0) + (int(peak_kib[1]) << 10 if peak_kib else 0)
 
     def send(self, message: tuple[Any, ...]) -> int | None:
         """Send a message, unless the process has ended, and return the result of `Channel.send`.

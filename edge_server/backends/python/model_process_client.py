@@ -30,6 +30,9 @@ _CHECK_S = 0.05
 
 INITIALIZE_TIMEOUT = "initialize_timeout_s"
 _INITIALIZE_S = 300
+_PROGRESS_CHECK_S = 0.25
+_PROGRESS_BYTES = 1 << 20
+"""A process that has read or grown by so much since the last check is loading, and not stuck."""
 
 SessionOpener: TypeAlias = Callable[[OpenJob], RequestSession]
 """Opens a model in the child process. It is pickled, so it is a function of a module."""
@@ -96,18 +99,24 @@ class ModelProcess:
     def open(self) -> None:
         """Open the model in the process, and wait. Raises LoadError; the process is ended then.
 
-        A process that needs longer than the model's parameter `initialize_timeout_s` is killed.
+        A process that reads nothing and does not grow for the model's parameter `initialize_timeout_s` is killed.
         """
         job = dataclasses.replace(self._job, server=None)
         self._child.send(("open", job, self._job.server is not None, self._opener))
-        if not self._is_opening_done.wait(self._initialize_s):
-            self._is_closing = True
-            self._child.kill()
-            self.close()
-            raise LoadError(
-                f"{file_title(self._job.file)}: its process did not come through initialize within "
-                f"{self._initialize_s} s and was killed; the parameter {INITIALIZE_TIMEOUT} allows more"
-            )
+        loaded_bytes, progress_s = 0, time.monotonic()
+        while not self._is_opening_done.wait(_PROGRESS_CHECK_S):
+            now_s = time.monotonic()
+            if self._child.loaded_bytes() >= loaded_bytes + _PROGRESS_BYTES:
+                loaded_bytes, progress_s = self._child.loaded_bytes(), now_s
+            elif now_s - progress_s >= self._initialize_s:
+                self._is_closing = True
+                self._child.kill()
+                self.close()
+                raise LoadError(
+                    f"{file_title(self._job.file)}: its process did not come through initialize: for "
+                    f"{self._initialize_s} s it read nothing and took no more memory, and it was killed; the parameter "
+                    f"{INITIALIZE_TIMEOUT} allows more"
+                )
         kind, *rest = self._opening
         if kind == "opened":
             return
