@@ -20,9 +20,14 @@ _UNLIMITED = 1 << 62
 def usable_cores(root: Path = ROOT) -> int:
     """Return the number of cores that this process may use, at least 1: those of its affinity or, if less, the limit of
     processor time in cores, rounded up."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return limited_cores(root) or _affinity_cores()
+
+
+def limited_cores(root: Path = ROOT) -> int | None:
+    """Return `usable_cores` where the limit of processor time decides them, or None. For libraries that choose their
+    threads by the affinity."""
     limit = cpu_limit(root)
-    return cores if limit is None else max(1, min(cores, math.ceil(limit)))
+    return None if limit is None or limit >= _affinity_cores() else max(1, math.ceil(limit))
 
 
 def cpu_limit(root: Path = ROOT) -> float | None:
@@ -54,6 +59,10 @@ def available_memory(root: Path = ROOT) -> int | None:
             cached = sum(int(stat.get(name, "0")) for name in names)
             rooms.append(max(0, int(limit) - max(0, int(used) - cached)))
     return min(rooms, default=None)
+
+
+def _affinity_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

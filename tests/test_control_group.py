@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.control_group import available_memory, cpu_limit, usable_cores
+from edge_server.control_group import available_memory, cpu_limit, limited_cores, usable_cores
 
 OWN = "0::/box.slice/server.service"
 """The line of /proc/self/cgroup on a machine; in a container it is the next one."""
@@ -60,7 +60,9 @@ def test_usable_cores_are_those_of_the_affinity_or_the_rounded_up_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert usable_cores(lay_out(tmp_path, CONTAINED, {"cpu.max": f"{quota} 100000"})) == cores
+    root = lay_out(tmp_path, CONTAINED, {"cpu.max": f"{quota} 100000"})
+    assert usable_cores(root) == cores
+    assert limited_cores(root) == (cores if cores < 8 else None)
 
 
 @pytest.mark.parametrize(

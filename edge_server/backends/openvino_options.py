@@ -13,6 +13,7 @@ from typing import Any
 from edge_server.backends.backend_helpers import instance_count, yes_or_no
 from edge_server.backends.base import OpenJob
 from edge_server.backends.openvino_devices import checked_device, involves_accelerator
+from edge_server.control_group import limited_cores
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import LoadError
 
@@ -89,6 +90,8 @@ def _properties(spec: ModelSpec, merged: Mapping[str, str], device: str, precisi
         properties["PERFORMANCE_HINT"] = properties["PERFORMANCE_HINT"].upper()
     elif device == "CPU":
         properties["NUM_STREAMS"] = str(instance_count(spec))
+    if device == "CPU" and (cores := limited_cores()) is not None:
+        properties.setdefault("INFERENCE_NUM_THREADS", str(cores))
     return properties
 
 

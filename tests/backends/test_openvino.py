@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import load_backend
+from edge_server.backends import load_backend, openvino_options
 from edge_server.backends.base import Backend, ModelFile
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -176,6 +176,16 @@ def test_each_instance_gets_a_stream_unless_the_configuration_says_otherwise(
     for instances, parameters, streams in ((1, {}, "1"), (2, {}, "2"), (2, {"NUM_STREAMS": "1"}, "1")):
         session = backend.open(job(linear(), instances=instances, parameters=parameters))
         assert session.info.options["NUM_STREAMS"] == streams
+        session.close()
+
+
+def test_threads_follow_a_limit_of_processor_time_unless_the_configuration_says_otherwise(
+    backend: Backend, linear: Write, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_options, "limited_cores", lambda: 1)
+    for parameters, threads in (({}, "1"), ({"INFERENCE_NUM_THREADS": "2"}, "2")):
+        session = backend.open(job(linear(), parameters=parameters))
+        assert session.info.options["INFERENCE_NUM_THREADS"] == threads
         session.close()
 
 

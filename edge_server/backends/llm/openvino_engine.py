@@ -21,6 +21,7 @@ from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
 from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.control_group import limited_cores
 from edge_server.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class OpenVinoEngine:
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = settings.enable_prefix_caching
         options: dict[str, Any] = {}
-        if settings.threads:
-            options["INFERENCE_NUM_THREADS"] = settings.threads
+        if threads := settings.threads or limited_cores():
+            options["INFERENCE_NUM_THREADS"] = threads
         if settings.is_deterministic:
             # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
