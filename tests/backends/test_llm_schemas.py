@@ -244,6 +244,7 @@ def test_the_place_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: 
         (".+x{9}", ".*x{9}"),
         ("(?:.*)?x{9}", "(?:.*){2}x{9}"),
         ("([a-z]a*){9}", "([a-z]?a*){9}"),
+        ("(a|[a-z]*)x{9}", "(a|b?|.*[a-z]{3,})x{9}"),
         ("[^x]*x{9}", "[^y]*x{9}"),
         ("a|b", "a|.{4}"),
         ("\\d{4}", "\\S{4}"),

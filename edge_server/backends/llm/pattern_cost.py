@@ -76,6 +76,7 @@ class _Parser:
             any(item.is_counted for item in found),
             any(item.is_unbounded for item in found),
             sum(item.states for item in found),
+            max(item.loop for item in found),
         )
 
     def _sequence(self, depth: int) -> PatternCost:
