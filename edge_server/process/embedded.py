@@ -174,7 +174,7 @@ class Server:
         try:
             return await asyncio.to_thread(self.start)
         except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # the start goes on in its thread, and nobody else ends it
+            await asyncio.to_thread(self.stop)  # the thread of the start goes on without it
             raise
 
     async def __aexit__(self, *_: object) -> None:

@@ -362,6 +362,8 @@ def test_check_refuses_and_warns_and_passes_right_models(
     add_detector("pose_unchecked", POSE, warmup_probe="false", **right)
     add_detector("twice", COCO, detection_activation="sigmoid", **right)
     add_detector("labels", COCO, labels=79, **right)
+    with (tmp_path / "labels/config.pbtxt").open("a") as config:
+        config.write("\ninstance_group [ { count: 2 kind: KIND_CPU } ]")
     command = [sys.executable, "-m", "edge_server", "check", str(tmp_path), str(repository_root / "model_repository")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     loaded = {line.split()[0] for line in done.stdout.splitlines() if " 1 " in line}

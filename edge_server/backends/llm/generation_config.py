@@ -30,7 +30,7 @@ class GenerationConfig:
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:
-    """Return what the file in the folder of an export says; without the file, the defaults of requests.
+    """Return the end tokens and defaults of an export. A folder without the file gives the defaults of requests.
 
     With `do_sample` false the temperature is 0 by default, whatever the file's. Other members are ignored. Raises
     BadModelFile for a value out of range.

@@ -32,7 +32,7 @@ INITIALIZE_TIMEOUT = "initialize_timeout_s"
 _INITIALIZE_S = 300
 _PROGRESS_CHECK_S = 0.25
 _PROGRESS_BYTES = 1 << 20
-"""A process that has read or grown by so much since the last check is loading, and not stuck."""
+"""A process that has read or grown by so much since its last progress is loading, and not stuck."""
 
 SessionOpener: TypeAlias = Callable[[OpenJob], RequestSession]
 """Opens a model in the child process. It is pickled, so it is a function of a module."""
@@ -105,9 +105,9 @@ class ModelProcess:
         self._child.send(("open", job, self._job.server is not None, self._opener))
         loaded_bytes, progress_s = 0, time.monotonic()
         while not self._is_opening_done.wait(_PROGRESS_CHECK_S):
-            now_s = time.monotonic()
-            if self._child.loaded_bytes() >= loaded_bytes + _PROGRESS_BYTES:
-                loaded_bytes, progress_s = self._child.loaded_bytes(), now_s
+            now_s, now_bytes = time.monotonic(), self._child.loaded_bytes()
+            if now_bytes >= loaded_bytes + _PROGRESS_BYTES:
+                loaded_bytes, progress_s = now_bytes, now_s
             elif now_s - progress_s >= self._initialize_s:
                 self._is_closing = True
                 self._child.kill()

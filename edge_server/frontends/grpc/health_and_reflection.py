@@ -18,7 +18,7 @@ from edge_server.frontends.grpc.call import OK, CallHandler, Message, RpcCall, c
 from edge_server.protocol import messages
 
 _WATCH_INTERVAL_S = 0.1
-"""Longest time after which a client of Health/Watch is told of a change."""
+"""Interval at which Health/Watch looks for a change, which its clients then get."""
 
 _STOPPING = call_status(Draining("Server is stopping"))
 
