@@ -182,6 +182,42 @@ def test_the_loss_of_a_connection_is_told_to_each_stream_once(serve: Serve) -> N
     other.check_alive()
 
 
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_what_a_client_sends_before_it_reads_the_last_goaway_resets_no_connection_6_8(
+    serve: Serve, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    """A reset may reach a client before GOAWAY, and then it cannot know which calls were not processed."""
+    accepting, asking = _contexts(certificate, ["h2"]) if is_tls else (None, None)
+    server = serve(tls=accepting)
+    client = server.connect(tls=asking)
+    client.check_alive()
+    drop = server.http2.drop
+
+    def drop_after_a_call(*arguments: Any) -> None:
+        client.send(client.headers(1))
+        drop(*arguments)
+
+    monkeypatch.setattr(server.http2, "drop", drop_after_a_call)
+    stopping = threading.Thread(target=server.http2.stop, args=(server.WAIT_S,))
+    stopping.start()
+    goaway = client.until(GoAwayFrame)
+    assert (goaway.last_stream_id, goaway.error_code) == (0, 0)
+    assert client.socket.recv(1) == b""
+    client.close()
+    stopping.join()
+
+
+def test_connections_that_nobody_has_accepted_are_told_that_the_server_stops_6_8(serve: Serve) -> None:
+    server = serve()
+
+    def connect_and_stop() -> Any:
+        client = server.connect()
+        server.http2._stop_accepting()
+        return client
+
+    assert server.call(connect_and_stop).until(GoAwayFrame).last_stream_id == 0
+
+
 def test_ticks_timers_and_calls(serve: Serve) -> None:
     server = serve()
     client = server.connect()

@@ -18,6 +18,7 @@ for counts as a useless frame.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import select
@@ -1268,8 +1269,13 @@ class Http2Connection:
                 self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
                 self._flush()
 
-    def close(self) -> None:
-        """Close the socket and notify the receivers. On the reading thread."""
+    def close(self, *, keeps_input: bool = False) -> socket.socket | None:
+        """Notify the receivers and close the socket. On the reading thread.
+
+        With `keeps_input` only the output ends, and the caller gets the socket, which it closes. It receives raw bytes,
+        also after TLS.
+        """
+        kept = self._socket if keeps_input else None
         with self._lock:
             self.is_closed = True
             streams = list(self._streams.values())
@@ -1284,9 +1290,14 @@ class Http2Connection:
             self._data_stream = None
             self._turn_calls.clear()
             self._headers.close()
-            self._socket.close()
+            if kept is None:
+                self._socket.close()
+            else:
+                with contextlib.suppress(OSError):
+                    kept.shutdown(socket.SHUT_WR)
         for stream in streams:
             self._server.guarded(partial(stream.receiver.on_reset, Http2ErrorCode.CANCEL))
+        return kept
 
     def tick(self, now_s: float) -> None:
         """Check timeouts. Raises ConnectionFault when the connection must end."""

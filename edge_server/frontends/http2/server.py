@@ -43,6 +43,9 @@ _ACCEPTS_IN_A_ROW = 64
 _CLEAN_TIMERS_AT = 4096
 """Number of timers at which cancelled ones are removed. Afterwards, twice the number that remained."""
 
+_LAST_INPUT_S = 0.5
+"""Longest time to wait for a client to close a connection that ends by GOAWAY."""
+
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -85,6 +88,9 @@ class Http2Server:
         self._listeners: dict[int, socket.socket] = {}
         self._connections: dict[int, Http2Connection] = {}
         self._handshakes: dict[int, tuple[ssl.SSLSocket, tuple[str, int] | str, float]] = {}
+        self._ended: dict[int, socket.socket] = {}
+        """Connections whose output has ended, until their clients close them. What they still send is dropped: the
+        kernel resets a connection that is closed with unread data, and a client may lose GOAWAY by that."""
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
@@ -202,7 +208,7 @@ class Http2Server:
 
     @property
     def connection_count(self) -> int:
-        return len(self._connections) + len(self._handshakes)
+        return len(self._connections) + len(self._handshakes) + len(self._ended)
 
     # -- the reading thread -----------------------------------------------------------------------------------------
 
@@ -230,6 +236,8 @@ class Http2Server:
                     self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
                     self.guarded(partial(self._shake_hands, fd))
+                elif fd in self._ended:
+                    self._drop_input(fd)
             if self.waiting or self.long_waiting:
                 self._serve_waiting()
             if self._calls:
@@ -286,7 +294,10 @@ class Http2Server:
                 connection.on_event(0)
 
     def drop(self, connection: Http2Connection, fault: ConnectionFault | None = None) -> None:
-        """Close a connection. Send the reason to the client if there is one."""
+        """Close a connection. Send the reason to the client if there is one.
+
+        Without an error, the client is waited for: it may send calls until it has read GOAWAY.
+        """
         if connection.is_closed:
             return
         if fault is not None and fault.text:
@@ -295,7 +306,28 @@ class Http2Server:
         del self._connections[connection.fd]
         with contextlib.suppress(OSError):
             self._epoll.unregister(connection.fd)
-        connection.close()
+        kept = connection.close(keeps_input=fault is not None and fault.code == Http2ErrorCode.NO_ERROR)
+        if kept is not None:
+            self._ended[kept.fileno()] = kept
+            self._epoll.register(kept.fileno(), select.EPOLLIN)
+            self.call_at(self.now_s + _LAST_INPUT_S, partial(self._close_ended, kept))
+
+    def _drop_input(self, fd: int) -> None:
+        """Drop what a client sends on a connection that has ended, and close it after its last byte."""
+        try:
+            if self._ended[fd].recv_into(self.view):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._close_ended(self._ended[fd])
+
+    def _close_ended(self, kept: socket.socket) -> None:
+        if self._ended.get(kept.fileno()) is kept:
+            del self._ended[kept.fileno()]
+            self._epoll.unregister(kept.fileno())
+            kept.close()
 
     def _tick(self) -> None:
         """Check the timeouts of connections."""
@@ -436,6 +468,8 @@ class Http2Server:
         self._look_whether_over()
 
     def _stop_accepting(self) -> None:
+        for listener in list(self._listeners.values()):
+            self._accept(listener)  # the kernel resets the connections that wait in its queue
         self._close_listeners()
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
@@ -443,11 +477,12 @@ class Http2Server:
             connection.end_going_away()
 
     def _look_whether_over(self) -> None:
-        """End the thread when no stream is open and all output is sent, or the grace time has passed. Otherwise check
-        again."""
-        self._is_over = self.now_s >= self._stop_at_s or not any(
-            connection.is_busy for connection in self._connections.values()
-        )
+        """End the thread when no stream is open, all output is sent and the clients have closed their connections, or
+        the grace time has passed. Otherwise check again."""
+        for connection in list(self._connections.values()):
+            if not connection.is_busy:
+                self.drop(connection, ConnectionFault(Http2ErrorCode.NO_ERROR, ""))
+        self._is_over = self.now_s >= self._stop_at_s or not (self._connections or self._ended)
         if not self._is_over:
             self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
 
@@ -467,6 +502,8 @@ class Http2Server:
             self.drop(connection)
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
+        for kept in list(self._ended.values()):
+            self._close_ended(kept)
         self._close_listeners()
         self._make_calls()  # a thread may wait for one of them
         self._close_files()

@@ -12,6 +12,7 @@ import errno
 import itertools
 import logging
 import select
+import socket
 import struct
 import threading
 from collections import deque
@@ -160,6 +161,10 @@ class _Socket:
     def setblocking(self, flag: bool) -> None: ...
 
     def setsockopt(self, *_: object) -> None: ...
+
+    def shutdown(self, how: int) -> None:
+        assert how == socket.SHUT_WR
+        assert not self.is_closed
 
     def close(self) -> None:
         self.is_closed = True
