@@ -91,6 +91,7 @@ _LONG_TURN_S = 0.001
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
+_GOING_AWAY_PING = b"goingway"
 """Last stream number of the first GOAWAY. New streams are still accepted, section 6.8."""
 
 
@@ -226,6 +227,7 @@ class Http2Connection:
         "_is_cut",
         "_is_ending",
         "_is_going_away",
+        "_is_going_away_known",
         "_large_block",
         "_last_ping_s",
         "_limits",
@@ -334,7 +336,7 @@ class Http2Connection:
         """Payload bytes in the queues of all streams."""
         self._sent: list[Stream] = []
         """Streams whose receivers must be notified that their queues are empty."""
-        self._is_going_away = self._is_ending = False
+        self._is_going_away = self._is_going_away_known = self._is_ending = False
 
         # Timeouts and abuse limits.
         self._handshake_end_s = now_s + settings.handshake_s
@@ -357,6 +359,12 @@ class Http2Connection:
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    @property
+    def may_open_streams(self) -> bool:
+        """Whether the client was asked to open its next streams elsewhere, but streams that it opened before it knew
+        may still be on their way."""
+        return self._is_going_away and not (self._is_going_away_known or self._is_ending)
 
     @property
     def is_busy(self) -> bool:
@@ -746,6 +754,7 @@ class Http2Connection:
                 raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
             if flags & frames.ACK:
                 self._charge_control()
+                self._is_going_away_known = self._is_going_away_known or payload == _GOING_AWAY_PING
             else:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
@@ -1247,11 +1256,15 @@ class Http2Connection:
                 return
 
     def begin_going_away(self) -> None:
-        """Ask the client to open its next streams elsewhere. Streams opened here are still served. Section 6.8."""
+        """Ask the client to open its next streams elsewhere. Streams opened here are still served. Section 6.8.
+
+        The acknowledgement of the PING comes behind all streams that the client opened before it knew.
+        """
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
                 self._put(frames.goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
+                self._put(frames.frame(frames.PING, 0, 0, _GOING_AWAY_PING))
                 self._flush_if_elsewhere()
 
     def end_going_away(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, text: str = "") -> None:
