@@ -122,7 +122,7 @@ def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
     url: str, with_rich: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if with_rich:
-        pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
+        pytest.importorskip("rich", reason="needs rich: pip install '.[rich]'")
     drawn = [at_terminal(monkeypatch, "--url", url, columns=columns, with_rich=with_rich) for columns in (200, 72)]
     assert all(("\x1b[32mREADY" in text, "\x1b" in text) == (with_rich,) * 2 for text in drawn)
     wide, narrow = map(visible, drawn)
