@@ -17,9 +17,9 @@ from edge_server.errors import BackendError, LoadError
 
 pytestmark = pytest.mark.full
 
-jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'edge-server[jax]'")
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]'")
 pytest.importorskip("jax.export")
-pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install 'edge-server[jax]'")
+pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install '.[jax]'")
 Job = Callable[..., Any]
 Write = Callable[..., ModelFile]
 

@@ -108,7 +108,7 @@ def test_without_the_library_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackendMissing, match=rf"pip install 'edge-server\[{extra}\]'"):
+    with pytest.raises(BackendMissing, match=rf"pip install '\.\[{extra}\]'"):
         make(backend)
 
 

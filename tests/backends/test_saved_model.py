@@ -130,7 +130,7 @@ def test_the_platforms_name_goes_to_openvino_where_tensorflow_is_missing(linear:
 
 @has_not_tensorflow
 def test_tensorflow_by_name_is_obeyed_and_says_what_to_install(linear: ModelFile) -> None:
-    with pytest.raises(BackendMissing, match=r"pip install 'edge-server\[tensorflow\]'"):
+    with pytest.raises(BackendMissing, match=r"pip install '\.\[tensorflow\]'"):
         resolved(linear, 'backend: "tensorflow"')
 
 

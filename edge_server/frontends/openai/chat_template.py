@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edge_server.core.chat_roles import replace_developer
 from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest
+from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
 
 try:
     import jinja2
@@ -22,7 +22,7 @@ try:
     import jinja2.sandbox
 except ImportError as error:
     raise BackendMissing(
-        f"the parameter chat_tokenizer needs the library 'jinja2': pip install 'edge-server[chat]' ({error})"
+        f"the parameter chat_tokenizer needs the library 'jinja2' ({error}); {install_hint('chat')}"
     ) from error
 
 
