@@ -4,11 +4,11 @@ RFC 9113; section numbers are given at each rule. One lock guards windows, queue
 stream receivers are called. Frames are parsed in a buffer that the server's connections share, because one thread reads
 them all in turn. A connection keeps only its own incomplete frame, and the frames beyond its share of a turn.
 
-Shares. In one turn of the reading thread a connection receives once, and handles frames until it has opened its share
-of calls or used its share of time (`limits`). The frames that are left wait in `_rest`, and the connection in the
-server's queue for a second share. Who needs more waits in a second queue, which is served in turn while time is left.
-Header blocks that take long to decode are decoded only there. So a client that needs little waits for a small share of
-each other client, whatever those send.
+Shares. In one turn of the reading thread a connection receives once, of a large message at most its share of bytes. It
+handles frames until it has opened its share of calls or used its share of time (`limits`). The frames that are left
+wait in `_rest`, and the connection in the server's queue for a second share. Who needs more waits in a second queue,
+which is served in turn while time is left. Header blocks that take long to decode are decoded only there. So a client
+that needs little waits for a small share of each other client, whatever those send.
 
 WINDOW_UPDATE costs the server about as much as a PING, but clients must send it. Streams and DATA pay for it: a stream
 for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for two, and each
@@ -183,6 +183,7 @@ class ReadingThread(Protocol):
     unsent: list[Http2Connection]
     share_calls: int
     share_s: float
+    share_bytes: int
     header_memory: HeaderMemory
     on_stream: Callable[[Stream], StreamReceiver]
 
@@ -395,7 +396,8 @@ class Http2Connection:
                 count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
                 # Receive the rest of a message directly into its own memory, and the bytes after it into the buffer.
-                count = self._socket.recvmsg_into((target, view))[0]
+                share = self._server.share_bytes
+                count = self._socket.recvmsg_into((target[:share], view[: max(0, share - len(target))]))[0]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._rest = rest
             return False

@@ -120,8 +120,9 @@ class Http2Server:
         """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
         self.long_waiting: deque[Http2Connection] = deque()
         """The same after a second share, or with input that takes long."""
-        self.share_calls, self.share_s = limits.TURN_CALLS, limits.TURN_S
-        """The calls that a connection may open, and the time that it may use, before others are served."""
+        self.share_calls, self.share_s, self.share_bytes = limits.TURN_CALLS, limits.TURN_S, limits.TURN_BYTES
+        """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
+        receive, before others are served."""
         self.header_memory = HeaderMemory()
 
     def start(self, address: str, port: int, *, reuses_port: bool = False, accepts: bool = True) -> int:
@@ -264,6 +265,7 @@ class Http2Server:
         """Set the share of each of `count` connections in a turn."""
         self.share_calls = max(limits.MIN_CALLS, limits.TURN_CALLS // max(1, count))
         self.share_s = max(limits.MIN_SHARE_S, limits.TURN_S / max(1, count))
+        self.share_bytes = max(limits.MIN_SHARE_BYTES, limits.TURN_BYTES // max(1, count))
 
     def _serve_waiting(self) -> None:
         """Serve the connections whose input was not handled completely: each one in the queue once, then those in the
