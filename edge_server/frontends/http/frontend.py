@@ -24,7 +24,6 @@ from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
-from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationRequest, GenerationTarget
 from edge_server.frontends.http.host_check import HostNames
@@ -35,6 +34,7 @@ from edge_server.frontends.http.operator_endpoints import EngineView, GovernorVi
 from edge_server.frontends.http.page_endpoints import PageEndpoints
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
+from edge_server.frontends.http.routes import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.view_endpoints import ViewEndpoints
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
