@@ -53,6 +53,7 @@ def http_routes(
     """
     access = front.access_check
     level = None if governor is None else lambda: governor.state().level
+    # In the document, these stand between the lines of other parts.
     versions, activity, *pins = OperatorEndpoints(service, access).routes()
     pictures = ViewEndpoints(
         service,

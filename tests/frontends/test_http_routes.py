@@ -71,6 +71,16 @@ def test_two_routes_with_one_method_and_path_are_both_named_at_the_start(path: s
     )
 
 
+def test_the_same_line_twice_is_refused_as_well() -> None:
+    with pytest.raises(ServingFault, match="the same method and path"):
+        PathRouter(lines("/a") * 2)
+
+
+def test_a_name_that_is_a_part_of_a_segment_is_refused() -> None:
+    with pytest.raises(ServingFault, match=r"GET /files/\{name\}\.json: a name must be a whole segment"):
+        PathRouter(lines("/files/{name}.json"))
+
+
 def test_a_server_does_not_start_with_a_route_that_it_has_already(site: Any) -> None:
     mine = Route("POST", "/v2/models/{name}/infer", "inference", "another inference")
     second = HttpFrontend(site.service, site.config)

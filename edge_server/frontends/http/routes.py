@@ -64,18 +64,21 @@ class _PathNode:
         self.routes: dict[str, tuple[Route, list[str]]] = {}
         """Method -> route, and the names in its path."""
 
-    def add(self, route: Route) -> Route:
-        """Add a route, and return it; or return the route that is there with its method and path."""
+    def add(self, route: Route) -> Route | None:
+        """Add a route. If there is one with its method and path, return that one instead. Raises ServingFault."""
         node, names = self, []
         for segment in _segments(route.path):
             name = _NAME.fullmatch(segment)
             if name is None:
+                if "{" in segment:
+                    raise ServingFault(f"HTTP route {route.method} {route.path}: a name must be a whole segment")
                 node = node.literals.setdefault(segment, _PathNode())
             else:
                 names.append(name[1])
                 node.name = node.name or _PathNode()
                 node = node.name
-        return node.routes.setdefault(route.method, (route, names))[0]
+        other = node.routes.setdefault(route.method, (route, names))
+        return None if other[1] is names else other[0]
 
     def match(
         self, segments: Sequence[str], index: int, values: list[str]
@@ -107,12 +110,12 @@ class PathRouter:
     """
 
     def __init__(self, routes: Iterable[Route] = ()) -> None:
-        """Raises ServingFault if two routes have the same method and path; the names in a path make no difference."""
+        """Raises ServingFault if two routes have the same method and path, whatever their names, or a path is wrong."""
         self.routes = tuple(routes)
         self._root = _PathNode()
         for route in self.routes:
             other = self._root.add(route)
-            if other is not route:
+            if other is not None:
                 raise ServingFault(
                     "two HTTP routes have the same method and path: "
                     f"{other.method} {other.path} ({other.summary}) and {route.method} {route.path} ({route.summary})"
