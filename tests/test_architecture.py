@@ -218,6 +218,17 @@ def test_front_ends_do_not_import_each_other() -> None:
     assert wrong == []
 
 
+def test_the_http_front_end_knows_no_endpoints() -> None:
+    """Their routes are passed in, so that a part of the server can bring its own."""
+    below = ("frontend", "routes", "request", "aiohttp_server", "inference_route", "openapi", "access_check")
+    wrong = [
+        str(item)
+        for item in inner_imports()
+        if item.path.removeprefix("frontends/http/").removesuffix(".py") in below and "_endpoint" in item.target
+    ]
+    assert wrong == []
+
+
 def test_a_library_is_imported_only_behind_its_fence() -> None:
     wrong = [
         str(item)
