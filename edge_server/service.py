@@ -33,7 +33,7 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
-from edge_server.serving.routing.variants import Variants, marked
+from edge_server.serving.lifecycle.variants import Variants, marked
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces

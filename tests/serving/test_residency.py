@@ -215,7 +215,7 @@ def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> No
 
 
 def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.routing.router._MOST_PENDING", 2)
+    monkeypatch.setattr("edge_server.serving.lifecycle.router._MOST_PENDING", 2)
     house = new_house(max_resident_models=1)
     set_desired(house, "a", "b")
     gate = new_gate()

@@ -14,7 +14,7 @@ from edge_server.core.version_lifecycle import DesiredModel, Member, VersionStat
 from edge_server.errors import BadModelConfig
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.model_state import ModelState
-from edge_server.serving.routing.version_routes import ready_versions
+from edge_server.serving.lifecycle.version_routes import ready_versions
 
 _NONE = "-"
 """Fingerprint of a member that does not serve."""

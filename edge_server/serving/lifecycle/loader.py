@@ -20,8 +20,8 @@ from edge_server.serving.execution.load_errors import HEALS, as_passing
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.lifecycle.canary import canary_terms
 from edge_server.serving.lifecycle.limits import ManagerLimits
-from edge_server.serving.routing.canary import canary_terms
 from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:

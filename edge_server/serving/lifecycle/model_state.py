@@ -13,8 +13,8 @@ from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.load_errors import HEALS
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.limits import ManagerLimits
-from edge_server.serving.routing.pending_requests import PendingRequest
-from edge_server.serving.routing.version_routes import RejectedCanary, Routes
+from edge_server.serving.lifecycle.pending_requests import PendingRequest
+from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
 
 UNLOADED = "unloaded"

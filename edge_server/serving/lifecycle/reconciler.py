@@ -22,7 +22,7 @@ from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.load_log import log_failure, log_ready
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
 from edge_server.serving.lifecycle.model_state import EvictedVersion, Failure, ModelState, Retired
-from edge_server.serving.routing.router import Router
+from edge_server.serving.lifecycle.router import Router
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import (
     MODEL_DRAINING,

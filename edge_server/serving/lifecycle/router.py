@@ -13,12 +13,12 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.errors import Draining, EdgeServerError, NotReady, QueueFull, UnknownModel
 from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.model_state import ModelState
-from edge_server.serving.routing.canary import CanaryTrial
-from edge_server.serving.routing.pending_requests import PendingRequest, Submit
-from edge_server.serving.routing.version_routes import RejectedCanary, Routes, plan_routes, ready_versions
+from edge_server.serving.lifecycle.pending_requests import PendingRequest, Submit
+from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes, plan_routes, ready_versions
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_CANARY_FAILED
 

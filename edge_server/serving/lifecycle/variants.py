@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Response, ResponseSink
-from edge_server.serving.routing.version_routes import Routes
+from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import MODEL_READY, Event
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.routing.canary import CanaryTrial, canary_terms, promise_difference
+from edge_server.serving.lifecycle.canary import CanaryTrial, canary_terms, promise_difference
 
 
 @dataclass(frozen=True, slots=True)
