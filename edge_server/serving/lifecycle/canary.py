@@ -130,7 +130,7 @@ class ObservedVersion(Protocol):
 
 
 class CanaryTrial:
-    """One canary beside the version before it. The manager calls `begin` and `end`.
+    """One canary beside the version before it. The table calls `begin` and `end`.
 
     `on_failed(reason)` is called once, on the thread that answered the deciding request.
     """

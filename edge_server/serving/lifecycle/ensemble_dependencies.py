@@ -1,6 +1,6 @@
 """Ensemble dependencies: members are loaded before an ensemble and unloaded after it.
 
-Guarded by the manager's lock. Does not affect models outside of ensembles.
+Guarded by the table's lock. Does not affect models outside of ensembles.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Model state: what the manager knows of one model (desired versions, generations, failures, retries, evicted
-versions). Guarded by the manager's lock. Makes no decisions."""
+"""Model state: what the table knows of one model (desired versions, generations, failures, retries, evicted
+versions). Guarded by the table's lock. Makes no decisions."""
 
 from __future__ import annotations
 

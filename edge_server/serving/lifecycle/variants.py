@@ -37,7 +37,7 @@ class VariantChoice(Protocol):
 
 
 class RouteTable(Protocol):
-    """The part of the manager that is needed here."""
+    """The part of the router that is needed here."""
 
     def routes_of(self, name: str) -> Routes | None:
         """Return the routing table of a model; None if it has no serving version."""
