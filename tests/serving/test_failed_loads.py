@@ -209,7 +209,7 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     gate = new_gate()
     house.load(house.spec("old"))
     house.script.on_close = lambda name: gate.stop()
-    placement = house.manager._reconciler._admission
+    placement = house.manager._reconciler
     placement.ask_room = lambda file, count: "memory is short" if house.manager.table.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()

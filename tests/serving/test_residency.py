@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, LoadError, NotReady, QueueFull, UnknownModel
-from edge_server.serving.lifecycle.eviction import to_evict
+from edge_server.serving.lifecycle.model_state import to_evict
 
 FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
 IDLE = "unloaded: idle; loads again on request"

@@ -19,13 +19,12 @@ from edge_server.errors import Draining
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
-from edge_server.serving.lifecycle.admission import AskRoom
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_table import ModelTable
-from edge_server.serving.lifecycle.reconciler import Reconciler
+from edge_server.serving.lifecycle.reconciler import AskRoom, Reconciler
 from edge_server.serving.lifecycle.router import Router
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_HUNG, PublishEvent

@@ -4,6 +4,7 @@ versions). Guarded by the table's lock. Makes no decisions."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge_server.core.model_spec import ModelSpec
@@ -307,3 +308,14 @@ class ModelState:
         if self.rejected is not None and self.rejected.generation == item.generation:
             return f"{CANARY_FELL_BACK}: {self.rejected.reason}"
         return ""
+
+
+def to_evict(staying: Sequence[ModelState], limit: int) -> list[ModelState]:
+    """Return the models to evict so that one more fits, the least recently used first: of `staying`, `limit - 1` may
+    stay.
+
+    Models in use are left out, so there may be fewer than needed.
+    """
+    excess = len(staying) - limit + 1
+    free = sorted((item for item in staying if item.can_be_evicted()), key=lambda item: item.last_used_ns())
+    return free[: max(excess, 0)]

@@ -44,7 +44,6 @@ from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.ensemble_dependencies import Dependents, own_fingerprint, steps_of
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
-from edge_server.serving.lifecycle.eviction import idle, to_evict
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.model_state import (
     UNLOADED_FOR_ROOM,
@@ -53,6 +52,7 @@ from edge_server.serving.lifecycle.model_state import (
     Failure,
     ModelState,
     Retired,
+    to_evict,
 )
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
 from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes, plan_routes, ready_versions
@@ -582,10 +582,11 @@ class ModelTable:
     def unload_idle(self) -> None:
         """Unload the models that no request used for their time."""
         with self._change():
-            for model in idle(
-                self._models.values(), time.monotonic_ns(), lambda model: model.idle_unload_s(self._limits)
-            ):
-                self._evict(model, UNLOADED_IDLE)
+            for model in self._models.values():
+                idle_s = model.idle_unload_s(self._limits)
+                is_idle = idle_s is not None and time.monotonic_ns() - model.last_used_ns() >= idle_s * 1e9
+                if is_idle and model.can_be_evicted():
+                    self._evict(model, UNLOADED_IDLE)
 
     def set_keep_alive(self, name: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests; math.inf: for ever. Holds until it is unloaded. Does

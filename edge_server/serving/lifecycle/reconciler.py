@@ -1,7 +1,5 @@
-"""Reconciler: carries out the actions that the model table decides, on a few short-lived threads.
-
-It holds no state of a model. `admission` frees memory for a load, `loader` opens a version.
-"""
+"""Reconciler: carries out the actions that the model table decides, on a few short-lived threads. Holds no state of a
+model."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from edge_server.errors import EdgeServerError, LoadError
+from edge_server.core.model_spec import ModelFile
+from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
+from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.admission import AskRoom, LoadAdmission
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
@@ -32,9 +31,20 @@ _CLOSE_PATIENCE_S = 1.0
 """Number of versions that are closed at a time, and the time after which a closing does not block others any more."""
 
 
+_ROOM_PATIENCE_S = 5.0
+"""How long a load without enough memory waits for models that are being unloaded, or for a model in use to become
+idle."""
+
+_LOOK_AGAIN_S = 0.05
+"""Interval at which a load checks whether a model in use has become idle: the end of a request is not reported."""
+
+AskRoom = Callable[[ModelFile, int], str | None]
+"""Returns why there is no memory for so many instances of a model's file; None if there is."""
+
+
 class Reconciler:
     """`load_threads` loads and a few closings run at a time; one that takes long or hangs does not count. A draining
-    version has no thread."""
+    version has no thread. `ask_room` None: there is always enough memory."""
 
     def __init__(
         self,
@@ -50,8 +60,9 @@ class Reconciler:
         self._table = table
         self._loader = loader
         self._timer = timer
+        self._limits = limits
         self._events = events
-        self._admission = LoadAdmission(table, limits, ask_room, events)
+        self.ask_room: AskRoom = ask_room or (lambda file, instance_count: None)
         self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _SLOT_PATIENCE_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
         self._closings = LoaderThreads(
@@ -100,7 +111,7 @@ class Reconciler:
                 return None
             self._events.publish()
             resolved = self._loader.resolve(desired, {})
-            if not self._admission.free_memory(load, slot, resolved):
+            if resolved.spec.ensemble is None and not self._free_memory(load, slot, resolved):
                 return None
             version = self._loader.open(desired, resolved, load.generation)
         except EdgeServerError as error:
@@ -120,6 +131,41 @@ class Reconciler:
         for note in report.notes:
             log.info("model '%s': %s", report.name, note)
         return version
+
+    def _free_memory(self, load: Load, slot: LoadSlot, resolved: Resolved) -> bool:
+        """Unload what must be unloaded before the version is opened; wait for it without the slot. Return False if the
+        version must not be opened any more.
+
+        Raises OutOfMemory.
+        """
+        table, spec = self._table, resolved.spec
+        if self._limits.reload_policy_of(spec) is ReloadPolicy.REPLACE:
+            while (is_replaced := table.replace_old(load)) is None:
+                self._events.publish()
+                with slot.given_back():
+                    table.wait_until(lambda: table.replace_old(load) is not None)
+            if not is_replaced:
+                return False
+        until = time.monotonic() + _ROOM_PATIENCE_S
+        while (has_place := table.claim_place(load, spec)) is None:
+            self._events.publish()
+            if time.monotonic() > until:
+                limit = self._limits.max_resident_models
+                raise OutOfMemory(f"all {limit} models that --max-resident-models allows are in use")
+            with slot.given_back():
+                table.wait_until(lambda: False, _LOOK_AGAIN_S)
+        if not has_place:
+            return False
+        count = sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups)
+        refusal = self.ask_room(resolved.file, count)
+        if refusal is not None and table.is_unloading():
+            # What is being unloaded may leave enough.
+            with slot.given_back():
+                table.wait_until(lambda: not table.is_unloading(), _ROOM_PATIENCE_S)
+            refusal = self.ask_room(resolved.file, count)
+        if refusal is not None:
+            raise OutOfMemory(f"model '{spec.name}' version {resolved.file.version}: {refusal}")
+        return True
 
     def _unload(self, action: Unload) -> None:
         self._events.publish()
