@@ -25,7 +25,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
         plain(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr("edge_server.serving.lifecycle.reconciler._THREAD_AGAIN_NS", 1_000_000, raising=False)
+    monkeypatch.setattr("edge_server.serving.lifecycle.reconciler._THREAD_RETRY_NS", 1_000_000, raising=False)
 
     def choose(name: str, count: int) -> dict[str, int]:
         left[name] = count

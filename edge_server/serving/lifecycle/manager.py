@@ -206,9 +206,9 @@ class Manager:
         for item in self.table.close():
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
         self._events.publish()
-        self.table.wait_finished(deadline)
+        self.table.wait_finished(deadline - time.monotonic())
         failed_count = sum(version.abandon_waiting() for version in self.loaded_versions())
-        self.table.wait_finished(time.monotonic() + _GRACE_S)
+        self.table.wait_finished(_GRACE_S)
         failed_count += sum(version.abandon_running() for version in self.loaded_versions())
         self._loader.pool.close()
         return failed_count == 0

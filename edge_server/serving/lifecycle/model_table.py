@@ -42,16 +42,16 @@ from edge_server.errors import (
 from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
-from edge_server.serving.lifecycle.ensemble_dependencies import Dependents, own_fingerprint, steps_of
+from edge_server.serving.lifecycle.ensemble_dependencies import EnsembleDependencies, own_fingerprint, steps_of
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.model_state import (
-    UNLOADED_FOR_ROOM,
+    UNLOADED_FOR_LIMIT,
     UNLOADED_IDLE,
     EvictedVersion,
     Failure,
     ModelState,
-    Retired,
+    RetiredVersion,
     to_evict,
 )
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
@@ -129,7 +129,7 @@ class ModelTable:
         self._changed = threading.Condition()
         """The lock of all states, notified after each change."""
         self._models: dict[str, ModelState] = {}
-        self._dependents = Dependents(self._models)
+        self._dependents = EnsembleDependencies(self._models)
         self._proceeding: set[str] = set()
         """Models whose next actions are being decided."""
         self._lacking_memory: set[str] = set()
@@ -139,7 +139,7 @@ class ModelTable:
         """Loads and unloads that were decided and whose results are not complete."""
         self._is_closed = False
         self.on_actions: Callable[[], None] = lambda: None
-        """Called without the lock, by any thread, when there may be actions to carry out. Must return at once."""
+        """Called after a change, by any thread, when there may be actions to carry out. Must return at once."""
         self.routes: Mapping[str, Routes] = {}
         """The routes of each model with a serving version. Replaced as a whole."""
         self.routes_number = 0
@@ -178,15 +178,15 @@ class ModelTable:
                 return
             stated = {name: model.stated for name, model in self._models.items()}
             # An ensemble may have to change although its own desired state has not.
-            whole = {name: item for name, item in by_name.items() if item.members or stated.get(name) is not item}
+            changed = {name: item for name, item in by_name.items() if item.members or stated.get(name) is not item}
             for name in stated.keys() - by_name.keys() - set(kept):
                 if stated[name] != DesiredModel(name):
-                    whole[name] = DesiredModel(name)
-            order = members_first({name: [member for member, _ in desired.members] for name, desired in whole.items()})
+                    changed[name] = DesiredModel(name)
+            order = members_first({name: [member for member, _ in item.members] for name, item in changed.items()})
             # Ensembles must see the desired state of all their members before any action starts.
             self._proceeding.update(order)
             for name in order:
-                self._replace_desired(whole[name])
+                self._replace_desired(changed[name])
             self._proceeding.difference_update(order)
             for name in order:
                 self._proceed(self._models[name])
@@ -218,7 +218,7 @@ class ModelTable:
             if retry or wanted is None or wanted.fingerprint != failure.fingerprint:
                 failure.forget_retry()
                 # There is no retry to come. If the same files become desired again, that is a new attempt.
-                failure.is_due = failure.can_heal
+                failure.is_due = failure.is_transient
             if retry or not (desired.versions or desired.reason):
                 # The second: the model was removed. The index names it no longer.
                 del model.failures[version]
@@ -243,11 +243,11 @@ class ModelTable:
         model.desired = self._dependents.effective(model.stated)
         model.awaits = ""
         while model.loading is None and not self._is_closed:
-            attempt = model.to_serve()
-            if model.desired.reason and not attempt:
+            to_serve = model.to_serve()
+            if model.desired.reason and not to_serve:
                 break
             # The model's own policy is known after its configuration was read; `replace_old` decides again with it.
-            action = next_action(attempt, [item.snapshot() for item in model.loaded], model.failed())
+            action = next_action(to_serve, [item.snapshot() for item in model.loaded], model.failed())
             if action is None:
                 break
             if isinstance(action, LoadAction):
@@ -338,7 +338,7 @@ class ModelTable:
                 return None
             self._events.add(MODEL_LOADING, model=load.name, version=load.action.version, generation=load.generation)
             if model.stated.members:
-                self._dependents.check_circle(load.name)
+                self._dependents.check_cycle(load.name)
             return model.desired.versions[load.action.version]
 
     def replace_old(self, load: Load) -> bool | None:
@@ -372,11 +372,11 @@ class ModelTable:
             if not model.is_demanded:
                 model.failures.pop(load.action.version, None)
                 model.evicted[load.action.version] = EvictedVersion(
-                    load.action.fingerprint, spec, UNLOADED_FOR_ROOM, load.generation, time.time()
+                    load.action.fingerprint, spec, UNLOADED_FOR_LIMIT, load.generation, time.time()
                 )
                 return False
-            for victim in to_evict([item for item in others if item.stays], limit):
-                self._evict(victim, UNLOADED_FOR_ROOM)
+            for victim in to_evict([item for item in others if item.remains_resident], limit):
+                self._evict(victim, UNLOADED_FOR_LIMIT)
             return None
 
     def is_unloading(self) -> bool:
@@ -427,7 +427,7 @@ class ModelTable:
         if isinstance(result, EdgeServerError):
             self._record_failure(model, load, result)
             if model.stated.members and not isinstance(result, ChangedWhileLoading):
-                self._retire_unfounded(model, load.action, result)
+                self._retire_outdated_ensemble(model, load.action, result)
         elif result is not None:
             self._add_loaded(model, result)
         model.end_load()
@@ -472,7 +472,7 @@ class ModelTable:
         if failure.lacks_memory:
             self._lacking_memory.add(model.name)
         delay_s: float | None = None
-        if failure.can_heal and not self._is_closed:
+        if failure.is_transient and not self._is_closed:
             delay_s = retry_delay_s(failure.count)
             failure.retry_at_s = time.time() + delay_s
             when_ns = time.monotonic_ns() + int(delay_s * 1e9)
@@ -488,7 +488,7 @@ class ModelTable:
         if model.lost_gpu:
             self._on_stranded(f"model '{model.name}' version {action.version}: {cause.message}")
 
-    def _retire_unfounded(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
+    def _retire_outdated_ensemble(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
         """Retire an ensemble whose reload failed because its members changed."""
         for item in list(model.loaded):
             is_same = item.version == action.version and item.state is VersionState.READY
@@ -499,7 +499,7 @@ class ModelTable:
     def _finish_unload(self, model: ModelState, version: ServedVersion) -> None:
         if not any(item.version == version.version for item in model.loaded):
             report = version.version_report(0.0)
-            model.retired[version.version] = Retired(report.generation, report.since_s, report.served_count)
+            model.retired[version.version] = RetiredVersion(report.generation, report.since_s, report.served_count)
         self._add_event(MODEL_UNLOADED, version)
         self._proceed(model)
         members = {member for member, _ in steps_of(version)} & self._models.keys()
@@ -549,15 +549,15 @@ class ModelTable:
                 assert device_id is not None
                 self.lose_gpu(device_id, error.message)
             return
-        words = (
+        message = (
             f"model '{version.name}' version {version.version} finds no memory on its GPU, again and again: "
             f"{error.message}"
         )
         with self._change():
             model = self._models[version.name]
-            if self._fail(model, version, words):
+            if self._fail(model, version, message):
                 action = LoadAction(version.version, version.fingerprint)
-                self._record_failure(model, Load(model.name, action, version.generation), OutOfMemory(words))
+                self._record_failure(model, Load(model.name, action, version.generation), OutOfMemory(message))
                 self._proceed(model)
 
     def lose_gpu(self, device_id: int, reason: str) -> None:
@@ -566,13 +566,13 @@ class ModelTable:
         FAILED. A second call does nothing."""
         if not self._gpus.lose(device_id, reason):
             return
-        words = _gpu_lost(device_id, reason)
-        log.error("%s", words)
+        message = _gpu_lost(device_id, reason)
+        log.error("%s", message)
         with self._change():
             self._events.add(GPU_LOST, gpu=device_id, reason=reason)
             for model in self._models.values():
                 for version in list(model.loaded):
-                    if device_id in gpus_of(version.spec) and self._fail(model, version, words):
+                    if device_id in gpus_of(version.spec) and self._fail(model, version, message):
                         model.lost_gpu.add(version.version)
                         self._proceed(model)
             self._actions.append(PublishEvents())
@@ -640,7 +640,7 @@ class ModelTable:
             model = self._models.get(request.model)
             if model is None or self._is_closed:
                 return None
-            if not (limits.max_resident_models or limits.idle_unload_s or model.is_demanded or model.resting()):
+            if not (limits.max_resident_models or limits.idle_unload_s or model.is_demanded or model.on_demand()):
                 # It was not evicted, and will not be: requests do not load it.
                 return None
             if self._has_route(request):
@@ -674,8 +674,8 @@ class ModelTable:
             elif not model.may_wait_for(version):
                 rows = model.index_rows()
                 number = max(rows) if version is None and rows else version
-                words = rows.get(number or 0, ("UNAVAILABLE", ""))[1]
-                why = f"model '{model.name}' could not be loaded for the request: {words or 'unloaded'}"
+                message = rows.get(number or 0, ("UNAVAILABLE", ""))[1]
+                why = f"model '{model.name}' could not be loaded for the request: {message or 'unloaded'}"
                 answers.append((pending, NotReady(why, retry_after_s=model.retry_after_s(version))))
         if model.loading is None and len(answers) < len(model.pending):
             # The rest waits for evicted versions: load them.
@@ -725,10 +725,10 @@ class ModelTable:
             self._changed.notify_all()
             return [item for model in self._models.values() for item in model.pending]
 
-    def wait_finished(self, deadline: float) -> None:
-        """Wait until time.monotonic() for the end of all loads and unloads, including those that start meanwhile."""
+    def wait_finished(self, timeout_s: float) -> None:
+        """Wait for the end of all loads and unloads, including those that start meanwhile."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._unfinished, max(deadline - time.monotonic(), 0.0))
+            self._changed.wait_for(lambda: not self._unfinished, timeout_s)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -751,7 +751,7 @@ class ModelTable:
     def member_problem(self, name: str, version: int | None) -> str:
         """Return why a model cannot be a member of an ensemble now, "" if it can."""
         with self._changed:
-            return self._dependents.lacks(name, version)
+            return self._dependents.member_problem(name, version)
 
 
 def _gpu_lost(device_id: int, reason: str) -> str:

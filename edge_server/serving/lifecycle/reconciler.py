@@ -20,22 +20,22 @@ from edge_server.serving.timer import Timer
 
 log = logging.getLogger(__name__)
 
-_THREAD_AGAIN_NS = 1_000_000_000
+_THREAD_RETRY_NS = 1_000_000_000
 """Interval at which a thread is asked for again that the system refused."""
 
-_SLOT_PATIENCE_S = 60.0
+_LOAD_SLOT_TIMEOUT_S = 60.0
 """A load that takes longer does not block other loads any more."""
 
 _CLOSE_COUNT = 8
-_CLOSE_PATIENCE_S = 1.0
+_CLOSE_SLOT_TIMEOUT_S = 1.0
 """Number of versions that are closed at a time, and the time after which a closing does not block others any more."""
 
 
-_ROOM_PATIENCE_S = 5.0
+_MEMORY_TIMEOUT_S = 5.0
 """How long a load without enough memory waits for models that are being unloaded, or for a model in use to become
 idle."""
 
-_LOOK_AGAIN_S = 0.05
+_IDLE_CHECK_INTERVAL_S = 0.05
 """Interval at which a load checks whether a model in use has become idle: the end of a request is not reported."""
 
 AskRoom = Callable[[ModelFile, int], str | None]
@@ -63,10 +63,10 @@ class Reconciler:
         self._limits = limits
         self._events = events
         self.ask_room: AskRoom = ask_room or (lambda file, instance_count: None)
-        self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _SLOT_PATIENCE_S)
+        self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
         self._closings = LoaderThreads(
-            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_PATIENCE_S), lambda work: self._start_thread("edge-drain", work)
+            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_SLOT_TIMEOUT_S), lambda work: self._start_thread("edge-drain", work)
         )
         table.on_actions = self._carry_out
 
@@ -93,7 +93,7 @@ class Reconciler:
         except RuntimeError as error:
             if not refused_count:
                 log.error("no thread '%s' for now, it is asked for again every second: %s", name, error)
-            when_ns = time.monotonic_ns() + _THREAD_AGAIN_NS
+            when_ns = time.monotonic_ns() + _THREAD_RETRY_NS
             self._timer.call_at(when_ns, lambda: self._start_thread(name, work, refused_count + 1))
 
     # -- on a thread of its own -------------------------------------------------------------------------------------
@@ -146,14 +146,14 @@ class Reconciler:
                     table.wait_until(lambda: table.replace_old(load) is not None)
             if not is_replaced:
                 return False
-        until = time.monotonic() + _ROOM_PATIENCE_S
+        until = time.monotonic() + _MEMORY_TIMEOUT_S
         while (has_place := table.claim_place(load, spec)) is None:
             self._events.publish()
             if time.monotonic() > until:
                 limit = self._limits.max_resident_models
                 raise OutOfMemory(f"all {limit} models that --max-resident-models allows are in use")
             with slot.given_back():
-                table.wait_until(lambda: False, _LOOK_AGAIN_S)
+                table.wait_until(lambda: False, _IDLE_CHECK_INTERVAL_S)
         if not has_place:
             return False
         count = sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups)
@@ -161,7 +161,7 @@ class Reconciler:
         if refusal is not None and table.is_unloading():
             # What is being unloaded may leave enough.
             with slot.given_back():
-                table.wait_until(lambda: not table.is_unloading(), _ROOM_PATIENCE_S)
+                table.wait_until(lambda: not table.is_unloading(), _MEMORY_TIMEOUT_S)
             refusal = self.ask_room(resolved.file, count)
         if refusal is not None:
             raise OutOfMemory(f"model '{spec.name}' version {resolved.file.version}: {refusal}")

@@ -138,7 +138,7 @@ class Router:
         """Return the evicted versions of a model that a request would load."""
         with self._table.reading() as models:
             model = models.get(name)
-            return {} if model is None else {number: cold.spec for number, cold in model.resting().items()}
+            return {} if model is None else {number: evicted.spec for number, evicted in model.on_demand().items()}
 
     def _no_route(self, name: str, version: int | None) -> EdgeServerError:
         """Return the error for a request without a route."""
