@@ -87,23 +87,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unload:
-    """Action: close a version after its last request. It has no route and accepts no requests any more."""
+    """Action: close a version after its last request. It has no route and accepts no requests any more.
+
+    `has_failed`: it failed while it served. Closing it may never end: its runtime hangs, or its GPU is lost.
+    """
 
     version: ServedVersion
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CloseFailed:
-    """Action: close a version that failed while it served. It may never end: a runtime hangs, or a GPU is lost."""
-
-    version: ServedVersion
+    has_failed: bool = False
 
 
 class PublishEvents:
     """Action: publish the waiting events. The thread that caused them may be one of requests or of the timer."""
 
 
-Action: TypeAlias = Load | Unload | CloseFailed | PublishEvents
+Action: TypeAlias = Load | Unload | PublishEvents
 
 
 class ModelTable:
@@ -283,7 +280,7 @@ class ModelTable:
         self._publish_routes(model, without=version)
         version.stop_for_good(reason)
         # Not among the unfinished: `close` would wait for it.
-        self._actions.append(CloseFailed(version))
+        self._actions.append(Unload(version, has_failed=True))
         return True
 
     def _demand(self, model: ModelState) -> None:
@@ -388,9 +385,7 @@ class ModelTable:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or is_so(), timeout_s)
 
-    def finish(
-        self, action: Load | Unload | CloseFailed, result: ServedVersion | EdgeServerError | None = None
-    ) -> None:
+    def finish(self, action: Load | Unload, result: ServedVersion | EdgeServerError | None = None) -> None:
         """Enter the result of an action: of a load its version, READY, or the error, or None if it was not opened.
 
         Answers the pending requests that a load decides, on this thread.
@@ -404,10 +399,10 @@ class ModelTable:
             else:
                 model = self._models[action.version.name]
                 model.loaded.remove(action.version)
-                if isinstance(action, Unload):
-                    self._finish_unload(model, action.version)
-                else:
+                if action.has_failed:
                     self._proceed(model)
+                else:
+                    self._finish_unload(model, action.version)
         for pending, error in answers:
             if error is None:
                 pending.resume()

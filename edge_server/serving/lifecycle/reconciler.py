@@ -15,7 +15,7 @@ from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
-from edge_server.serving.lifecycle.model_table import Action, CloseFailed, Load, ModelTable, Unload
+from edge_server.serving.lifecycle.model_table import Action, Load, ModelTable, Unload
 from edge_server.serving.timer import Timer
 
 log = logging.getLogger(__name__)
@@ -78,13 +78,13 @@ class Reconciler:
     def _start(self, action: Action) -> None:
         if isinstance(action, Load):
             self._loads.run(lambda slot: self._load(action, slot))
-        elif isinstance(action, Unload):
-            action.version.when_drained(lambda: self._closings.run(lambda slot: self._unload(action)))
-        elif isinstance(action, CloseFailed):
+        elif not isinstance(action, Unload):
+            self._closings.run(lambda slot: self._events.publish())
+        elif action.has_failed:
             # A thread of its own, because it may never end.
             self._start_thread("edge-close-failed", lambda: self._close_failed(action))
         else:
-            self._closings.run(lambda slot: self._events.publish())
+            action.version.when_drained(lambda: self._closings.run(lambda slot: self._unload(action)))
 
     def _start_thread(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
         """Run `work` on a daemon thread. If the system refuses a thread, try again every second."""
@@ -176,7 +176,7 @@ class Reconciler:
         finally:
             self._table.finish(action)
 
-    def _close_failed(self, action: CloseFailed) -> None:
+    def _close_failed(self, action: Unload) -> None:
         self._events.publish()
         action.version.close_after_hang()
         self._table.finish(action)
