@@ -33,7 +33,7 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
-from edge_server.serving.routing.variants import Variants, marked
+from edge_server.serving.lifecycle.variants import Variants, marked
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces
@@ -115,7 +115,7 @@ class InferenceService:
         self._engines = engines
         self._digest_of = digest_of
         self._manager = manager
-        self._router = manager.router
+        self._table = manager.table
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -368,7 +368,7 @@ class InferenceService:
     def _known_version(self, memo: RequestMemo) -> ServedVersion | None:
         """Return the version for requests with the memo's header; None if it must be looked up."""
         route = memo.route
-        if route is None or route[0] != self._router.table_number or self._is_stopping:
+        if route is None or route[0] != self._table.routes_number or self._is_stopping:
             return None
         version: ServedVersion = route[1]
         return version

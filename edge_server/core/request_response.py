@@ -57,7 +57,7 @@ class RequestMemo:
         """Data of the front end for the generation that answers. Becomes None when another generation takes requests.
         The old generation may still answer a running request; its response then names the old `spec`."""
         self.route: tuple[int, Any] | None = None
-        """The number of a routing table, and the version that it selects for the head. See serving.routing.router."""
+        """The number of a map of routes, and the version that it selects for the head. See ModelTable."""
         self.head: CheckedHead | None = None
         """The check result of the version that took the last request."""
 

@@ -84,7 +84,7 @@ def test_a_cause_that_stays_is_not_tried_again(house: Any, error: Exception) -> 
     opens = Failing(house, error)
     house.set_desired(house.spec())
     assert "tried again" not in str(settle(house))
-    assert house.manager._models["m"].failures[1].alarm is None
+    assert house.manager.table._models["m"].failures[1].alarm is None
     assert opens.count == 1
 
 
@@ -114,7 +114,7 @@ def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(house: A
     opens = Failing(house, OutOfMemory("a"))
     house.set_desired(house.spec())
     settle(house)
-    alarm = house.manager._models["m"].failures[1].alarm
+    alarm = house.manager.table._models["m"].failures[1].alarm
     house.load(house.spec(), mark="b")
     assert alarm.call is None
     assert opens.count == 2
@@ -132,7 +132,7 @@ def test_a_withdrawn_wish_is_not_tried_again(house: Any) -> None:
     Failing(house, OutOfMemory("a"))
     house.set_desired(house.spec())
     settle(house)
-    alarm = house.manager._models["m"].failures[1].alarm
+    alarm = house.manager.table._models["m"].failures[1].alarm
     house.manager.set_desired(DesiredModel("m"))
     assert alarm.call is None
 
@@ -142,7 +142,7 @@ def test_memory_that_another_model_gives_back_is_used_at_once(house: Any, eventu
     opens = Failing(house, *[OutOfMemory("a")] * 3)
     house.set_desired(house.spec("m"))
     eventually(lambda: opens.count == 3)
-    waiting = house.manager._models["m"]
+    waiting = house.manager.table._models["m"]
     eventually(lambda: waiting.loading is None and 1 in waiting.failures)
     house.service.unload_model("big")
     before = time.monotonic()
@@ -209,12 +209,12 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     gate = new_gate()
     house.load(house.spec("old"))
     house.script.on_close = lambda name: gate.stop()
-    placement = house.manager._reconciler._admission
-    placement.ask_room = lambda file, count: "memory is short" if placement.is_unloading() else None
+    placement = house.manager._reconciler
+    placement.ask_room = lambda file, count: "memory is short" if house.manager.table.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()
     house.set_desired(house.spec("m"))
-    eventually(lambda: house.manager._models["m"].generation == 1)
+    eventually(lambda: house.manager.table._models["m"].generation == 1)
     gate.let_go(2)
     assert settle(house, "m") is None
     assert "model.failed" not in [kind for kind, _ in house.events]

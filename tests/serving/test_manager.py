@@ -426,7 +426,7 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(house: Any, eventua
         for number in range(first, last):
             house.load(spec, mark=str(number))
             house.submit(number)[1].final()
-        eventually(lambda: len(house.manager._models["m"].loaded) == 1 and not house.manager._reconciler.running)
+        eventually(lambda: len(house.manager.table._models["m"].loaded) == 1 and not house.manager.table._unfinished)
         gc.collect()
 
     reload(0, 50)
