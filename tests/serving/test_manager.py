@@ -202,6 +202,23 @@ def test_a_failed_model_that_is_removed_leaves_the_index(house: Any, eventually:
         house.submit()
 
 
+def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(house: Any, new_gate: Any) -> None:
+    gate = new_gate()
+
+    def fail(job: Any) -> None:
+        gate.stop()
+        raise LoadError("no luck")
+
+    house.script.on_open = fail
+    house.set_desired(house.spec())
+    gate.wait_entered()
+    house.manager.set_desired_state([])
+    gate.let_go()
+    assert house.manager.wait_settled(None, 20)
+    assert index(house) == []
+    assert "model.failed" not in [kind for kind, _ in house.events]
+
+
 def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()

@@ -206,7 +206,8 @@ class Reconciler:
         with self.changed:
             if version is not None:
                 self._add_loaded(model, version)
-            elif cause is not None:
+            elif cause is not None and (model.desired.versions or model.desired.reason):
+                # A model that was removed meanwhile has not failed, and its entry would stay in the index.
                 self.record_failure(model, action, generation, cause)
                 self._retire_unfounded(model, action, cause)
             model.end_load()
