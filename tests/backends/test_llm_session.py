@@ -366,10 +366,21 @@ def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Call
         return client
 
     served = serve()
-    for name in ("stop_words", "guided_regex"):
-        with pytest.raises(InvalidRequest, match=f"unknown sampling parameter '{name}'"):
-            _ = ask(**{name: "two"}).text
-    assert ask(max_tokens=3, bad_words="", customer=7).text == "countone"
+    for name, value, instead in (
+        ("stop_words", "two", "; use 'stop'"),
+        ("guided_regex", "two", ""),
+        ("grammar", "root ::= 'a'", "; use 'json_schema'"),
+        ("chat_template_kwargs", '{"enable_thinking": false}', ""),
+        ("reasoning_effort", "low", ""),
+        ("response_format", "json_object", "; use 'json_schema'"),
+        ("repeat_penalty", 1.3, "; use 'repetition_penalty'"),
+        ("max_completion_tokens", 3, "; use 'max_tokens'"),
+        ("skip_special_tokens", False, ""),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            _ = ask(**{name: value}).text
+        assert f"unknown sampling parameter '{name}'{instead}; known are frequency_penalty, " in caught.value.message
+    assert ask(max_tokens=3, bad_words="", repeat_penalty=1, skip_special_tokens=True, customer=7).text == "countone"
 
 
 def test_the_role_developer_is_system_for_templates_that_do_not_know_it(
