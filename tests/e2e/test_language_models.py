@@ -849,6 +849,14 @@ class TestOnnxExport:
             thread.join(60)
         assert found == QUESTIONS
 
+    def test_the_usage_has_the_cached_tokens_that_the_library_tells(self, onnx_server: Any) -> None:
+        call = chat("say hello", temperature=0)
+        _, answer = onnx_server.ask("/v1/chat/completions", call)
+        streamed = {**call, "stream": True, "stream_options": {"include_usage": True}}
+        last = events(onnx_server, "/v1/chat/completions", streamed)[-2]
+        for usage in (answer["usage"], last["usage"]):
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
     def test_a_stream_gives_the_text_in_pieces_and_a_stop_string_ends_it(self, onnx_server: Any) -> None:
         call = chat("count from three", temperature=0, stream=True, stop=["nineteen"])
         found = events(onnx_server, "/v1/chat/completions", call)

@@ -17,7 +17,7 @@ import numpy as np
 from edge_server.backends.backend_helpers import import_runtime, message_line
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import DEFAULT_SAMPLING
-from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, FinishReason, Sampling, TokenEvent
 from edge_server.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,9 @@ class OnnxEngine:
                     events.append(TokenEvent(number, error=event.error_code.name))
                 elif event.flags & flags.TURN_FINISHED:
                     is_stop = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
-                    events.append(TokenEvent(number, tokens, finish="stop" if is_stop else "length"))
+                    cached = int(event.usage.cached_prompt_tokens)
+                    finish: FinishReason = "stop" if is_stop else "length"
+                    events.append(TokenEvent(number, tokens, finish=finish, cached_tokens=cached))
                 elif tokens:
                     events.append(TokenEvent(number, tokens))
         except RuntimeError as error:
