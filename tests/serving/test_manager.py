@@ -47,6 +47,13 @@ def test_a_wish_is_loaded_announced_after_it_can_be_used_and_unloaded(house: Any
     eventually(lambda: kinds(house) == ["loading", "ready", "draining", "unloaded"])
 
 
+def test_warnings_about_a_model_that_serves_are_logged_as_such(house: Any, caplog: Any) -> None:
+    with caplog.at_level("INFO"):
+        house.load(house.spec(warnings=("it looks doubtful",), notes=("it can batch",)))
+    found = {(record.levelname, record.getMessage()) for record in caplog.records}
+    assert {("WARNING", "model 'm': it looks doubtful"), ("INFO", "model 'm': it can batch")} <= found
+
+
 def test_a_version_that_is_not_asked_for_by_number_is_the_highest(house: Any) -> None:
     house.load(house.spec(), 1, 3, 2)
     assert house.manager.route("m", None).version == 3
