@@ -212,7 +212,7 @@ def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> 
     return dataclasses.replace(
         settings,
         num_kv_blocks=blocks,
-        max_num_batched_tokens=settings.max_num_seqs * settings.max_context,
+        max_num_batched_tokens=settings.max_context,
         enable_prefix_caching=False,
     )
 
