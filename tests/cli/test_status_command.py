@@ -29,6 +29,7 @@ TENSOR = {"datatype": "FP32", "shape": [-1, 3, 224, 224]}
 STATS = {key: {"count": 2, "ns": 18_000_000} for key in ("success", "fail", "compute_infer")}
 REPORT = {
     "name": MODEL, "version": 1, "backend": "openvino", "precision": "f32", "load_s": 0.268, "load_rss_bytes": 92e6,
+    "warnings": ["it looks doubtful"], "notes": ["it can batch"],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
     "/v2": {"name": "triton", "version": "0.1.0"},
@@ -105,6 +106,17 @@ def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
     assert first == f"edge-server 0.1.0 at {url} is ready"
     assert tuple(re.split(r"\s{2,}", heads)) == status.COLUMN_TITLES
     assert "probabilities FP32[-1,3,224,224]" in row
+
+
+def test_warnings_come_after_the_tables_and_before_notes_and_reasons(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.run(["--url", url]) == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        f"WARNING {MODEL} version 1: it looks doubtful",
+        f"{MODEL} version 1: it can batch",
+        "bad version 1: no such runtime",
+    ]
 
 
 def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from edge_server import backends
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, NotReady, OutOfMemory
 
@@ -226,6 +228,27 @@ def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(house: A
 
     house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert "tried again at" in str(settle(house))
+
+
+def test_a_failure_names_the_runtimes_that_were_skipped_and_no_other_notes(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends._made, "first", house.script)
+    Failing(house, LoadError("the first cannot open it"), LoadError("the last cannot open it"))
+    notes = "max_batch_size was set to 4: the model file can batch", "parameter 'isolaton' is not known"
+
+    def resolve(passed_over: Any) -> Any:
+        skipped = tuple(f"backend 'first' was skipped for 'last': {reason}" for reason in passed_over.values())
+        resolved = house.desired_version(house.spec(notes=(*notes, *skipped))).resolve({})
+        backend = "scripted" if passed_over else "first"
+        spec = replace(resolved.spec, backend=backend)
+        return replace(resolved, spec=spec, skipped=skipped, has_alternatives=not passed_over)
+
+    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    assert settle(house) == (
+        "version 1 is at UNAVAILABLE state: the last cannot open it; "
+        "backend 'first' was skipped for 'last': the first cannot open it;"
+    )
 
 
 def test_files_that_changed_while_they_were_loaded_fail_nothing_when_the_new_ones_are_wished_for_by_then(

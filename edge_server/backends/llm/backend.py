@@ -54,8 +54,8 @@ _INPUTS = (
 )  # fmt: skip
 _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
-    ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1), ("cumulative_logprob", "FP32", -1),
-    ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
+    ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1),
+    ("cumulative_logprob", "FP32", -1), ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
 )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> 
     return dataclasses.replace(
         settings,
         num_kv_blocks=blocks,
-        max_num_batched_tokens=settings.max_num_seqs * settings.max_context,
+        max_num_batched_tokens=settings.max_context,
         enable_prefix_caching=False,
     )
 

@@ -7,7 +7,7 @@ Imports Jinja, of the extra `chat`. The names and settings are those of transfor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -43,11 +43,19 @@ def check_chat_template(spec: ModelSpec) -> None:
 def chat_prompt(spec: ModelSpec, chat: str) -> str:
     """Return the prompt for a chat: JSON of the messages, or an object with `messages` and `tools`.
 
-    Raises InvalidRequest if the template refuses the messages or fails.
+    Raises InvalidRequest if the template refuses the messages or fails, and for the text of a special token: the model
+    gets a prompt as text, in which it would take effect.
     """
     assert spec.chat_template is not None
     value = json.loads(chat)
     members: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
+    for text in _texts(value):
+        typed = next((token for token in spec.chat_template.special_texts if token in text), None)
+        if typed is not None:
+            raise InvalidRequest(
+                f"model '{spec.name}': a message or a tool has the text of the special token '{typed}', which would "
+                "take effect in its prompt: leave it out"
+            )
     try:
         return _compile(spec.chat_template.text).render(
             **spec.chat_template.tokens,
@@ -57,6 +65,19 @@ def chat_prompt(spec: ModelSpec, chat: str) -> str:
         )
     except _ERRORS as error:
         raise InvalidRequest(f"model '{spec.name}': its chat template does not take them: {error}") from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a JSON value, keys too. Not recursive: clients choose the depth."""
+    values = [value]
+    while values:
+        item = values.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            values += (*item.keys(), *item.values())
+        elif isinstance(item, list):
+            values += item
 
 
 @lru_cache(maxsize=32)

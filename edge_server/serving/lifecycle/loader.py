@@ -131,12 +131,17 @@ class Loader:
             except ChangedWhileLoading:
                 # Not the runtime's fault: the files are resolved again for the same runtime.
                 raise
-            except LoadError as error:
+            except LoadError as failure:
+                # The classes below it are no faults of the files.
+                explained = resolved.explain(failure) if type(failure) is LoadError else None
+                error = explained or failure
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
                         # The last runtime's reason alone would hide why the preferred ones were passed over.
                         others = [text for text in resolved.skipped if not text.endswith(error.message)]
-                        raise type(error)("; ".join((error.message, *others))) from error
+                        raise type(error)("; ".join((error.message, *others))) from failure
+                    if explained:
+                        raise explained from failure
                     raise
                 passed_over[resolved.spec.backend] = error.message
             else:

@@ -419,6 +419,9 @@ class ModelTable:
         if isinstance(result, ChangedWhileLoading) and not self._is_wanted(model, load.action):
             # The desired state for the changed files is already set: nothing failed.
             result = None
+        if isinstance(result, EdgeServerError) and not (model.desired.versions or model.desired.reason):
+            # A model that was removed meanwhile has not failed, and its entry would stay in the index.
+            result = None
         if isinstance(result, EdgeServerError):
             self._record_failure(model, load, result)
             if model.stated.members and not isinstance(result, ChangedWhileLoading):
