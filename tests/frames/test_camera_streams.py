@@ -11,6 +11,7 @@ import pytest
 
 from edge_server.core.frame_stream_types import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
+from edge_server.service import Handle
 from edge_server.streams import model_workers
 from edge_server.streams.stream_registry import MOST_REMEMBERED
 
@@ -522,18 +523,18 @@ def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
 
 def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, tools, monkeypatch):
     camera = served.camera(notifies_drops=True)
-    submit = served.service.submit
+    submit = Handle.submit
 
-    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
+    def refuse(handle, request, sink, *, hold_us=0.0, may_stand_in=True):
         assert request.priority == 2
         request.release()
         raise Throttled("the box is HOT: 81 degrees")
 
-    monkeypatch.setattr(served.service, "submit", refuse)
+    monkeypatch.setattr(Handle, "submit", refuse)
     camera.send(tools.frame(1))
     (drop,) = camera.wait(1, FrameDropped)
     assert (drop.reason, drop.detail) == (DropReason.GOVERNOR, "the box is HOT: 81 degrees")
-    monkeypatch.setattr(served.service, "submit", submit)
+    monkeypatch.setattr(Handle, "submit", submit)
     camera.send(tools.frame(2))
     (result,) = camera.finish()
     assert tools.values([result]) == [tools.sum_of(2)]
@@ -546,13 +547,13 @@ def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house,
     cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
     all_came, rows = threading.Event(), []
 
-    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
+    def refuse(handle, request, sink, *, hold_us=0.0, may_stand_in=True):
         all_came.wait(20)
         rows.append(len(request.inputs["IN"].array))
         request.release()
         raise Throttled("the box is HOT: 81 degrees", state="HOT")
 
-    monkeypatch.setattr(house.service, "submit", refuse)
+    monkeypatch.setattr(Handle, "submit", refuse)
     for camera in cameras:
         camera.send(*[tools.frame(value) for value in range(1, 4)])
     all_came.set()

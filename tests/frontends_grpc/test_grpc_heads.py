@@ -70,7 +70,7 @@ def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = 
     """Return what is read, or what is wrong."""
     try:
         plan = ResponsePlan()
-        found = reader.find(data, plan)
+        found = reader.find(data, outline(data), plan)
         return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
         return error.message
@@ -126,7 +126,8 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
 
 
 def is_known(reader: RequestReader, message: Any) -> bool:
-    return not isinstance(reader.find(message.SerializeToString(), ResponsePlan()), InferMessage)
+    data = message.SerializeToString()
+    return not isinstance(reader.find(data, outline(data), ResponsePlan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
@@ -203,7 +204,7 @@ def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.find(bad, ResponsePlan())
+        reader.find(bad, outline(bad), ResponsePlan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
@@ -235,7 +236,7 @@ def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryReg
     data = message.SerializeToString()
     for is_second in (False, True):
         plan = ResponsePlan()
-        found = reader.find(data, plan)
+        found = reader.find(data, outline(data), plan)
         assert isinstance(found, InferMessage) is not is_second
         request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
@@ -244,4 +245,4 @@ def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryReg
         request.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        reader.request(data, reader.find(data, plan), plan, {})
+        reader.request(data, reader.find(data, outline(data), plan), plan, {})

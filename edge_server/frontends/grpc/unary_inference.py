@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from edge_server.core.request_response import SubmittedRequest
-    from edge_server.service import InferenceService
+    from edge_server.service import Handle, InferenceService
     from edge_server.telemetry.trace_record import TracedRequest
     from edge_server.telemetry.tracing import Traces
 
@@ -186,15 +186,14 @@ class RequestReader:
         self._messages = MessageReader()
         self._headers: dict[bytes, RequestHeader] = {}
 
-    def is_quick(self, data: Message) -> bool:
+    def is_quick(self, parts: Outline | None) -> bool:
         """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
-        parts = outline(data)
         header = self._headers.get(parts[0]) if parts is not None else None
         return header is not None and all(declared.size >= 0 for declared in header.inputs)
 
-    def find(self, data: Message, plan: ResponsePlan) -> KnownMessage | InferMessage:
-        """Parse a received message, and set model, version and id in `plan`. Raises InvalidRequest."""
-        parts = outline(data)
+    def find(self, data: Message, parts: Outline | None, plan: ResponsePlan) -> KnownMessage | InferMessage:
+        """Parse a received message, whose outline is `parts`, and set model, version and id in `plan`. Raises
+        InvalidRequest."""
         header = self._headers.get(parts[0]) if parts is not None else None
         if parts is not None and header is not None and 2 * header.raw_count == len(parts[2]):
             try:
@@ -540,11 +539,15 @@ class InferContext:
 class UnaryInferCall(UnaryHandler):
     """One ModelInfer call."""
 
-    __slots__ = ("_call", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket", "_trace")
+    __slots__ = (
+        "_call", "_handle", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket",
+        "_trace",
+    )  # fmt: skip
 
     def __init__(self, call: RpcCall, inference: InferContext) -> None:
         self._call = call
         self._inference = inference
+        self._handle: Handle
         self._memo: RequestMemo | None = None
         self._response: Response | None = None
         self._ticket: SubmittedRequest | None = None
@@ -552,24 +555,22 @@ class UnaryInferCall(UnaryHandler):
         self._is_answered = self._has_left = False
 
     def on_message(self, message: Message) -> None:
-        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(message):
-            run_blocking(self._call, partial(self._submit, message))
+        parts = outline(message)
+        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(parts):
+            run_blocking(self._call, partial(self._submit, message, parts))
         else:
-            self._submit(message)
+            self._submit(message, parts)
 
-    def _submit(self, message: Message) -> None:
+    def _submit(self, message: Message, parts: Outline | None) -> None:
         call, inference = self._call, self._inference
         service = inference.service
         self._plan = plan = ResponsePlan()
         try:
             traces = service.traces
             received_ns = time.monotonic_ns() if traces.is_on else 0
-            found = inference.reader.find(message, plan)
-            if isinstance(found, InferMessage):
-                spec = service.model_spec(plan.model, plan.version)
-            else:
-                spec = service.spec_of(found[0].memo, plan.model, plan.version)
-            if spec.is_decoupled:
+            found = inference.reader.find(message, parts, plan)
+            self._handle = handle = service.find(plan.model, plan.version)
+            if handle.spec.is_decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             pattern = inference.header_pattern
             headers = NO_PARAMETERS if pattern is None else forwarded_metadata(call.metadata, pattern)
@@ -580,7 +581,7 @@ class UnaryInferCall(UnaryHandler):
                 request.deadline_ns = deadline_ns
             if traces.is_on:
                 self._trace = begin_trace(traces, request, call.metadata, received_ns)
-            ticket = service.submit(request, self._on_response, hold_us=call.hold_us)
+            ticket = handle.submit(request, self._on_response, hold_us=call.hold_us)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             plan.release()
             if self._trace is not None:
@@ -619,7 +620,7 @@ class UnaryInferCall(UnaryHandler):
         if error is None:
             try:
                 if plan.special:
-                    message = response_message(*apply_plan(response, plan, self._inference.service), self._memo)
+                    message = response_message(*apply_plan(response, plan, self._handle.spec), self._memo)
                 else:
                     message = response_message(response, memo=self._memo)
             except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it

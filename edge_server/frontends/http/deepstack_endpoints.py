@@ -48,20 +48,20 @@ class DeepStackEndpoints:
     async def _detect(self, request: GenerationRequest) -> list[dict[str, Any]]:
         name = request.target.names.get("model")
         if name is None:
-            spec = detection_model(self._service, "/v1/vision/custom/NAME")
+            handle = detection_model(self._service, "/v1/vision/custom/NAME")
         else:
-            spec = self._service.model_spec(name, None)
-        if spec.is_decoupled:
+            handle = self._service.find(name, None)
+        if handle.spec.is_decoupled:
             raise Unsupported(DECOUPLED)
         loop, workers = asyncio.get_running_loop(), request.target.workers
         content_type = request.target.head.headers.get("Content-Type") or ""
         try:
             body = await request.read_body()
-            image = await loop.run_in_executor(workers, _Image, spec, body, content_type)
+            image = await loop.run_in_executor(workers, _Image, handle.spec, body, content_type)
             del body
         finally:
             request.release_body()
-        response = await run_model(self._service, self._dispatch, spec, image.tensor)
+        response = await run_model(handle, self._dispatch, image.tensor)
         return await loop.run_in_executor(workers, image.predictions, response)
 
 

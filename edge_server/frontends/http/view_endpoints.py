@@ -120,16 +120,16 @@ class ViewEndpoints:
 
     async def perception(self, request: GenerationRequest) -> HttpResponse:
         """Run a model on an image file and return its classes, detections and mask in the picture's pixels."""
-        spec = self._service.model_spec(request.target.names["model"], None)
+        handle = self._service.find(request.target.names["model"], None)
         loop, workers = asyncio.get_running_loop(), request.target.workers
         try:
             body = await request.read_body()
-            plan, tensor, fit = await loop.run_in_executor(workers, _prepare, spec, body)
+            plan, tensor, fit = await loop.run_in_executor(workers, _prepare, handle.spec, body)
             del body
         finally:
             request.release_body()
-        response = await run_model(self._service, self._dispatch, spec, tensor)
-        return await loop.run_in_executor(workers, _perceived, spec, plan, fit, response)
+        response = await run_model(handle, self._dispatch, tensor)
+        return await loop.run_in_executor(workers, _perceived, handle.spec, plan, fit, response)
 
 
 async def _comes(view: StreamView) -> bool:

@@ -54,7 +54,7 @@ class Router:
         self._demand = demand
         self._table: dict[str, Routes] = {}
         self.table_number = 0
-        """Number of the present table. The route of a request memo is valid while it has this number."""
+        """Number of the present table. What was read from the table is valid while it has this number."""
         self._is_closed = False
 
     # -- requests, from any thread ----------------------------------------------------------------------------------
@@ -63,8 +63,6 @@ class Router:
         """Submit a request to the version that serves its model now; an evicted model is loaded first. After an error
         the request still belongs to the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
-            # Read first: if the table is replaced meanwhile, the route is not valid.
-            table_number = self.table_number
             try:
                 version = self.route_request(request.model, request.version)
             except (NotReady, UnknownModel):
@@ -72,8 +70,6 @@ class Router:
                 if pending is None:
                     raise
                 return pending
-            if request.memo is not None and (request.version is not None or not self._has_trial(request.model)):
-                request.memo.route = (table_number, version)
             try:
                 return version.submit(request, sink, hold_us=hold_us)
             except Draining:
@@ -100,10 +96,6 @@ class Router:
             if routes is not None and routes.trial is not None:
                 return routes.next()
         return self.route(name, version)
-
-    def _has_trial(self, name: str) -> bool:
-        routes = self._table.get(name)
-        return routes is not None and routes.trial is not None
 
     def spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification for a request, also of an evicted model. Raises as `route`."""
