@@ -239,13 +239,6 @@ class InferenceService:
             outputs=tuple(_tensor_metadata(spec, item) for item in spec.outputs),
         )
 
-    def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification for a request to (name, version) now.
-
-        Raises UnknownModel, NotReady, and Draining once the server stops.
-        """
-        return self.find(name, version).spec
-
     def _spec(self, name: str, version: int | None) -> ModelSpec:
         try:
             return self._manager.spec(name, version)

@@ -509,6 +509,15 @@ def test_outputs_that_lie_in_the_input_are_not_overwritten_by_later_frames(house
         assert np.array_equal(result.tensors[0].array, np.full((1, 3, 8, 8), value, np.float32))
 
 
+def test_a_frame_asks_for_its_model_once(served, tools, monkeypatch):
+    camera, find, asked = served.camera(), served.service.find, []
+    monkeypatch.setattr(served.service, "find", lambda *model: asked.append(model) or find(*model))
+    for number in range(1, 4):
+        camera.send(tools.frame(number))
+        camera.wait(number)
+    assert asked == [("sum", None)] * 3
+
+
 def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
     policy = "version_policy { all {} }"
     house.add("sum", tools.config(more=policy))

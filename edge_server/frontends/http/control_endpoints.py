@@ -72,7 +72,7 @@ class ControlEndpoints:
         )
 
     async def model_config(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        spec = self._service.model_spec(names["model"], _version(names))
+        spec = self._service.find(names["model"], _version(names)).spec
         return HttpResponse(spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
 
     async def statistics(self, request: web.BaseRequest, names: Names) -> HttpResponse:

@@ -25,7 +25,7 @@ from edge_server.frontends.v2.generate_codec import decode_generate, encode_gene
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
@@ -131,7 +131,7 @@ class GenerationEndpoints:
     async def generate(self, request: GenerationRequest) -> HttpResponse:
         """Respond with one JSON object; the model must send exactly one response."""
         with self._trace(request) as trace:
-            inference = await self._decode(request, trace)
+            handle, inference = await self._decode(request, trace)
             done: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
             responses: list[Response] = []
 
@@ -141,7 +141,7 @@ class GenerationEndpoints:
                 if response.is_final and not done.done():
                     done.set_result(responses)
 
-            ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
+            ticket = handle.submit(inference, partial(self._dispatch.deliver, receive))
             try:
                 await done
             except asyncio.CancelledError:
@@ -164,9 +164,9 @@ class GenerationEndpoints:
         the client disconnects, the request is cancelled.
         """
         with self._trace(request) as trace:
-            await self._send_events(request, await self._decode(request, trace))
+            await self._send_events(request, *await self._decode(request, trace))
 
-    async def _send_events(self, request: GenerationRequest, inference: Request) -> None:
+    async def _send_events(self, request: GenerationRequest, handle: Handle, inference: Request) -> None:
         connection = request.connection
         responses: asyncio.Queue[Response] = asyncio.Queue()
 
@@ -176,7 +176,7 @@ class GenerationEndpoints:
             if responses.qsize() > MAX_BACKLOG:
                 connection.abort()
 
-        ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
+        ticket = handle.submit(inference, partial(self._dispatch.deliver, receive))
         try:
             response = await responses.get()
             event = _event_data(response)
@@ -215,21 +215,21 @@ class GenerationEndpoints:
         finally:
             trace.finish()
 
-    async def _decode(self, request: GenerationRequest, trace: TracedRequest | None) -> Request:
+    async def _decode(self, request: GenerationRequest, trace: TracedRequest | None) -> tuple[Handle, Request]:
         """Decode the body, a long one on a worker thread."""
         version = parse_version(request.target.names.get("version", ""))
-        spec = self._service.model_spec(request.target.names["model"], version)
+        handle = self._service.find(request.target.names["model"], version)
         extra = header_parameters(request.target.head.headers.items(), self._header_pattern)
         try:
             body = await request.read_body()
-            decode = partial(decode_generate, body, spec, version=version, extra=extra)
+            decode = partial(decode_generate, body, handle.spec, version=version, extra=extra)
             is_long = len(body) > TEXT_ON_LOOP_BYTES
             loop = asyncio.get_running_loop()
             inference = await loop.run_in_executor(self._workers, decode) if is_long else decode()
         finally:
             request.release_body()
         inference.trace = None if trace is None else trace.first
-        return inference
+        return handle, inference
 
 
 def _event_data(response: Response) -> Mapping[str, object] | EdgeServerError:

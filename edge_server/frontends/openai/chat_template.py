@@ -40,14 +40,13 @@ def check_chat_template(spec: ModelSpec) -> None:
         raise BadModelConfig(f"model '{spec.name}': chat template, line {error.lineno}: {error.message}") from error
 
 
-def chat_prompt(spec: ModelSpec, chat: str) -> str:
-    """Return the prompt for a chat: JSON of the messages, or an object with `messages` and `tools`.
+def chat_prompt(spec: ModelSpec, chat: Any) -> str:
+    """Return the prompt for a chat: the messages, or an object with `messages` and `tools`.
 
     Raises InvalidRequest if the template refuses the messages or fails.
     """
     assert spec.chat_template is not None
-    value = json.loads(chat)
-    members: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
+    members: Mapping[str, Any] = chat if isinstance(chat, dict) else {"messages": chat}
     try:
         return _compile(spec.chat_template.text).render(
             **spec.chat_template.tokens,
