@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.core.bytes_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import MAX_HEADER_BYTES, MAX_HEADERS, RequestReader, outline
+from edge_server.frontends.grpc.unary_inference import RequestReader, outline
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -168,7 +169,7 @@ def sequence(message: Any) -> None:
 
 
 def long(message: Any) -> None:
-    message.outputs.add(name="y" * MAX_HEADER_BYTES)
+    message.outputs.add(name="y" * MAX_KEY_BYTES)
 
 
 @pytest.mark.parametrize("change", [contents, deadline, sequence, long])
@@ -191,10 +192,10 @@ def test_a_request_with_a_fault_is_not_remembered() -> None:
 
 def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
     reader = RequestReader(REGIONS)
-    for number in range(3 * MAX_HEADERS):
+    for number in range(3 * MAX_ENTRIES):
         read(reader, plain(model=f"m{number}").SerializeToString())
-        assert len(reader._headers) <= MAX_HEADERS
-    assert is_known(reader, plain(model=f"m{3 * MAX_HEADERS - 1}"))
+        assert len(reader._headers) <= MAX_ENTRIES
+    assert is_known(reader, plain(model=f"m{3 * MAX_ENTRIES - 1}"))
 
 
 def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault, Unsupported
@@ -71,10 +73,6 @@ if TYPE_CHECKING:
 
 
 # -- requests
-
-MAX_HEADERS = 256
-MAX_HEADER_BYTES = 2048
-"""Limits of the header cache: further entries clear it first, and longer headers are parsed each time."""
 
 _SMALL_BYTES = 4096
 """Data up to this size is copied: that costs less than a view or an alignment check."""
@@ -172,7 +170,7 @@ def outline(data: Message) -> Outline | None:
         return None
     if not raws:
         header_end = end
-    if header_end - (id_end - id_start) > MAX_HEADER_BYTES:
+    if header_end - (id_end - id_start) > MAX_KEY_BYTES:
         return None
     header = bytes(data[:id_start]) + bytes(data[id_end:header_end]) if id_end else bytes(data[:header_end])
     return header, request_id, raws
@@ -184,7 +182,9 @@ class RequestReader:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._messages = MessageReader()
-        self._headers: dict[bytes, RequestHeader] = {}
+        self._headers: BytesCache[bytes, RequestHeader] = BytesCache()
+        self._lock = threading.Lock()
+        """Held to add a header."""
 
     def is_quick(self, parts: Outline | None) -> bool:
         """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
@@ -225,7 +225,12 @@ class RequestReader:
             if found.outline is not None and not forwarded:
                 header = _request_header(found, plan, request)
                 if header is not None:
-                    self._cache(found.outline, header)
+                    octets, items = (
+                        2 * len(found.outline[0]),
+                        len(header.inputs) + len(header.outputs) + len(header.given),
+                    )
+                    with self._lock:
+                        self._headers.add(found.outline[0], header, octets=octets, items=items)
                     request.memo = header.memo
             return request
         header, raws = found
@@ -273,12 +278,6 @@ class RequestReader:
             raise
         request.inputs = tensors
         request.release = pins.made.release if pins.made is not None else None
-
-    def _cache(self, found: Outline, header: RequestHeader) -> None:
-        if len(self._headers) >= MAX_HEADERS:
-            # A client that varies its headers fills the cache. Headers in use are cached again at once: clear all.
-            self._headers.clear()
-        self._headers[found[0]] = header
 
 
 def _request_header(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
