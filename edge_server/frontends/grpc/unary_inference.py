@@ -225,12 +225,10 @@ class RequestReader:
             if found.outline is not None and not forwarded:
                 header = _request_header(found, plan, request)
                 if header is not None:
-                    octets, items = (
-                        2 * len(found.outline[0]),
-                        len(header.inputs) + len(header.outputs) + len(header.given),
-                    )
+                    key = found.outline[0]
+                    items = len(header.inputs) + len(header.outputs) + len(header.given)
                     with self._lock:
-                        self._headers.add(found.outline[0], header, octets=octets, items=items)
+                        self._headers.add(key, header, octets=2 * len(key), items=items)
                     request.memo = header.memo
             return request
         header, raws = found
