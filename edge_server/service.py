@@ -15,7 +15,7 @@ from typing import Protocol
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.core.request_response import Request, RequestMemo, ResponseSink, SubmittedRequest
+from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import (
     IndexEntry,
     InstanceReport,
@@ -87,6 +87,51 @@ class EngineSource(Protocol):
         """Return the verified engine that matches; None if it must be built first."""
 
 
+class Handle:
+    """One generation of a version as a request holds it: `InferenceService.find` returns it, and all later questions of
+    the request go to it. Thread-safe.
+
+    A stream finds a handle for each of its requests: a reload, a canary or an eviction changes the generation.
+    """
+
+    __slots__ = ("_service", "_version", "spec")
+
+    def __init__(self, service: InferenceService, spec: ModelSpec, version: ServedVersion | None) -> None:
+        """`version` None: each submit chooses it, because a canary is on trial or the model is evicted."""
+        self._service = service
+        self._version = version
+        self.spec = spec
+
+    def submit(
+        self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
+    ) -> SubmittedRequest:
+        """Check and enqueue one request; `sink` then gets its responses, the last one with `is_final`.
+
+        The request names the model and version that were found. `may_stand_in`: whether a model variant may answer.
+        `hold_us`: how many microseconds the calling thread may be held to compute the answer before this returns. 0:
+        never; READING_THREAD_HOLD_US: a thread that reads for many clients; math.inf: a thread that would only wait
+        otherwise. It counts as 0 if hung calls are watched for. An error found at once (wrong tensor, full queue) is
+        raised and not sent; `request.release` was called then, and the sink is never called.
+        """
+        service, version = self._service, self._version
+        if not service._manager.callers_may_run:
+            hold_us = 0.0
+        try:
+            if service.variants.choice is not None and may_stand_in and request.version is None:
+                return service._submit_to_variant(request, sink, hold_us=hold_us)
+            if version is not None and not service._is_stopping:
+                try:
+                    return version.submit(request, sink, hold_us=hold_us)
+                except Draining:
+                    # Retired since it was found: the ordinary lookup finds its successor.
+                    pass
+            return service._route_and_submit(request, sink, hold_us=hold_us)
+        except BaseException:
+            if request.release is not None:
+                request.release()
+            raise
+
+
 class InferenceService:
     """Thread-safe. Holds no request: submitted ones belong to versions and tickets."""
 
@@ -116,6 +161,8 @@ class InferenceService:
         self._digest_of = digest_of
         self._manager = manager
         self._table = manager.table
+        self._handles: tuple[int, dict[tuple[str, int | None], Handle]] = (-1, {})
+        """The number of a map of routes, and the handles that were made from it. Replaced with the map."""
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -191,15 +238,6 @@ class InferenceService:
             inputs=tuple(_tensor_metadata(spec, item) for item in spec.inputs),
             outputs=tuple(_tensor_metadata(spec, item) for item in spec.outputs),
         )
-
-    def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification for a request to (name, version) now.
-
-        Raises UnknownModel, NotReady, and Draining once the server stops.
-        """
-        if self._is_stopping:
-            raise Draining(_STOPPING)
-        return self._spec(name, version)
 
     def _spec(self, name: str, version: int | None) -> ModelSpec:
         try:
@@ -360,46 +398,52 @@ class InferenceService:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
-        """Return the same as `model_spec`; from the memo of the request's header if that is still valid."""
-        known = self._known_version(memo)
-        return self.model_spec(name, version) if known is None else known.spec
+    def find(self, name: str, version: int | None) -> Handle:
+        """Return the handle on the generation that serves requests to (name, version) now.
 
-    def _known_version(self, memo: RequestMemo) -> ServedVersion | None:
-        """Return the version for requests with the memo's header; None if it must be looked up."""
-        route = memo.route
-        if route is None or route[0] != self._table.routes_number or self._is_stopping:
-            return None
-        version: ServedVersion = route[1]
-        return version
-
-    def submit(
-        self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
-    ) -> SubmittedRequest:
-        """Check and enqueue one request; `sink` then gets its responses, the last one with `is_final`.
-
-        `hold_us`: how many microseconds the calling thread may be held to compute the answer before this returns. 0:
-        never; READING_THREAD_HOLD_US: a thread that reads for many clients; math.inf: a thread that would only wait
-        otherwise. It counts as 0 if hung calls are watched for. An error found at once (unknown model, wrong tensor,
-        full queue) is raised and not sent; `request.release` was called then, and the sink is never called.
+        Raises UnknownModel, NotReady, and Draining once the server stops.
         """
-        if not self._manager.callers_may_run:
-            hold_us = 0.0
-        memo = request.memo
+        number, handles = self._handles
+        if number == self._table.routes_number and not self._is_stopping:
+            handle = handles.get((name, version))
+            if handle is not None:
+                return handle
+        return self._make_handle(name, version)
+
+    def _make_handle(self, name: str, version: int | None) -> Handle:
+        if self._is_stopping:
+            raise Draining(_STOPPING)
+        # Read first: if the routes are replaced meanwhile, the handle is kept with the old number and not found again.
+        number = self._table.routes_number
+        handles = self._handles
+        if handles[0] != number:
+            handles = self._handles = (number, {})
+        routes = self._table.routes.get(name)
+        serving = None
+        if routes is not None:
+            serving = routes.first if version is None else routes.ready.get(version)
+        if routes is None or serving is None:
+            return Handle(self, self._spec(name, version), None)
+        is_shared = version is None and routes.trial is not None
+        handle = handles[1][name, version] = Handle(self, serving.spec, None if is_shared else serving)
+        return handle
+
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:
+        """Submit a request, for a caller that asks nothing else about the model. See Handle.submit.
+
+        Raises the errors of `find` as well.
+        """
         try:
-            if self.variants.choice is not None and may_stand_in and request.version is None:
-                return self._submit_to_variant(request, sink, hold_us=hold_us)
-            if memo is not None and (version := self._known_version(memo)) is not None:
-                try:
-                    return version.submit(request, sink, hold_us=hold_us)
-                except Draining:
-                    # Retired since then: the ordinary lookup finds its successor.
-                    memo.route = None
-            return self._submit(request, sink, hold_us=hold_us)
+            try:
+                handle = self.find(request.model, request.version)
+            except (NotReady, UnknownModel):
+                # No generation serves. Where requests load models, this one may wait for a load in progress.
+                return self._route_and_submit(request, sink, hold_us=0.0)
         except BaseException:
             if request.release is not None:
                 request.release()
             raise
+        return handle.submit(request, sink, hold_us=hold_us)
 
     def set_keep_alive(self, model: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever."""
@@ -422,9 +466,9 @@ class InferenceService:
             except (Draining, UnknownModel):
                 # Retired between lookup and call: look up again, or use the model itself.
                 continue
-        return self._submit(request, sink, hold_us=hold_us)
+        return self._route_and_submit(request, sink, hold_us=hold_us)
 
-    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
+    def _route_and_submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         if self._is_stopping:
             raise Draining(_STOPPING)
         try:

@@ -221,18 +221,28 @@ class BlsCall(Protocol):
         """Cancel the request. Its sink gets a final CANCELLED response, unless the final response was sent before."""
 
 
-class ServerCalls(Protocol):
-    """The server's functions for models. Any thread may call them. They raise EdgeServerError."""
+class CalledModel(Protocol):
+    """The generation of another model that a request goes to."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> BlsCall:
-        """Send a request to another model; `sink` receives the responses. If this raises, `sink` is never called.
+        """Send a request to the model; `sink` receives the responses. If this raises, `sink` is never called.
 
         `hold_us`: time in microseconds for which the calling thread may run the other model itself. math.inf: the
         caller would only wait anyway.
         """
 
-    def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the model's current specification. Raises NotFound."""
+
+class ServerCalls(Protocol):
+    """The server's functions for models. Any thread may call them. They raise EdgeServerError."""
+
+    def find(self, name: str, version: int | None) -> CalledModel:
+        """Return the model that serves requests now. Raises NotFound, NotReady."""
+
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> BlsCall:
+        """Find the model of a request and submit it, see CalledModel.submit."""
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
         """Return whether the model, or the given version of it, can answer requests now."""

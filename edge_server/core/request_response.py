@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from edge_server.core.device_tensor import DevicePiece
 from edge_server.core.model_spec import ModelSpec
@@ -50,14 +50,12 @@ class RequestMemo:
     A front end makes an empty memo for each cached head, and sets it on every request with that head. The core fills it
     and replaces outdated parts. Any number of threads use it: each part is replaced as a whole."""
 
-    __slots__ = ("front_end", "head", "route")
+    __slots__ = ("front_end", "head")
 
     def __init__(self) -> None:
         self.front_end: object | None = None
         """Data of the front end for the generation that answers. Becomes None when another generation takes requests.
         The old generation may still answer a running request; its response then names the old `spec`."""
-        self.route: tuple[int, Any] | None = None
-        """The number of a map of routes, and the version that it selects for the head. See ModelTable."""
         self.head: CheckedHead | None = None
         """The check result of the version that took the last request."""
 

@@ -6,26 +6,25 @@ from typing import TYPE_CHECKING
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, UnknownModel
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.vision.heads.detections import DetectionPlan
     from edge_server.vision.image_plan import ImagePlan
 
 
-def detection_model(service: InferenceService, how_to_name: str) -> ModelSpec:
-    """Return the model for a client that names none: the one with the parameter `deepstack`, else the only one with
-    detections. Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
-    specs = []
-    for name in sorted({entry.name for entry in service.repository_index(only_ready=True)}):
-        spec = service.model_spec(name, None)
-        if "detection_head" in spec.parameters:
-            specs.append(spec)
-    stated = [spec for spec in specs if spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
-    candidates = stated or specs
+def detection_model(service: InferenceService, how_to_name: str) -> Handle:
+    """Return the handle on the model for a client that names none: the model with the parameter `deepstack`, else the
+    only one with detections.
+
+    Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
+    names = sorted({entry.name for entry in service.repository_index(only_ready=True)})
+    found = [handle for name in names if "detection_head" in (handle := service.find(name, None)).spec.parameters]
+    stated = [one for one in found if one.spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
+    candidates = stated or found
     if len(candidates) == 1:
         return candidates[0]
-    given = ", ".join(f"'{spec.name}'" for spec in candidates) or "none"
+    given = ", ".join(f"'{one.spec.name}'" for one in candidates) or "none"
     raise UnknownModel(
         "expected one ready model with the parameter 'deepstack: true', or a single one with 'detection_head', "
         f"given {given}; {how_to_name} names a model"

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 
-from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import ServingFault
-from edge_server.service import InferenceService
+from edge_server.service import Handle
 
 Receiver = Callable[[Response], None]
 
@@ -58,7 +57,7 @@ class LoopDispatch:
             receiver(response)
 
 
-async def run_model(service: InferenceService, dispatch: LoopDispatch, spec: ModelSpec, tensor: Tensor) -> Response:
+async def run_model(handle: Handle, dispatch: LoopDispatch, tensor: Tensor) -> Response:
     """Run a model, and no variant of it, on one input tensor. Return its first response; raise its error."""
     done: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
@@ -68,10 +67,10 @@ async def run_model(service: InferenceService, dispatch: LoopDispatch, spec: Mod
         if not response.is_empty:
             done.set_result(response)
         elif response.is_final:
-            done.set_exception(ServingFault(f"model '{spec.name}' sent no response"))
+            done.set_exception(ServingFault(f"model '{handle.spec.name}' sent no response"))
 
-    request = Request(model=spec.name, inputs={tensor.name: tensor})
-    ticket = service.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
+    request = Request(model=handle.spec.name, inputs={tensor.name: tensor})
+    ticket = handle.submit(request, partial(dispatch.deliver, receive), may_stand_in=False)
     try:
         response = await done
     finally:

@@ -253,10 +253,9 @@ class Server:
 
         Raises EdgeServerError with the same codes and messages as a client gets; Unsupported for a decoupled model.
         """
-        request = self._unary_request(model, inputs, options)
         done = threading.Event()
         kept = _OneResponse(done.set)
-        ticket = self._submit(request, kept.receive, hold_us=math.inf)
+        ticket = self._submit(model, inputs, options, kept.receive, is_unary=True, hold_us=math.inf)
         try:
             done.wait()
         finally:
@@ -267,10 +266,9 @@ class Server:
         self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]
     ) -> InferResult:
         """As `infer`, for an event loop. A cancelled task cancels the request."""
-        request = self._unary_request(model, inputs, options)
         done = asyncio.Event()
         kept = _OneResponse(_from_any_thread(done.set))
-        ticket = self._submit(request, kept.receive, hold_us=READING_THREAD_HOLD_US)
+        ticket = self._submit(model, inputs, options, kept.receive, is_unary=True, hold_us=READING_THREAD_HOLD_US)
         try:
             await done.wait()
         finally:
@@ -285,9 +283,8 @@ class Server:
         Inputs, options and errors as for `infer`. Closing the iterator cancels the request. Responses that the program
         has not taken are kept in memory.
         """
-        request = self._request(model, inputs, options)
         arrived: queue.SimpleQueue[Response] = queue.SimpleQueue()
-        ticket = self._submit(request, arrived.put)
+        ticket = self._submit(model, inputs, options, arrived.put)
         try:
             is_final = False
             while not is_final:
@@ -303,9 +300,8 @@ class Server:
         self, model: str, inputs: Mapping[str, npt.ArrayLike], **options: Unpack[InferOptions]
     ) -> AsyncGenerator[InferResult, None]:
         """As `stream`, for an event loop. A cancelled task cancels the request; so does `aclose` of the generator."""
-        request = self._request(model, inputs, options)
         arrived: asyncio.Queue[Response] = asyncio.Queue()
-        ticket = self._submit(request, _from_any_thread(arrived.put_nowait))
+        ticket = self._submit(model, inputs, options, _from_any_thread(arrived.put_nowait))
         try:
             is_final = False
             while not is_final:
@@ -402,18 +398,22 @@ class Server:
         else:
             self._has_progress.set()
 
-    def _unary_request(self, model: str, inputs: Mapping[str, npt.ArrayLike], options: InferOptions) -> Request:
-        spec = self._service.model_spec(model, _version(options.get("version")))
-        if spec.is_decoupled:
+    def _submit(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        options: InferOptions,
+        sink: ResponseSink,
+        *,
+        is_unary: bool = False,
+        hold_us: float = 0.0,
+    ) -> SubmittedRequest:
+        handle = self._service.find(model, _version(options.get("version")))
+        if is_unary and handle.spec.is_decoupled:
             raise Unsupported(f"model '{model}' is decoupled: use stream() instead of infer()")
-        return _request(model, inputs, spec, **options)
-
-    def _request(self, model: str, inputs: Mapping[str, npt.ArrayLike], options: InferOptions) -> Request:
-        return _request(model, inputs, self._service.model_spec(model, _version(options.get("version"))), **options)
-
-    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:
+        request = _request(model, inputs, handle.spec, **options)
         try:
-            return self._service.submit(request, sink, hold_us=hold_us)
+            return handle.submit(request, sink, hold_us=hold_us)
         except InvalidRequest as error:
             raise _without_unknown_id(error) from None
 

@@ -103,14 +103,14 @@ class FramePipeline:
         self._lighter = VariantInputPlan(service, model)
 
     def input_side(self) -> InputPlan:
-        """Return the input plan of the serving model.
+        """Return the input plan of the serving model, for the next frames.
 
         Raises UnknownModel, NotReady, Draining; InvalidRequest or Unsupported when it no longer takes frames.
         """
-        spec = self._service.model_spec(self._model, self._version)
-        known = self._input
-        if known is None or known.spec is not spec:
-            known = self._input = InputPlan(spec)
+        handle, known = self._service.find(self._model, self._version), self._input
+        if known is None or known.spec is not handle.spec:
+            known = self._input = InputPlan(handle)
+        known.handle = handle
         return known
 
     @property
@@ -133,10 +133,13 @@ class FramePipeline:
             return self._version
         return max(map(int, self._service.model_metadata(self._model, None).versions), default=0)
 
-    def run(self, flights: Sequence[FrameInFlight]) -> None:
-        """Answer each frame, or drop it if the governor refuses it. Never raises."""
+    def run(self, flights: Sequence[FrameInFlight], side: InputPlan | None) -> None:
+        """Answer each frame, or drop it if the governor refuses it. Never raises.
+
+        `side`: see `input_side`; None if it raised.
+        """
         try:
-            self._run(flights)
+            self._run(flights, side)
         except Exception as error:  # noqa: BLE001 - boundary of the worker: maps, logs and answers the error
             failure = _known(error)
             left = [flight for flight in flights if not flight.is_settled]
@@ -147,13 +150,14 @@ class FramePipeline:
             for flight in left:
                 self._fail(flight, failure)
 
-    def _side_for(self, flights: Sequence[FrameInFlight]) -> InputPlan:
-        """Return the input plan of the model, or of the model variant that currently answers for it."""
+    def _side_for(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> InputPlan:
+        """Return the input plan of the model, which is `own` if that is known already, or of the model variant that
+        currently answers for it."""
         lighter = None if self._version is not None else self._lighter.of([one.stream.terms.returns for one in flights])
-        return lighter or self.input_side()
+        return lighter or own or self.input_side()
 
-    def _run(self, flights: Sequence[FrameInFlight]) -> None:
-        side = self._side_for(flights)
+    def _run(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> None:
+        side = self._side_for(flights, own)
         rows = side.take_rows()
         fitted: list[PreparedFrame] = []
         try:
@@ -234,7 +238,7 @@ class FramePipeline:
             one.flight.queued_ns = now_ns
         rows.hold()
         try:
-            self._service.submit(request, waiter.take, hold_us=math.inf, may_stand_in=False)
+            side.handle.submit(request, waiter.take, hold_us=math.inf, may_stand_in=False)
         except SequenceNotBegun:
             if stream.is_over or stream.correlation_id is None:
                 raise

@@ -15,14 +15,14 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.streams.stream_terms import frame_plan, settled
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from edge_server.service import InferenceService
+    from edge_server.service import Handle, InferenceService
     from edge_server.vision.image_plan import ImagePlan
 
 Array: TypeAlias = "npt.NDArray[np.generic]"
@@ -64,13 +64,14 @@ class RowBuffer:
 
 
 class InputPlan:
-    """Input plan of one generation of a model. Thread-safe.
+    """Input plan of one generation of a model, and the latest handle on it. Thread-safe.
 
     `max_rows` is the maximum number of frames in one request: 1 unless the model batches dynamically.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.spec = spec = handle.spec
         self.plan = frame_plan(spec)
         self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
@@ -107,7 +108,7 @@ class VariantInputPlan:
     """Input plan of the model variant that currently answers for `model`, if any. Thread-safe."""
 
     def __init__(self, service: InferenceService, model: str) -> None:
-        self._variants = service.variants
+        self._service = service
         self._model = model
         self._known: tuple[ModelSpec, InputPlan | None, PerceptionPlan | None] | None = None
 
@@ -116,21 +117,28 @@ class VariantInputPlan:
 
         Return None if there is no variant, it takes fewer frames at once, or it cannot give the requested results.
         """
-        spec = None if self._variants.choice is None else self._variants.stand_in(self._model)
-        if spec is None:
+        variants = self._service.variants
+        lighter = None if variants.choice is None else variants.stand_in(self._model)
+        if lighter is None:
             return None
-        known = self._known
+        try:
+            handle = self._service.find(lighter.name, None)
+        except (NotReady, UnknownModel):
+            return None  # unloaded meanwhile
+        spec, known = handle.spec, self._known
         if known is None or known[0] is not spec:
-            known = self._known = _lighter(spec, self._model)
+            known = self._known = _lighter(handle, self._model)
         _, side, perception = known
         if side is None or side.max_rows < len(returns):
             return None
+        side.handle = handle
         return side if all(_gives(spec, perception, wanted) for wanted in returns) else None
 
 
-def _lighter(spec: ModelSpec, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionPlan | None]:
+def _lighter(handle: Handle, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionPlan | None]:
+    spec = handle.spec
     try:
-        return spec, InputPlan(spec), perception_plan(spec)
+        return spec, InputPlan(handle), perception_plan(spec)
     except EdgeServerError as error:
         _LOG.warning("frames for model '%s' do not go to its variant: %s", model, error.message)
         return spec, None, None

@@ -12,6 +12,7 @@ from edge_server.errors import EdgeServerError
 from edge_server.streams.camera_stream import CameraStream, FrameInFlight
 from edge_server.streams.frame_admission import FrameAdmission
 from edge_server.streams.frame_pipeline import FramePipeline
+from edge_server.streams.model_plan import InputPlan
 
 
 class ModelWorkers:
@@ -71,21 +72,25 @@ class ModelWorkers:
         """Wake a worker because a stream became eligible. *Locked.*"""
         self._has_work.notify()
 
-    def adapt(self) -> None:
-        """Adopt the instance count, the batch size and the sequence setting of the model's current configuration."""
+    def adapt(self) -> InputPlan | None:
+        """Adopt the instance count, the batch size and the sequence setting of the model's current configuration.
+
+        Return the input plan for the next frames, or None if the model does not serve.
+        """
         try:
             side = self.engine.input_side()
         except EdgeServerError:
-            return  # each frame is answered with this error, and the model may return unchanged
+            return None  # each frame is answered with this error, and the model may return unchanged
         now = (side.instance_count, side.max_rows, side.is_sequence)
         if now == (self._instance_count, self._max_rows, self._is_sequence):
-            return
+            return side
         with self._lock:
             self._instance_count, self._max_rows, self._is_sequence = now
             for stream in self._streams:
                 stream.most_running = self._most_running
             self._staff()
             self._has_work.notify_all()
+        return side
 
     @property
     def _most_workers(self) -> int:
@@ -109,12 +114,11 @@ class ModelWorkers:
 
     def _work(self) -> None:
         while flights := self._next():
-            self.adapt()
-            self._run(flights)
+            self._run(flights, self.adapt())
             # Free the last frames and their streams while waiting for the next.
             del flights
 
-    def _run(self, flights: list[FrameInFlight]) -> None:
+    def _run(self, flights: list[FrameInFlight], side: InputPlan | None) -> None:
         allowed = []
         for flight in flights:
             priority = flight.stream.terms.delivery.priority or self.engine.priority
@@ -124,7 +128,7 @@ class ModelWorkers:
             else:
                 flight.stream.refuse(flight, DropReason.GOVERNOR, reason)
         if allowed:
-            self.engine.run(allowed)
+            self.engine.run(allowed, side)
         first = flights[0]
         run_ns = time.monotonic_ns() - first.taken_ns
         with self._lock:

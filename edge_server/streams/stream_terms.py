@@ -52,7 +52,7 @@ def terms_of(request: StreamRequest, service: InferenceService) -> StreamTerms:
     version = request.version or None
     _check_text("stream_id", request.stream_id)
     _check_text("client", request.client)
-    spec = service.model_spec(request.model, version)
+    spec = service.find(request.model, version).spec
     frame_plan(spec)
     _check_returns(spec, request.returns)
     return StreamTerms(

@@ -16,7 +16,9 @@ from edge_server.backends.llm.model_size import LlmSize
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
 from edge_server.backends.llm.settings import read_settings
+from edge_server.backends.llm.text_request import read_request
 from edge_server.backends.llm.token_engine import Sampling, TokenEvent
+from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest, LoadError, QueueFull, SessionLost
@@ -89,6 +91,20 @@ def tensor(name: str, value: str | bool) -> Tensor:
     if isinstance(value, bool):
         return Tensor(name, DType.BOOL, np.array([value]))
     return Tensor(name, DType.BYTES, np.array([value.encode()], object))
+
+
+def test_a_parsed_chat_reads_as_its_text_and_stays_as_it_is() -> None:
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat = {"messages": messages, "tools": [tool], "tool_choice": "auto"}
+    text, sampling = json.dumps(chat), {"max_tokens": 7, "stop": ["x"]}
+    parsed = {item.name: item for item in (JsonTensor("messages", chat), JsonTensor("sampling_parameters", sampling))}
+    written = {name: tensor(name, item.array[0].decode()) for name, item in parsed.items()}
+    found = read_request(Request("talker", parsed))
+    assert found == read_request(Request("talker", written))
+    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert json.dumps(chat) == text
 
 
 @pytest.fixture

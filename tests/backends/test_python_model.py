@@ -369,7 +369,7 @@ def test_auto_complete_config_fills_what_the_configuration_leaves_out(python_hou
     folder = python_house.write("m", code)
     (folder.parent / "config.pbtxt").unlink()
     python_house.service.load_model("m")
-    spec = python_house.service.model_spec("m", None)
+    spec = python_house.service.find("m", None).spec
     assert (spec.max_batch_size, spec.inputs[0].dims, spec.backend) == (8, (2,), "python")
     assert spec.dynamic_batching is not None
     (folder.parent / "config.pbtxt").write_text(

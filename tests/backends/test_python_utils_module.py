@@ -203,7 +203,7 @@ def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, c
     folder = python_house.write("m", code, config)
     (folder.parent / "1" / "size.txt").write_text("3")
     python_house.service.load_model("m")
-    assert python_house.service.model_spec("m", None).max_batch_size == 3
+    assert python_house.service.find("m", None).spec.max_batch_size == 3
     assert python_house.value("m", [[1.0]]) == [[7.0]]
 
 

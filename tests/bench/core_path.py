@@ -74,7 +74,8 @@ def asked(service: Any, hold_us: float, memo: RequestMemo | None, outputs: tuple
 
     def call() -> None:
         tensor = Tensor("INPUT0", DType.FP32, values)
-        service.submit(Request("small", {"INPUT0": tensor}, outputs=outputs, memo=memo), take, hold_us=hold_us)
+        request = Request("small", {"INPUT0": tensor}, outputs=outputs, memo=memo)
+        service.find("small", None).submit(request, take, hold_us=hold_us)
         arrived.acquire()
 
     return call

@@ -11,6 +11,7 @@ import pytest
 
 from edge_server.core.frame_stream_types import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
+from edge_server.service import Handle
 from edge_server.streams import model_workers
 from edge_server.streams.stream_registry import MOST_REMEMBERED
 
@@ -508,6 +509,15 @@ def test_outputs_that_lie_in_the_input_are_not_overwritten_by_later_frames(house
         assert np.array_equal(result.tensors[0].array, np.full((1, 3, 8, 8), value, np.float32))
 
 
+def test_a_frame_asks_for_its_model_once(served, tools, monkeypatch):
+    camera, find, asked = served.camera(), served.service.find, []
+    monkeypatch.setattr(served.service, "find", lambda *model: asked.append(model) or find(*model))
+    for number in range(1, 4):
+        camera.send(tools.frame(number))
+        camera.wait(number)
+    assert asked == [("sum", None)] * 3
+
+
 def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
     policy = "version_policy { all {} }"
     house.add("sum", tools.config(more=policy))
@@ -522,18 +532,18 @@ def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
 
 def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, tools, monkeypatch):
     camera = served.camera(notifies_drops=True)
-    submit = served.service.submit
+    submit = Handle.submit
 
-    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
+    def refuse(handle, request, sink, *, hold_us=0.0, may_stand_in=True):
         assert request.priority == 2
         request.release()
         raise Throttled("the box is HOT: 81 degrees")
 
-    monkeypatch.setattr(served.service, "submit", refuse)
+    monkeypatch.setattr(Handle, "submit", refuse)
     camera.send(tools.frame(1))
     (drop,) = camera.wait(1, FrameDropped)
     assert (drop.reason, drop.detail) == (DropReason.GOVERNOR, "the box is HOT: 81 degrees")
-    monkeypatch.setattr(served.service, "submit", submit)
+    monkeypatch.setattr(Handle, "submit", submit)
     camera.send(tools.frame(2))
     (result,) = camera.finish()
     assert tools.values([result]) == [tools.sum_of(2)]
@@ -546,13 +556,13 @@ def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house,
     cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
     all_came, rows = threading.Event(), []
 
-    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
+    def refuse(handle, request, sink, *, hold_us=0.0, may_stand_in=True):
         all_came.wait(20)
         rows.append(len(request.inputs["IN"].array))
         request.release()
         raise Throttled("the box is HOT: 81 degrees", state="HOT")
 
-    monkeypatch.setattr(house.service, "submit", refuse)
+    monkeypatch.setattr(Handle, "submit", refuse)
     for camera in cameras:
         camera.send(*[tools.frame(value) for value in range(1, 4)])
     all_came.set()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from edge_server.service import Handle
+
 COUNTER = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -65,8 +67,8 @@ class Turnstile:
 def test_a_frame_of_the_stream_before_never_joins_the_sequence_of_the_next(
     counted: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, place: int, ends_first: bool
 ) -> None:
-    turnstile = Turnstile(counted.service.submit, place)
-    monkeypatch.setattr(counted.service, "submit", turnstile)
+    turnstile = Turnstile(Handle.submit, place)
+    monkeypatch.setattr(Handle, "submit", lambda *given, **more: turnstile(*given, **more))
     before = counted.camera(stream_id="front")
     for number in range(1, place):
         before.send(tools.frame(number))
@@ -95,8 +97,8 @@ def test_a_frame_of_the_stream_before_never_joins_the_sequence_of_the_next(
 def test_streams_of_a_model_without_sequences_wait_for_no_older_frame(
     served: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turnstile = Turnstile(served.service.submit, 1)
-    monkeypatch.setattr(served.service, "submit", turnstile)
+    turnstile = Turnstile(Handle.submit, 1)
+    monkeypatch.setattr(Handle, "submit", lambda *given, **more: turnstile(*given, **more))
     served.camera(stream_id="front").send(tools.frame(1))
     assert turnstile.stopped.wait(20)
     after = served.camera(stream_id="front")

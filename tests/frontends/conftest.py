@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from edge_server.core.custom_metric import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.request_check import RequestCheck
-from edge_server.core.request_response import Request, RequestMemo, Response
+from edge_server.core.request_response import Request, Response
 from edge_server.core.status_reports import (
     IndexEntry,
     ModelMetadata,
@@ -193,8 +194,8 @@ class StubService:
             raise NotReady(f"Request for unknown model: '{name}' version 3 is not at ready state")
         return replace(self.models[name][0], name=name)
 
-    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
-        return self.model_spec(name, version)
+    def find(self, name: str, version: int | None) -> SimpleNamespace:
+        return SimpleNamespace(spec=self.model_spec(name, version), submit=self.submit)
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         if name is not None and name not in self.models:

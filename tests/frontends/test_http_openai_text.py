@@ -153,6 +153,13 @@ def test_a_wrong_member_gets_a_plain_error(talker: Any, members: dict[str, Any],
     assert said in reply.json["error"]["message"]
 
 
+def test_the_answers_to_a_chat_share_it_as_it_was_parsed(talker: Any) -> None:
+    assert talker.post("/v1/chat/completions", chat(n=2)).status == 200
+    first, second = (request.inputs["messages"] for request in talker.service.requests)
+    assert first is second
+    assert first.value == chat()["messages"] == json.loads(first.array[0])
+
+
 def test_the_answers_to_the_largest_seed_have_seeds_too(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(seed=(1 << 63) - 1, n=2)).status == 200
     sampling = [json.loads(item.inputs["sampling_parameters"].array[0]) for item in talker.service.requests]

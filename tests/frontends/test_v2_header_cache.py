@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.core.bytes_cache import MAX_ENTRIES
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import header_cache
-from edge_server.frontends.v2.header_cache import MAX_KEPT, HeaderCache
+from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
@@ -264,12 +265,12 @@ def test_an_id_within_the_header_is_each_request_s_own(spec):
 
 def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
     decoder = HeaderCache(REGIONS)
-    for i in range(5 * MAX_KEPT):
+    for i in range(5 * MAX_ENTRIES):
         text = text_of({"inputs": [tensor(f"IN{i}")]})
         for _ in range(2):
             decode(decoder, text + bytes(8), len(text), spec)
-    assert len(decoder._headers) == MAX_KEPT
-    assert len(decoder._seen) <= 4 * MAX_KEPT
+    assert len(decoder._headers) == MAX_ENTRIES
+    assert len(decoder._seen) <= 4 * MAX_ENTRIES
     long = text_of({"inputs": [tensor("x" * 3000)]})
     for _ in range(3):
         decode(decoder, long + bytes(8), len(long), spec)

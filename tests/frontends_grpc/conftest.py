@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from edge_server.config import GrpcConfig, LogConfig
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.core.request_response import Request, RequestMemo, Response, ResponseSink
+from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.status_reports import IndexEntry, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, EdgeServerError, InvalidRequest, NotFound, UnknownModel
@@ -185,8 +186,8 @@ class FakeService:
             config_json=json.dumps(config),
         )
 
-    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
-        return self.model_spec(name, version)
+    def find(self, name: str, version: int | None) -> SimpleNamespace:
+        return SimpleNamespace(spec=self.model_spec(name, version), submit=self.submit)
 
     def is_live(self) -> bool:
         return True

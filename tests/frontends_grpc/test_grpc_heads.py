@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.core.bytes_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import MAX_HEADER_BYTES, MAX_HEADERS, RequestReader, outline
+from edge_server.frontends.grpc.unary_inference import RequestReader, outline
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -70,7 +71,7 @@ def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = 
     """Return what is read, or what is wrong."""
     try:
         plan = ResponsePlan()
-        found = reader.find(data, plan)
+        found = reader.find(data, outline(data), plan)
         return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
         return error.message
@@ -126,7 +127,8 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
 
 
 def is_known(reader: RequestReader, message: Any) -> bool:
-    return not isinstance(reader.find(message.SerializeToString(), ResponsePlan()), InferMessage)
+    data = message.SerializeToString()
+    return not isinstance(reader.find(data, outline(data), ResponsePlan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
@@ -167,7 +169,7 @@ def sequence(message: Any) -> None:
 
 
 def long(message: Any) -> None:
-    message.outputs.add(name="y" * MAX_HEADER_BYTES)
+    message.outputs.add(name="y" * MAX_KEY_BYTES)
 
 
 @pytest.mark.parametrize("change", [contents, deadline, sequence, long])
@@ -190,10 +192,10 @@ def test_a_request_with_a_fault_is_not_remembered() -> None:
 
 def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
     reader = RequestReader(REGIONS)
-    for number in range(3 * MAX_HEADERS):
+    for number in range(3 * MAX_ENTRIES):
         read(reader, plain(model=f"m{number}").SerializeToString())
-        assert len(reader._headers) <= MAX_HEADERS
-    assert is_known(reader, plain(model=f"m{3 * MAX_HEADERS - 1}"))
+        assert len(reader._headers) <= MAX_ENTRIES
+    assert is_known(reader, plain(model=f"m{3 * MAX_ENTRIES - 1}"))
 
 
 def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
@@ -203,7 +205,7 @@ def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.find(bad, ResponsePlan())
+        reader.find(bad, outline(bad), ResponsePlan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
@@ -235,7 +237,7 @@ def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryReg
     data = message.SerializeToString()
     for is_second in (False, True):
         plan = ResponsePlan()
-        found = reader.find(data, plan)
+        found = reader.find(data, outline(data), plan)
         assert isinstance(found, InferMessage) is not is_second
         request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
@@ -244,4 +246,4 @@ def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryReg
         request.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        reader.request(data, reader.find(data, plan), plan, {})
+        reader.request(data, reader.find(data, outline(data), plan), plan, {})

@@ -62,7 +62,7 @@ def test_questions_about_the_model_do_not_count_as_requests(house: Any) -> None:
     both(house, SHARE | {"canary_share": "0.5"})
     seen: Counter[int] = Counter()
     for _ in range(20):
-        house.service.model_spec("m", None)
+        house.service.find("m", None)
         seen += ask(house, 1)
     assert seen == {1: 10, 2: 10}
     assert house.manager.route("m", None).version == 1, "the model is what the version before the canary says"

@@ -97,7 +97,7 @@ def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile
     with pytest.raises(NotReady, match=r"the server is starting: .*'m' is not found") as caught:
         house.submit()
     assert caught.value.retry_after_s == 1.0
-    for ask in (house.service.model_spec, house.service.model_metadata):
+    for ask in (house.service.find, house.service.model_metadata):
         with pytest.raises(NotReady, match="the server is starting"):
             ask("m", None)
     assert not house.service.is_model_ready("m", None)

@@ -40,7 +40,7 @@ def test_a_known_head_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any
         response = asked(house, new_mailbox, memo, 4, hold_us, id=str(number))
         assert (response.error, response.request_id) == (None, str(number))
         assert response.outputs[0].array.tolist() == [[3.0] * 4]
-    assert house.service.spec_of(memo, "m", None) is version.spec
+    assert house.service.find("m", None).spec is version.spec
     assert version.statistics().success.count == 3
 
 
@@ -55,7 +55,7 @@ def test_a_reload_that_changes_dims_refuses_the_old_head_and_takes_the_new(house
         asked(house, new_mailbox, old, 4)
     for _ in range(2):
         assert asked(house, new_mailbox, new, 2).error is None
-    assert house.service.spec_of(old, "m", None) is version.spec
+    assert house.service.find("m", None).spec is version.spec
 
 
 def test_a_head_that_was_refused_is_refused_again(house: Any, new_mailbox: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_model_that_is_unloaded_is_not_there_for_a_known_head(house: Any, new_
     with pytest.raises((NotReady, UnknownModel)):
         asked(house, new_mailbox, memo, 1)
     with pytest.raises((NotReady, UnknownModel)):
-        house.service.spec_of(memo, "m", None)
+        house.service.find("m", None)
 
 
 def test_the_newest_version_takes_over_from_a_known_head(house: Any, new_mailbox: Any) -> None:

@@ -44,10 +44,10 @@ def test_only_as_many_as_allowed_are_loaded_and_the_rest_are_offered_all_the_sam
     assert house.service.is_model_ready("c", None)
     assert house.service.is_model_ready("c", 1)
     assert house.service.model_metadata("c", None).versions == ("1",)
-    assert house.service.model_spec("c", None).name == "c"
-    assert house.service.model_spec("c", 1).name == "c"
+    assert house.service.find("c", None).spec.name == "c"
+    assert house.service.find("c", 1).spec.name == "c"
     with pytest.raises(UnknownModel):
-        house.service.model_spec("c", 2)
+        house.service.find("c", 2)
     assert [name for name, _ in house.script.opened] == ["a_0", "b_0"], "the third was not opened to be closed again"
     (report,) = house.manager.versions("c")
     assert (report.state, report.reason, report.share) == ("RETIRED", FOR_ROOM, 0.0)
@@ -269,7 +269,7 @@ def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_hou
     house.set_desired(house.spec("b", max_batch_size=4), mark="new")
     assert house.manager.wait_settled(["b"], 20)
     assert index(house)["b"] == ("UNAVAILABLE", FOR_ROOM)
-    assert house.service.model_spec("b", None).max_batch_size == 4
+    assert house.service.find("b", None).spec.max_batch_size == 4
 
 
 def test_an_order_to_load_brings_a_model_back_and_a_withdrawn_wish_ends_the_offer(new_house: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from edge_server.backends.llm.token_engine import ChatMessage, Sampling
 from edge_server.backends.llm.tool_calls import Tools, read_tools
+from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.core.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.errors import InvalidRequest
@@ -51,18 +52,18 @@ class TextRequest:
 def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> TextRequest:
     """Return the checked request. `defaults` are the model's, for what it does not say. Raises InvalidRequest."""
     title = f"inference request to model '{request.model}'"
-    prompt, messages_text = _text(request, "text_input"), _text(request, "messages")
-    if (prompt is None) == (messages_text is None):
+    prompt, chat = _text(request, "text_input"), _json_input(request, "messages")
+    if (prompt is None) == (chat is None):
         given = "neither" if prompt is None else "both"
         raise InvalidRequest(f"{title}: expected one of the inputs 'text_input' and 'messages', got {given}")
-    stated = _text(request, "sampling_parameters")
+    stated = _json_input(request, "sampling_parameters")
     # As in Triton's vLLM backend: without the tensor, the request parameters are the sampling parameters.
     values: Mapping[str, Any] = dict(request.parameters) if stated is None else _json(stated, title)
     is_stream = _flag(request, "stream", bool(values.get("stream", False)))
     excludes = _flag(request, "exclude_input_in_output", is_stream or prompt is None)
     if is_stream and not excludes:
         raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
-    messages, tools = _chat(messages_text, title) if messages_text is not None else ((), None)
+    messages, tools = _chat(chat, title) if chat is not None else ((), None)
     sampling = read_sampling(values, title, is_strict=stated is not None, defaults=defaults)
     if tools is not None and (schema := tools.json_schema()):
         if sampling.json_schema:
@@ -137,9 +138,9 @@ def read_sampling(
     if len(stops) > _MOST_STOPS or any(len(item) > _MOST_STOP_CHARACTERS for item in stops):
         raise bad("stop", f"at most {_MOST_STOPS} texts of at most {_MOST_STOP_CHARACTERS} characters")
     schema = values.get("json_schema") or ""
-    if isinstance(schema, dict):
+    if schema and isinstance(schema, dict):
         schema = json.dumps(schema)
-    if schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
+    elif schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
         raise bad("json_schema", "a JSON schema, as an object or its text")
     for key in ("ignore_eos",):
         if not isinstance(values.get(key, False), bool):
@@ -167,11 +168,11 @@ def _constrains(values: Mapping[str, Any], name: str) -> bool:
     return value not in (None, "") and (name in _ELSEWHERE or (name in UNSUPPORTED and value not in UNSUPPORTED[name]))
 
 
-def _chat(text: str, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
+def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
     """Return messages and tools of the input `messages`: a list of messages, or an object with `messages`, `tools` and
     `tool_choice`."""
     try:
-        messages = json.loads(text)
+        messages = given.value if isinstance(given, JsonTensor) else json.loads(given)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{title}: input 'messages': expected JSON, got an error: {error}") from None
     tools = None
@@ -180,6 +181,7 @@ def _chat(text: str, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
         messages = messages.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest(f"{title}: input 'messages': expected a list of at least one message")
+    read: list[ChatMessage] = []
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{title}: input 'messages': message {place} has no role")
@@ -187,29 +189,40 @@ def _chat(text: str, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
             raise InvalidRequest(f"{title}: input 'messages': message {place} ('{message['role'][:40]}'): expected a "
                                  "text as content")  # fmt: skip
         if message.get("tool_calls"):
-            _parse_arguments(message, f"{title}: input 'messages': message {place}")
-    return messages, tools
+            message = _parse_arguments(message, f"{title}: input 'messages': message {place}")
+        read.append(message)
+    return read, tools
 
 
-def _parse_arguments(message: dict[str, Any], title: str) -> None:
-    """Replace the arguments of earlier tool calls, JSON text in OpenAI's form, by their values, as templates expect."""
+def _parse_arguments(message: dict[str, Any], title: str) -> dict[str, Any]:
+    """Return the message with the arguments of earlier tool calls, JSON text in OpenAI's form, as values: templates
+    expect these."""
+    calls = []
     try:
         for call in message["tool_calls"]:
             function = call["function"]
             if isinstance(function["arguments"], str):
-                function["arguments"] = json.loads(function["arguments"] or "{}")
+                function = {**function, "arguments": json.loads(function["arguments"] or "{}")}
+            calls.append({**call, "function": function})
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidRequest(f"{title}: expected tool_calls with a function and its arguments as JSON") from None
+    return {**message, "tool_calls": calls}
 
 
-def _json(text: str, title: str) -> dict[str, Any]:
+def _json(given: str | JsonTensor, title: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = given.value if isinstance(given, JsonTensor) else json.loads(given)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{title}: expected a JSON object, got an error: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{title}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _json_input(request: Request, name: str) -> str | JsonTensor | None:
+    """Return a JSON text, or the tensor of one that is parsed already."""
+    tensor = request.inputs.get(name)
+    return tensor if isinstance(tensor, JsonTensor) else _text(request, name)
 
 
 def _text(request: Request, name: str) -> str | None:

@@ -63,7 +63,8 @@ class OutgoingCall:
     def start(self, sink: Callable[[Response], None], *, decoupled: bool, hold_us: float) -> TritonError | None:
         """Submit the request. Return an error if that is impossible; `sink` is not called then."""
         try:
-            spec = self.server.model_spec(self.model, self._version)
+            called = self.server.find(self.model, self._version)
+            spec = called.spec
             if spec.ensemble is not None and self._holds_instance:
                 self._waits_for = models_to_wait_for(self.server, spec, self._outputs)
             if spec.is_decoupled and not decoupled:
@@ -89,7 +90,7 @@ class OutgoingCall:
             sink(response)
 
         try:
-            self.call = self.server.submit(request, receive, hold_us=hold_us)
+            self.call = called.submit(request, receive, hold_us=hold_us)
         except EdgeServerError as error:
             self.end()
             return to_triton_error(error.detached())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import BlsCall, ServerCalls
+from edge_server.backends.base import BlsCall, CalledModel, ServerCalls
 from edge_server.backends.python.bls_calls import deadlock_error
 from edge_server.backends.python.child_process import ModelChildProcess, RequestsInProcess
 from edge_server.backends.python.deadlock_check import models_to_wait_for
@@ -82,11 +82,12 @@ class CallRelay:
             request.trace = next(
                 (trace.child() for trace in traces if trace is not None and trace.id == trace_id), None
             )
+        called: CalledModel | ServerCalls = server
         waits_for: tuple[str, ...] = ()
         if holds_instance:
             try:
-                spec = server.model_spec(model, request.version)
-                waits_for = models_to_wait_for(server, spec, request.outputs)
+                called = found = server.find(model, request.version)
+                waits_for = models_to_wait_for(server, found.spec, request.outputs)
             except EdgeServerError:
                 # The call itself reports this error.
                 waits_for = (model,)
@@ -100,7 +101,7 @@ class CallRelay:
             self._refuse(number, model, waits_for)
             return
         try:
-            call = server.submit(request, lambda response: self._send_response(number, response))
+            call = called.submit(request, lambda response: self._send_response(number, response))
         except EdgeServerError as error:
             self._send_response(number, Response(model, 0, request.id, error=error.detached()))
             return
@@ -122,6 +123,8 @@ class CallRelay:
                 raise BackendError("there is no server")
             if method == "unload_model":
                 server.unload_model(arguments[0], unload_dependents=arguments[1])
+            elif method == "find":
+                answer = server.find(*arguments).spec
             else:
                 answer = getattr(server, method)(*arguments)
         except EdgeServerError as error:

@@ -103,7 +103,7 @@ def models_to_wait_for(server: ServerCalls, spec: ModelSpec, outputs: Collection
     found: dict[str, None] = {}
     for step in running:
         try:
-            member = server.model_spec(step.model, step.version)
+            member = server.find(step.model, step.version).spec
         except EdgeServerError:
             # The call itself reports this error.
             continue

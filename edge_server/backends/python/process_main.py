@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, BlsCall, OpenJob, RequestSession
+from edge_server.backends.base import Array, BlsCall, CalledModel, OpenJob, RequestSession
 from edge_server.backends.python import backend
 from edge_server.backends.python.config_auto_complete import auto_complete
 from edge_server.backends.python.custom_metrics import REGISTRY
@@ -96,9 +96,8 @@ class ServerCallProxy:
         self._channel.send(("submit", number, request, holds_instance))
         return _RemoteCall(self._channel, number)
 
-    def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        spec: ModelSpec = self._call_server("model_spec", name, version)
-        return spec
+    def find(self, name: str, version: int | None) -> CalledModel:
+        return _RemoteModel(self._call_server("find", name, version), self)
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
         return bool(self._call_server("is_model_ready", name, version))
@@ -139,6 +138,14 @@ class ServerCallProxy:
         if isinstance(answer, EdgeServerError):
             raise answer
         return answer
+
+
+class _RemoteModel:
+    """See CalledModel."""
+
+    def __init__(self, spec: ModelSpec, server: ServerCallProxy) -> None:
+        self.spec = spec
+        self.submit = server.submit
 
 
 class _RemoteCall:

@@ -22,7 +22,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported, install_hint
 from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,11 +140,12 @@ class ZmqDetector:
         return [_json({"shape": [ROWS, 6], "dtype": "float32"}), rows.tobytes()]
 
     async def _detect(self, model: str | None, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        spec = self._model_named("") if model is None else self._service.model_spec(model, None)
+        handle = self._model_named("") if model is None else self._service.find(model, None)
+        spec = handle.spec
         if spec.is_decoupled:
             raise Unsupported(f"model '{spec.name}' is decoupled: frames need exactly one response")
         tensor, fit, plan = await asyncio.to_thread(_fitted, spec, image)
-        response = await run_model(self._service, self._dispatch, spec, tensor)
+        response = await run_model(handle, self._dispatch, tensor)
         outputs = {output.name: output.array for output in response.outputs}
         found = await asyncio.to_thread(plan.read, outputs, 0 if spec.max_batch_size else None, fit, model=spec.name)
         return _rows(found, fit)
@@ -155,7 +156,7 @@ class ZmqDetector:
         until = loop.time() + _MODEL_WAIT_S
         while True:
             try:
-                spec = self._model_named(name)
+                spec = self._model_named(name).spec
                 await asyncio.to_thread(detection_plans, spec)
             except EdgeServerError as error:
                 if loop.time() >= until:
@@ -170,10 +171,10 @@ class ZmqDetector:
                 self._models.popitem(last=False)
             return {"model_available": True, "model_loaded": True}
 
-    def _model_named(self, name: str) -> ModelSpec:
-        """Return the model of this name, else the one for clients that name none."""
+    def _model_named(self, name: str) -> Handle:
+        """Return the handle on the model of this name, else on the one for clients that name none."""
         if any(entry.name == name for entry in self._service.repository_index()):
-            return self._service.model_spec(name, None)
+            return self._service.find(name, None)
         return detection_model(self._service, "the file in Frigate's model.path")
 
 

@@ -73,7 +73,7 @@ class ControlRpcs:
         return _filled(messages.ModelMetadataResponse, control_responses.model_metadata(metadata))
 
     def model_config(self, request: Message) -> Message:
-        spec = self._service.model_spec(request.name, parse_version(request.version))
+        spec = self._service.find(request.name, parse_version(request.version)).spec
         from google.protobuf import json_format
 
         response = messages.ModelConfigResponse()

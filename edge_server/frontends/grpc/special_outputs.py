@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.frontends.grpc.infer_request import ResponsePlan
 from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify
 from edge_server.memory.region_pins import RegionRef
 
-if TYPE_CHECKING:
-    from edge_server.service import InferenceService
 
+def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple[Response, dict[str, RegionRef]]:
+    """Apply the plan to the response. Return the response, and the regions of outputs written to shared memory.
 
-def apply_plan(
-    response: Response, plan: ResponsePlan, service: InferenceService
-) -> tuple[Response, dict[str, RegionRef]]:
-    """Apply the plan to the response. Return the response, and the regions of outputs written to shared memory."""
+    `spec` is the model's, for a response without the one that answered.
+    """
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []
     has_classes = False
@@ -27,7 +25,7 @@ def apply_plan(
         if wanted is None:
             outputs.append(tensor)
         elif wanted.classification:
-            outputs.append(_classes(tensor, wanted, response, service))
+            outputs.append(_classes(tensor, wanted, response.spec or spec))
             has_classes = True
         else:
             outputs.append(tensor)
@@ -38,8 +36,7 @@ def apply_plan(
     return replace(response, outputs=tuple(outputs)) if has_classes else response, placed
 
 
-def _classes(tensor: Tensor, wanted: RequestedOutput, response: Response, service: InferenceService) -> Tensor:
-    spec = response.spec or service.model_spec(response.model, response.version)
+def _classes(tensor: Tensor, wanted: RequestedOutput, spec: ModelSpec) -> Tensor:
     output = spec.output(tensor.name)
     labels = output.labels if output is not None else ()
     return classify(tensor, wanted.classification, labels, spec.max_batch_size > 0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from edge_server.core.request_response import RequestMemo, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
 from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, call_status, client_error, run_blocking
-from edge_server.frontends.grpc.infer_message import InferMessage
+from edge_server.frontends.grpc.infer_message import Outline
 from edge_server.frontends.grpc.infer_request import ResponsePlan
 from edge_server.frontends.grpc.restricted_protocols import Restriction
 from edge_server.frontends.grpc.special_outputs import apply_plan
@@ -31,12 +31,14 @@ from edge_server.frontends.grpc.unary_inference import (
     begin_trace,
     empty_final_message,
     forwarded_metadata,
+    outline,
     stream_error_message,
     stream_message,
 )
 
 if TYPE_CHECKING:
     from edge_server.core.request_response import SubmittedRequest
+    from edge_server.service import Handle
     from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_OUTSTANDING = 1024
@@ -55,7 +57,7 @@ class StreamedRequest:
     """One request of a stream. `on_response` receives its responses."""
 
     __slots__ = (
-        "_stream", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
+        "_stream", "handle", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
     )  # fmt: skip
 
     def __init__(self, stream: InferStream, size: int) -> None:
@@ -66,6 +68,7 @@ class StreamedRequest:
         self.is_done = False
         self.has_sent = False
         self.held: list[Response] | None = None
+        self.handle: Handle
         self.memo: RequestMemo | None = None
         self.ticket: SubmittedRequest | None = None
         self.trace: TracedRequest | None = None
@@ -130,14 +133,15 @@ class InferStream:
     def on_message(self, message: Message) -> None:
         self._accepted += 1
         self._accepted_bytes += len(message)
-        if len(message) >= LARGE_BYTES and not self._reader.is_quick(message):
-            run_blocking(self._call, partial(self._start_request, message))
+        parts = outline(message)
+        if len(message) >= LARGE_BYTES and not self._reader.is_quick(parts):
+            run_blocking(self._call, partial(self._start_request, message, parts))
         else:
-            self._start_request(message)
+            self._start_request(message, parts)
 
-    def _start_request(self, message: Message) -> None:
+    def _start_request(self, message: Message, parts: Outline | None) -> None:
         try:
-            self._submit(message)
+            self._submit(message, parts)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             self._end(client_error(error))
             return
@@ -171,7 +175,7 @@ class InferStream:
 
     # -- requests
 
-    def _submit(self, message: Message) -> None:
+    def _submit(self, message: Message, parts: Outline | None) -> None:
         """Submit one request, or send an error as its response."""
         service = self._service
         streamed = StreamedRequest(self, len(message))
@@ -180,12 +184,9 @@ class InferStream:
         traces = service.traces
         received_ns = time.monotonic_ns() if traces.is_on else 0
         try:
-            found = self._reader.find(message, plan)
-            if isinstance(found, InferMessage):
-                spec = service.model_spec(plan.model, plan.version)
-            else:
-                spec = service.spec_of(found[0].memo, plan.model, plan.version)
-            streamed.is_ordered = not spec.is_decoupled
+            found = self._reader.find(message, parts, plan)
+            streamed.handle = handle = service.find(plan.model, plan.version)
+            streamed.is_ordered = not handle.spec.is_decoupled
             request = self._reader.request(message, found, plan, self._forwarded)
             streamed.memo = request.memo
             if traces.is_on:
@@ -200,7 +201,7 @@ class InferStream:
             try:
                 # A decoupled model may wait without limit between its responses: it must not run on this thread.
                 hold_us = self._call.hold_us if streamed.is_ordered else 0.0
-                ticket = service.submit(request, streamed.on_response, hold_us=hold_us)
+                ticket = handle.submit(request, streamed.on_response, hold_us=hold_us)
                 if not streamed.is_done:
                     self._watch(streamed, ticket)
             except Exception as error:  # noqa: BLE001 - as above
@@ -352,7 +353,7 @@ class InferStream:
                 if response.is_empty:
                     return empty_final_message(plan.model, plan.version_text, plan.request_id)
                 if plan.special:
-                    return stream_message(*apply_plan(response, plan, self._service), streamed.memo)
+                    return stream_message(*apply_plan(response, plan, streamed.handle.spec), streamed.memo)
                 return stream_message(response, memo=streamed.memo)
             except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it
                 error = client_error(failure)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault, Unsupported
@@ -65,16 +67,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from edge_server.core.request_response import SubmittedRequest
-    from edge_server.service import InferenceService
+    from edge_server.service import Handle, InferenceService
     from edge_server.telemetry.trace_record import TracedRequest
     from edge_server.telemetry.tracing import Traces
 
 
 # -- requests
-
-MAX_HEADERS = 256
-MAX_HEADER_BYTES = 2048
-"""Limits of the header cache: further entries clear it first, and longer headers are parsed each time."""
 
 _SMALL_BYTES = 4096
 """Data up to this size is copied: that costs less than a view or an alignment check."""
@@ -172,7 +170,7 @@ def outline(data: Message) -> Outline | None:
         return None
     if not raws:
         header_end = end
-    if header_end - (id_end - id_start) > MAX_HEADER_BYTES:
+    if header_end - (id_end - id_start) > MAX_KEY_BYTES:
         return None
     header = bytes(data[:id_start]) + bytes(data[id_end:header_end]) if id_end else bytes(data[:header_end])
     return header, request_id, raws
@@ -184,17 +182,18 @@ class RequestReader:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._messages = MessageReader()
-        self._headers: dict[bytes, RequestHeader] = {}
+        self._headers: BytesCache[bytes, RequestHeader] = BytesCache()
+        self._lock = threading.Lock()
+        """Held to add a header."""
 
-    def is_quick(self, data: Message) -> bool:
+    def is_quick(self, parts: Outline | None) -> bool:
         """Return whether parsing takes only microseconds: the header is cached, and no input's values need a check."""
-        parts = outline(data)
         header = self._headers.get(parts[0]) if parts is not None else None
         return header is not None and all(declared.size >= 0 for declared in header.inputs)
 
-    def find(self, data: Message, plan: ResponsePlan) -> KnownMessage | InferMessage:
-        """Parse a received message, and set model, version and id in `plan`. Raises InvalidRequest."""
-        parts = outline(data)
+    def find(self, data: Message, parts: Outline | None, plan: ResponsePlan) -> KnownMessage | InferMessage:
+        """Parse a received message, whose outline is `parts`, and set model, version and id in `plan`. Raises
+        InvalidRequest."""
         header = self._headers.get(parts[0]) if parts is not None else None
         if parts is not None and header is not None and 2 * header.raw_count == len(parts[2]):
             try:
@@ -226,7 +225,10 @@ class RequestReader:
             if found.outline is not None and not forwarded:
                 header = _request_header(found, plan, request)
                 if header is not None:
-                    self._cache(found.outline, header)
+                    key = found.outline[0]
+                    items = len(header.inputs) + len(header.outputs) + len(header.given)
+                    with self._lock:
+                        self._headers.add(key, header, octets=2 * len(key), items=items)
                     request.memo = header.memo
             return request
         header, raws = found
@@ -274,12 +276,6 @@ class RequestReader:
             raise
         request.inputs = tensors
         request.release = pins.made.release if pins.made is not None else None
-
-    def _cache(self, found: Outline, header: RequestHeader) -> None:
-        if len(self._headers) >= MAX_HEADERS:
-            # A client that varies its headers fills the cache. Headers in use are cached again at once: clear all.
-            self._headers.clear()
-        self._headers[found[0]] = header
 
 
 def _request_header(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
@@ -540,11 +536,15 @@ class InferContext:
 class UnaryInferCall(UnaryHandler):
     """One ModelInfer call."""
 
-    __slots__ = ("_call", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket", "_trace")
+    __slots__ = (
+        "_call", "_handle", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket",
+        "_trace",
+    )  # fmt: skip
 
     def __init__(self, call: RpcCall, inference: InferContext) -> None:
         self._call = call
         self._inference = inference
+        self._handle: Handle
         self._memo: RequestMemo | None = None
         self._response: Response | None = None
         self._ticket: SubmittedRequest | None = None
@@ -552,24 +552,22 @@ class UnaryInferCall(UnaryHandler):
         self._is_answered = self._has_left = False
 
     def on_message(self, message: Message) -> None:
-        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(message):
-            run_blocking(self._call, partial(self._submit, message))
+        parts = outline(message)
+        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(parts):
+            run_blocking(self._call, partial(self._submit, message, parts))
         else:
-            self._submit(message)
+            self._submit(message, parts)
 
-    def _submit(self, message: Message) -> None:
+    def _submit(self, message: Message, parts: Outline | None) -> None:
         call, inference = self._call, self._inference
         service = inference.service
         self._plan = plan = ResponsePlan()
         try:
             traces = service.traces
             received_ns = time.monotonic_ns() if traces.is_on else 0
-            found = inference.reader.find(message, plan)
-            if isinstance(found, InferMessage):
-                spec = service.model_spec(plan.model, plan.version)
-            else:
-                spec = service.spec_of(found[0].memo, plan.model, plan.version)
-            if spec.is_decoupled:
+            found = inference.reader.find(message, parts, plan)
+            self._handle = handle = service.find(plan.model, plan.version)
+            if handle.spec.is_decoupled:
                 raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
             pattern = inference.header_pattern
             headers = NO_PARAMETERS if pattern is None else forwarded_metadata(call.metadata, pattern)
@@ -580,7 +578,7 @@ class UnaryInferCall(UnaryHandler):
                 request.deadline_ns = deadline_ns
             if traces.is_on:
                 self._trace = begin_trace(traces, request, call.metadata, received_ns)
-            ticket = service.submit(request, self._on_response, hold_us=call.hold_us)
+            ticket = handle.submit(request, self._on_response, hold_us=call.hold_us)
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
             plan.release()
             if self._trace is not None:
@@ -619,7 +617,7 @@ class UnaryInferCall(UnaryHandler):
         if error is None:
             try:
                 if plan.special:
-                    message = response_message(*apply_plan(response, plan, self._inference.service), self._memo)
+                    message = response_message(*apply_plan(response, plan, self._handle.spec), self._memo)
                 else:
                     message = response_message(response, memo=self._memo)
             except Exception as failure:  # noqa: BLE001 - any error gets a status: `client_error` logs it

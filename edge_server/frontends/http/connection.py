@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.connection_limit import has_unread_bytes
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
@@ -47,10 +48,6 @@ _KEEP_ALIVE_S = 3630.0
 first."""
 
 _MIN_WAIT_S = 0.01
-
-_MAX_CACHED_HEADS = 256
-_MAX_CACHED_HEAD_BYTES = 2048
-"""Limits of the head cache, in heads and in bytes of a head: they bound the memory if clients never repeat a head."""
 
 _HELD_BYTES = 64 * 1024
 """Maximum bytes held behind the current request; further bytes stay in the socket."""
@@ -787,7 +784,7 @@ class Connections:
         self.budget = budget
         self.server_state = server_state
         self.cors = cors
-        self.cached_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
+        self.cached_heads: BytesCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = BytesCache()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -810,10 +807,8 @@ class Connections:
         if size > limit:
             text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
             return head, error_response(ClosingRefusal(text))
-        if target.is_cacheable and len(raw) <= _MAX_CACHED_HEAD_BYTES:
-            if len(self.cached_heads) >= _MAX_CACHED_HEADS:
-                del self.cached_heads[next(iter(self.cached_heads))]
-            self.cached_heads[raw] = head, target
+        if target.is_cacheable and len(raw) <= MAX_KEY_BYTES:
+            self.cached_heads.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
         return head, target
 
     def forget_heads(self) -> None:

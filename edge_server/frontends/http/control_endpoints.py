@@ -114,7 +114,7 @@ class ControlEndpoints:
         )
 
     async def model_config(self, request: HttpRequest) -> HttpResponse:
-        spec = self._service.model_spec(request.names["model"], _version(request))
+        spec = self._service.find(request.names["model"], _version(request)).spec
         return HttpResponse(spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
 
     async def statistics(self, request: HttpRequest) -> HttpResponse:

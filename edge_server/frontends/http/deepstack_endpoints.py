@@ -53,19 +53,19 @@ class DeepStackEndpoints:
     async def _detect(self, request: HttpRequest) -> list[dict[str, Any]]:
         name = request.names.get("model")
         if name is None:
-            spec = detection_model(self._service, "/v1/vision/custom/NAME")
+            handle = detection_model(self._service, "/v1/vision/custom/NAME")
         else:
-            spec = self._service.model_spec(name, None)
-        if spec.is_decoupled:
+            handle = self._service.find(name, None)
+        if handle.spec.is_decoupled:
             raise Unsupported(DECOUPLED)
         content_type = request.head.headers.get("Content-Type") or ""
         try:
             body = await request.read_body()
-            image = await request.run_on_worker(partial(_Image, spec, body, content_type))
+            image = await request.run_on_worker(partial(_Image, handle.spec, body, content_type))
             del body
         finally:
             request.release_body()
-        response = await run_model(self._service, request.context.dispatch, spec, image.tensor)
+        response = await run_model(handle, request.context.dispatch, image.tensor)
         return await request.run_on_worker(partial(image.predictions, response))
 
 

@@ -20,7 +20,7 @@ from edge_server.frontends.v2.generate_codec import decode_generate, encode_gene
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
@@ -56,7 +56,7 @@ class GenerationEndpoints:
     async def generate(self, request: HttpRequest) -> HttpResponse:
         """Respond with one JSON object; the model must send exactly one response."""
         with self._trace(request) as trace:
-            inference = await self._decode(request, trace)
+            handle, inference = await self._decode(request, trace)
             done: asyncio.Future[list[Response]] = request.context.loop.create_future()
             responses: list[Response] = []
 
@@ -66,7 +66,7 @@ class GenerationEndpoints:
                 if response.is_final and not done.done():
                     done.set_result(responses)
 
-            ticket = self._service.submit(inference, partial(request.context.dispatch.deliver, receive))
+            ticket = handle.submit(inference, partial(request.context.dispatch.deliver, receive))
             try:
                 await done
             except asyncio.CancelledError:
@@ -89,9 +89,9 @@ class GenerationEndpoints:
         the client disconnects, the request is cancelled.
         """
         with self._trace(request) as trace:
-            await self._send_events(request, await self._decode(request, trace))
+            await self._send_events(request, *await self._decode(request, trace))
 
-    async def _send_events(self, request: HttpRequest, inference: Request) -> None:
+    async def _send_events(self, request: HttpRequest, handle: Handle, inference: Request) -> None:
         responses: asyncio.Queue[Response] = asyncio.Queue()
 
         def receive(response: Response) -> None:
@@ -100,7 +100,7 @@ class GenerationEndpoints:
             if responses.qsize() > MAX_BACKLOG:
                 request.connection.abort()
 
-        ticket = self._service.submit(inference, partial(request.context.dispatch.deliver, receive))
+        ticket = handle.submit(inference, partial(request.context.dispatch.deliver, receive))
         try:
             response = await responses.get()
             event = _event_data(response)
@@ -138,20 +138,20 @@ class GenerationEndpoints:
         finally:
             trace.finish()
 
-    async def _decode(self, request: HttpRequest, trace: TracedRequest | None) -> Request:
+    async def _decode(self, request: HttpRequest, trace: TracedRequest | None) -> tuple[Handle, Request]:
         """Decode the body, a long one on a worker thread."""
         version = parse_version(request.names.get("version", ""))
-        spec = self._service.model_spec(request.names["model"], version)
+        handle = self._service.find(request.names["model"], version)
         extra = header_parameters(request.head.headers.items(), self._header_pattern)
         try:
             body = await request.read_body()
-            decode = partial(decode_generate, body, spec, version=version, extra=extra)
+            decode = partial(decode_generate, body, handle.spec, version=version, extra=extra)
             is_long = len(body) > TEXT_ON_LOOP_BYTES
             inference = await request.run_on_worker(decode) if is_long else decode()
         finally:
             request.release_body()
         inference.trace = None if trace is None else trace.first
-        return inference
+        return handle, inference
 
 
 def _event_data(response: Response) -> Mapping[str, object] | EdgeServerError:

@@ -38,7 +38,7 @@ from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.service import READING_THREAD_HOLD_US, InferenceService
+from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
@@ -145,9 +145,9 @@ class HttpInferCall:
     __slots__ = (
         "_connection",
         "_decoded",
+        "_handle",
         "_response",
         "_response_count",
-        "_spec",
         "_target",
         "_task",
         "_ticket",
@@ -158,7 +158,7 @@ class HttpInferCall:
         self._target = target
         self._connection: HttpConnection | None = connection
         self._decoded: DecodedRequest | None = None
-        self._spec: ModelSpec | None = None
+        self._handle: Handle | None = None
         self._ticket: SubmittedRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._response: Response | None = None
@@ -181,21 +181,18 @@ class HttpInferCall:
                     trace.stamp("HTTP_RECV_END")
             cache, size, version = inference.header_cache, target.json_size, target.version
             decoded = cache.recall(body, size, target.model, version) if target.is_plain else None
-            memo = None if decoded is None else decoded.request.memo
-            if memo is not None:
-                self._spec = spec = inference.service.spec_of(memo, target.model, version)
-            else:
-                self._spec = spec = inference.service.model_spec(target.model, version)
+            self._handle = handle = inference.service.find(target.model, version)
+            spec = handle.spec
             if spec.is_decoupled:
                 raise Unsupported(DECOUPLED)
             if decoded is None:
                 if not target.is_plain or (len(body) if size is None else size) > TEXT_ON_LOOP_BYTES:
-                    self._start_task(self._decode_on_worker(body, spec, reader))
+                    self._start_task(self._decode_on_worker(body, handle, reader))
                     return
                 decoded = cache.learn(body, size, spec, version)
             if reader is not None:
                 reader.release()
-            self._submit(decoded)
+            self._submit(handle, decoded)
         except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
@@ -213,7 +210,7 @@ class HttpInferCall:
         self._task = asyncio.get_running_loop().create_task(work)
         self._connection.track_task(self._task)
 
-    async def _decode_on_worker(self, body: Body, spec: ModelSpec, reader: BodyReader | None) -> None:
+    async def _decode_on_worker(self, body: Body, handle: Handle, reader: BodyReader | None) -> None:
         """Decode on a worker thread. If the client disconnects meanwhile, the decoded request is released."""
         target, workers = self._target, self._target.inference.workers
         connection = self._connection
@@ -222,7 +219,7 @@ class HttpInferCall:
             reader = reader or connection.register_body()
             if target.encoding is not None:
                 body = await reader.decompress(body, target.encoding, workers)
-            work = workers.submit(self._decode, body, spec)
+            work = workers.submit(self._decode, body, handle.spec)
             del body
             try:
                 decoded = await asyncio.wrap_future(work)
@@ -230,7 +227,7 @@ class HttpInferCall:
                 work.add_done_callback(_release_decoded)
                 raise
             reader.release()
-            self._submit(decoded)
+            self._submit(handle, decoded)
         except Exception as error:  # noqa: BLE001 - any error gets a response: `failure_response` logs it
             self._fail(error)
 
@@ -243,12 +240,11 @@ class HttpInferCall:
             return inference.images.decode(image, spec, regions, version=version, extra=extra)
         return decode_infer(body, target.json_size, spec, regions, version=version, extra=extra)
 
-    def _submit(self, decoded: DecodedRequest) -> None:
-        inference = self._target.inference
+    def _submit(self, handle: Handle, decoded: DecodedRequest) -> None:
         self._decoded = decoded
         if self._trace is not None:
             decoded.request.trace = self._trace.first
-        self._ticket = inference.service.submit(decoded.request, self._deliver, hold_us=READING_THREAD_HOLD_US)
+        self._ticket = handle.submit(decoded.request, self._deliver, hold_us=READING_THREAD_HOLD_US)
 
     def _deliver(self, response: Response) -> None:
         """Pass a response, from any thread, to `_receive` on the event loop."""
@@ -272,9 +268,10 @@ class HttpInferCall:
 
     def _respond(self) -> None:
         """Encode the response of the model, compress it if the client accepts that, and send it."""
-        response, decoded, spec = self._response, self._decoded, self._spec
+        response, decoded, handle = self._response, self._decoded, self._handle
         assert decoded is not None
-        assert spec is not None
+        assert handle is not None
+        spec = handle.spec
         if response is not None and response.error is not None:
             raise response.error
         if response is None or self._response_count != 1:
@@ -334,8 +331,10 @@ class HttpInferCall:
             trace.finish()
 
     def _fail(self, error: Exception) -> None:
-        spec, trace = self._spec, self._trace
-        response = failure_response(error, "inference" if spec is None else f"inference of model '{spec.name}'")
+        handle, trace = self._handle, self._trace
+        response = failure_response(
+            error, "inference" if handle is None else f"inference of model '{handle.spec.name}'"
+        )
         self._release()
         connection, self._connection = self._connection, None
         if trace is not None:

@@ -32,7 +32,7 @@ from edge_server.frontends.openai.text_answer import (
 )
 from edge_server.frontends.openai.text_call import BadMember, TextCall, read_call
 from edge_server.frontends.v2.json_parser import to_json
-from edge_server.service import InferenceService
+from edge_server.service import Handle, InferenceService
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class OpenAiEndpoints:
     def _is_for_calls(self, name: str) -> bool:
         """Return whether a model gives text or embeddings."""
         try:
-            spec = self._service.model_spec(name, None)
+            spec = self._service.find(name, None).spec
             if spec.output("text_output") is None:
                 embedding_tensors(spec)
         except (UnknownModel, NotReady, BadMember):
@@ -137,18 +137,19 @@ class OpenAiEndpoints:
             del body, read  # the memory budget counts the body no longer
         finally:
             request.release_body()
-        requests = call.requests(self._service.model_spec(call.model, None))
+        handle = self._service.find(call.model, None)
+        requests = call.requests(handle.spec)
         call = self._admitted(request, call)
         if call.keep_alive_s is not None:
             self._service.set_keep_alive(call.model, call.keep_alive_s)
-        responses = await self._submit_all(request.context.dispatch, requests)
+        responses = await self._submit_all(handle, request.context.dispatch, requests)
         encode = partial(call.answer, requests, responses)
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
         text = await request.run_on_worker(encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
         return HttpResponse(text, headers={"Content-Type": JSON_TYPE})
 
-    async def _submit_all(self, dispatch: LoopDispatch, requests: list[Request]) -> list[Response]:
+    async def _submit_all(self, handle: Handle, dispatch: LoopDispatch, requests: list[Request]) -> list[Response]:
         """Return the final response to each request. Raises the first error, and cancels the other requests."""
         waiting = deque(enumerate(requests))
         running: dict[int, SubmittedRequest] = {}
@@ -163,7 +164,7 @@ class OpenAiEndpoints:
                 while waiting and len(running) < _MOST_EMBEDDING_REQUESTS:
                     place, request = waiting.popleft()
                     deliver = partial(dispatch.deliver, partial(receive, place))
-                    running[place] = self._service.submit(request, deliver)
+                    running[place] = handle.submit(request, deliver)
                 place, response = await arrived.get()
                 if response.error is not None:
                     raise response.error
@@ -201,7 +202,8 @@ class _TextCallRun:
         self._service = service
         self._request = request
         self._call = call
-        self._requests = call.requests(service.model_spec(call.model, None))
+        self._handle = handle = service.find(call.model, None)
+        self._requests = call.requests(handle.spec)
         self._choices = [TextChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
         self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
 
@@ -214,7 +216,7 @@ class _TextCallRun:
         try:
             for choice, request in zip(self._choices, self._requests, strict=True):
                 deliver = partial(dispatch.deliver, partial(self._receive, choice))
-                tickets.append(self._service.submit(request, deliver))
+                tickets.append(self._handle.submit(request, deliver))
             if self._call.is_stream:
                 await self._stream()
                 return None

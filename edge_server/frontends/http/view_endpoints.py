@@ -127,15 +127,15 @@ class ViewEndpoints:
 
     async def perception(self, request: HttpRequest) -> HttpResponse:
         """Run a model on an image file and return its classes, detections and mask in the picture's pixels."""
-        spec = self._service.model_spec(request.names["model"], None)
+        handle = self._service.find(request.names["model"], None)
         try:
             body = await request.read_body()
-            plan, tensor, fit = await request.run_on_worker(partial(_prepare, spec, body))
+            plan, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
             del body
         finally:
             request.release_body()
-        response = await run_model(self._service, request.context.dispatch, spec, tensor)
-        return await request.run_on_worker(partial(_perceived, spec, plan, fit, response))
+        response = await run_model(handle, request.context.dispatch, tensor)
+        return await request.run_on_worker(partial(_perceived, handle.spec, plan, fit, response))
 
 
 async def _comes(view: StreamView) -> bool:

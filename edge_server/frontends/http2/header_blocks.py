@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 
+from edge_server.core.bytes_cache import BytesCache
 from edge_server.frontends.http2 import limits
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
@@ -22,11 +23,6 @@ _ENTRY_OVERHEAD_BYTES = 32
 
 _HARD_FACTOR = 4
 """A list larger than the announced size, or with more fields than allowed, by more than this factor is not decoded."""
-
-_FIELD_BYTES = 256
-_BLOCK_BYTES = 1024
-"""Memory that a remembered field and a remembered block take beside their octets: objects of Python, here and in the
-layer above."""
 
 _MAX_INTEGER_OCTETS = 5
 """Longest encoding of an integer. No size or index of a block needs more."""
@@ -125,15 +121,14 @@ class HeaderReader:
     Raises HPACKError for an undecodable block; the connection is unusable afterwards.
     """
 
-    __slots__ = ("_decoder", "_limit", "_memory", "_used_bytes", "remembered")
+    __slots__ = ("_decoder", "_limit", "_memory", "remembered")
 
     def __init__(self, max_list_bytes: int, memory: HeaderMemory | None = None) -> None:
         self._decoder = Decoder(max_list_bytes * _HARD_FACTOR)
         self._limit = max_list_bytes
         self._memory = memory or HeaderMemory()
         self._memory.reader_count += 1
-        self._used_bytes = 0
-        self.remembered: dict[bytes, HeaderBlock] = {}
+        self.remembered: BytesCache[bytes, HeaderBlock] = BytesCache()
         """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
         copies."""
 
@@ -148,28 +143,22 @@ class HeaderReader:
         if changes_table:
             self.forget()
         elif not found.is_too_large:
-            self._remember(block, found, len(block) + octets + _FIELD_BYTES * len(fields) + _BLOCK_BYTES)
+            memory, remembered = self._memory, self.remembered
+            memory.used_bytes -= remembered.used_bytes
+            remembered.max_bytes = min(memory.share_bytes, limits.MAX_ALL_REMEMBERED_BYTES - memory.used_bytes)
+            remembered.add(block, found, octets=len(block) + octets, items=len(fields))
+            memory.used_bytes += remembered.used_bytes
         return found
-
-    def _remember(self, block: bytes, found: HeaderBlock, size: int) -> None:
-        memory = self._memory
-        if self._used_bytes + size > memory.share_bytes:
-            self.forget()
-        if size <= memory.share_bytes and memory.used_bytes + size <= limits.MAX_ALL_REMEMBERED_BYTES:
-            self._used_bytes += size
-            memory.used_bytes += size
-            self.remembered[block] = found
 
     def forget(self) -> None:
         """Drop the remembered blocks."""
-        self._memory.used_bytes -= self._used_bytes
-        self._used_bytes = 0
+        self._memory.used_bytes -= self.remembered.used_bytes
         self.remembered.clear()
 
     def forget_excess(self) -> None:
         """Drop the remembered blocks if they use more than the connection's share, which more connections made
         smaller."""
-        if self._used_bytes > self._memory.share_bytes:
+        if self.remembered.used_bytes > self._memory.share_bytes:
             self.forget()
 
     def close(self) -> None:

@@ -40,16 +40,15 @@ def check_chat_template(spec: ModelSpec) -> None:
         raise BadModelConfig(f"model '{spec.name}': chat template, line {error.lineno}: {error.message}") from error
 
 
-def chat_prompt(spec: ModelSpec, chat: str) -> str:
-    """Return the prompt for a chat: JSON of the messages, or an object with `messages` and `tools`.
+def chat_prompt(spec: ModelSpec, chat: Any) -> str:
+    """Return the prompt for a chat: the messages, or an object with `messages` and `tools`.
 
     Raises InvalidRequest if the template refuses the messages or fails, and for the text of a special token: the model
     gets a prompt as text, in which it would take effect.
     """
     assert spec.chat_template is not None
-    value = json.loads(chat)
-    members: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
-    for text in _texts(value):
+    members: Mapping[str, Any] = chat if isinstance(chat, dict) else {"messages": chat}
+    for text in _texts(chat):
         typed = next((token for token in spec.chat_template.special_texts if token in text), None)
         if typed is not None:
             raise InvalidRequest(

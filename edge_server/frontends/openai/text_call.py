@@ -2,22 +2,23 @@
 
 The format is https://platform.openai.com/docs/api-reference. Members that this server does not support are errors that
 name the member, because they might constrain the answer; only those that have no effect on it are ignored. Templates
-and token counts belong to the model, which has the tokenizer: messages go to it as JSON.
+and token counts belong to the model, which has the tokenizer: messages go to it as JSON, which a model of this server
+gets as it was parsed (JsonTensor).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
@@ -58,6 +59,10 @@ _INSTEAD = {
 """Member that is not supported -> what does the same here."""
 
 
+Chat: TypeAlias = "list[dict[str, Any]] | dict[str, Any]"
+"""The messages, each with its content as one text, or an object with `messages`, `tools` and `tool_choice`."""
+
+
 class BadMember(InvalidRequest):
     """A member of the call is wrong. `param` is its name."""
 
@@ -68,15 +73,12 @@ class BadMember(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class TextCall:
-    """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices.
-
-    `prompts` are texts, or for a chat one JSON text: its messages, or an object with `messages`, `tools` and
-    `tool_choice`.
-    """
+    """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices."""
 
     model: str
     is_chat: bool
-    prompts: tuple[str, ...]
+    prompts: tuple[str | Chat, ...]
+    """Texts, or one chat."""
     choices: int
     sampling: Mapping[str, Any]
     is_stream: bool
@@ -97,13 +99,14 @@ class TextCall:
     def requests(self, spec: ModelSpec) -> list[Request]:
         """Return a request for each choice. Raises BadMember if the model cannot take them."""
         inputs = {item.name for item in spec.inputs}
-        source, prompts = "messages" if self.is_chat else "text_input", self.prompts
+        source = "messages" if self.is_chat else "text_input"
+        prompts: Sequence[str | Chat] = self.prompts
         if self.is_chat and spec.chat_template is not None:
             # Imported only for such models: it imports Jinja.
             from edge_server.frontends.openai.chat_template import chat_prompt
 
             try:
-                source, prompts = "text_input", tuple(chat_prompt(spec, chat) for chat in prompts)
+                source, prompts = "text_input", [chat_prompt(spec, chat) for chat in prompts]
             except InvalidRequest as error:
                 raise BadMember("messages", error.message) from error
         if source not in inputs or spec.output("text_output") is None:
@@ -115,17 +118,15 @@ class TextCall:
             )
         if self.has_tools and spec.output("tool_calls") is None:
             raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
-        return [
-            self._request(spec, inputs, source, prompt, choice) for prompt in prompts for choice in range(self.choices)
-        ]
+        tensors = [_tensor(source, prompt) for prompt in prompts]
+        return [self._request(spec, inputs, tensor, choice) for tensor in tensors for choice in range(self.choices)]
 
-    def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str, choice: int) -> Request:
+    def _request(self, spec: ModelSpec, inputs: set[str], prompt: Tensor, choice: int) -> Request:
         sampling = dict(self.sampling)
         if "seed" in sampling and choice:
             sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
-        values: dict[str, str | bool] = {
-            source: prompt,
-            "sampling_parameters": json.dumps(sampling),
+        values: dict[str, bool | dict[str, Any]] = {
+            "sampling_parameters": sampling,
             "stream": self.is_stream,
             "exclude_input_in_output": not self.echoes,
             "return_finish_reason": True,
@@ -133,11 +134,8 @@ class TextCall:
             "return_num_output_tokens": True,
             "return_logprobs": self.has_logprobs,
         }
-        return Request(
-            model=spec.name,
-            id=self.id,
-            inputs={name: _tensor(name, value) for name, value in values.items() if name in inputs},
-        )
+        others = {name: _tensor(name, value) for name, value in values.items() if name in inputs}
+        return Request(model=spec.name, id=self.id, inputs={prompt.name: prompt, **others})
 
 
 def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
@@ -272,8 +270,8 @@ def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, 
     return has_logprobs, top == 1
 
 
-def _chat(members: Mapping[str, Any], *, has_tools: bool) -> str:
-    """Return the messages as JSON, each with its content as one text, and the tools. The model checks the tools."""
+def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
+    """Return the messages, and the tools, which the model checks."""
     messages = members.get("messages")
     if not isinstance(messages, list):
         raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
@@ -288,8 +286,8 @@ def _chat(members: Mapping[str, Any], *, has_tools: bool) -> str:
     if not has_tools:
         if choice not in (None, "none", "auto"):
             raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
-        return json.dumps(plain)
-    return json.dumps({"messages": plain, "tools": members["tools"], "tool_choice": choice})
+        return plain
+    return {"messages": plain, "tools": members["tools"], "tool_choice": choice}
 
 
 def _content(content: object, place: int) -> str:
@@ -324,7 +322,9 @@ def _boolean(members: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _tensor(name: str, value: str | bool) -> Tensor:
+def _tensor(name: str, value: str | bool | Chat) -> Tensor:
+    if isinstance(value, list | dict):
+        return JsonTensor(name, value)
     if isinstance(value, bool):
         return Tensor(name, DType.BOOL, np.array([value]))
     array = np.empty(1, object)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
@@ -43,9 +44,8 @@ from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.memory.region_pins import Regions, RequestRegions
 from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
 
-MAX_KEPT = 256
-MAX_KEPT_BYTES = 2048
-"""Limits of the cache, in texts and in bytes of a text: they bound the memory for clients that never repeat a text."""
+_MAX_SEEN = 1024
+"""Maximum number of texts that came once and are not cached yet."""
 
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
@@ -116,7 +116,7 @@ class HeaderCache:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._headers: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
+        self._headers: BytesCache[tuple[str, int | None, bytes], _CachedHeader] = BytesCache()
         self._seen: set[int] = set()
 
     def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
@@ -135,7 +135,7 @@ class HeaderCache:
             start = text.find(_DATA) + len(_DATA)
             cached = self._headers.get((model, version, text[:start])) if start >= len(_DATA) else None
             inputs = None if cached is None else _from_numbers(cached, text, start, model)
-        elif 0 < header_length <= min(MAX_KEPT_BYTES, len(view)):
+        elif 0 < header_length <= min(MAX_KEY_BYTES, len(view)):
             text, request_id = _cut_id(bytes(view[:header_length]))
             cached = self._headers.get((model, version, text))
             if cached is None or cached.literals or cached.size != len(view) - header_length:
@@ -200,33 +200,32 @@ class HeaderCache:
     def _remember(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
         """Cache a text when it comes for the second time."""
         view = memoryview(body)
-        if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEPT_BYTES:
+        if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEY_BYTES:
             return
         text, _ = _cut_id(bytes(view[:header_length]))
         begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
         key = decoded.request.model, decoded.request.version, begin
         # Texts that differ only behind the first array share an entry, which the first of them keeps: otherwise two
         # clients could replace each other's text with each request.
-        if len(begin) > MAX_KEPT_BYTES or key in self._headers:
+        if len(begin) > MAX_KEY_BYTES or key in self._headers:
             return
         key_hash = hash(key)
         if key_hash not in self._seen:
-            if len(self._seen) >= 4 * MAX_KEPT:
+            if len(self._seen) >= _MAX_SEEN:
                 self._seen.clear()
             self._seen.add(key_hash)
             return
         literals: tuple[bytes, ...] = ()
         if header_length is None:
             literals = _cut_data(text)
-            if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
+            if not literals or sum(map(len, literals)) > MAX_KEY_BYTES:
                 return
             text, literals = literals[0], literals[1:]
         cached = _cached_header(text, literals, decoded)
         if cached is None:
             return
-        if len(self._headers) >= MAX_KEPT:
-            del self._headers[next(iter(self._headers))]
-        self._headers[key] = cached
+        octets = 2 * (len(begin) + sum(map(len, literals)))
+        self._headers.add(key, cached, octets=octets, items=len(cached.parts) + len(cached.outputs))
 
 
 def _cut_id(text: bytes) -> tuple[bytes, str]:
@@ -301,7 +300,7 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
             assert place is not None
             value, end = _DECODER.raw_decode(decoded, place.end())
             literals.append(text[begin:start])
-            if type(value) is not list or sum(map(len, literals)) > MAX_KEPT_BYTES:
+            if type(value) is not list or sum(map(len, literals)) > MAX_KEY_BYTES:
                 return ()
             probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
             begin = end

@@ -140,7 +140,7 @@ class ModelTable:
         self.routes: Mapping[str, Routes] = {}
         """The routes of each model with a serving version. Replaced as a whole."""
         self.routes_number = 0
-        """Number of the present map of routes. The route of a request memo is valid while it has this number."""
+        """Number of the present map of routes. What was read from the map is valid while it has this number."""
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:

@@ -30,8 +30,6 @@ class Router:
         """Submit a request to the version that serves its model now; an evicted model is loaded first. After an error
         the request still belongs to the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
-            # Read first: if the routes are replaced meanwhile, this one is not valid.
-            number = self._table.routes_number
             try:
                 version = self.route_request(request.model, request.version)
             except (NotReady, UnknownModel):
@@ -46,8 +44,6 @@ class Router:
                     continue
                 pending.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
                 return pending
-            if request.memo is not None and (request.version is not None or not self._has_trial(request.model)):
-                request.memo.route = (number, version)
             try:
                 return version.submit(request, sink, hold_us=hold_us)
             except Draining:
@@ -74,10 +70,6 @@ class Router:
             if routes is not None and routes.trial is not None:
                 return routes.next()
         return self.route(name, version)
-
-    def _has_trial(self, name: str) -> bool:
-        routes = self._table.routes.get(name)
-        return routes is not None and routes.trial is not None
 
     def spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification for a request, also of an evicted model. Raises as `route`."""

@@ -152,10 +152,10 @@ class _EngineServer:
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         return self._engine
 
-    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> NoReturn:
+    def find(self, name: str, version: int | None) -> NoReturn:
         raise _no_server()
 
-    def model_spec(self, name: str, version: int | None) -> NoReturn:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> NoReturn:
         raise _no_server()
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
