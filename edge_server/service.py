@@ -424,8 +424,8 @@ class InferenceService:
             serving = routes.first if version is None else routes.ready.get(version)
         if routes is None or serving is None:
             return Handle(self, self._spec(name, version), None)
-        is_shared = version is None and routes.trial is not None
-        handle = handles[1][name, version] = Handle(self, serving.spec, None if is_shared else serving)
+        is_on_trial = version is None and routes.trial is not None
+        handle = handles[1][name, version] = Handle(self, serving.spec, None if is_on_trial else serving)
         return handle
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:

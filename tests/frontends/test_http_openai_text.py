@@ -156,7 +156,7 @@ def test_a_wrong_member_gets_a_plain_error(talker: Any, members: dict[str, Any],
 def test_the_answers_to_a_chat_share_it_as_it_was_parsed(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(n=2)).status == 200
     first, second = (request.inputs["messages"] for request in talker.service.requests)
-    assert first is second
+    assert first.value is second.value
     assert first.value == chat()["messages"] == json.loads(first.array[0])
 
 

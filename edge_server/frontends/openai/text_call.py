@@ -118,14 +118,16 @@ class TextCall:
             )
         if self.has_tools and spec.output("tool_calls") is None:
             raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
-        tensors = [_tensor(source, prompt) for prompt in prompts]
-        return [self._request(spec, inputs, tensor, choice) for tensor in tensors for choice in range(self.choices)]
+        return [
+            self._request(spec, inputs, source, prompt, choice) for prompt in prompts for choice in range(self.choices)
+        ]
 
-    def _request(self, spec: ModelSpec, inputs: set[str], prompt: Tensor, choice: int) -> Request:
+    def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str | Chat, choice: int) -> Request:
         sampling = dict(self.sampling)
         if "seed" in sampling and choice:
             sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
-        values: dict[str, bool | dict[str, Any]] = {
+        values: dict[str, str | bool | Chat] = {
+            source: prompt,
             "sampling_parameters": sampling,
             "stream": self.is_stream,
             "exclude_input_in_output": not self.echoes,
@@ -134,8 +136,11 @@ class TextCall:
             "return_num_output_tokens": True,
             "return_logprobs": self.has_logprobs,
         }
-        others = {name: _tensor(name, value) for name, value in values.items() if name in inputs}
-        return Request(model=spec.name, id=self.id, inputs={prompt.name: prompt, **others})
+        return Request(
+            model=spec.name,
+            id=self.id,
+            inputs={name: _tensor(name, value) for name, value in values.items() if name in inputs},
+        )
 
 
 def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
