@@ -1,7 +1,8 @@
 """Exception classes of the server. Every error that a client can see is an EdgeServerError with one of Triton's codes.
 
 HTTP and gRPC status numbers are only in `frontends/error_status.py`. Messages name the model, version and tensor, the
-expected value and the given one. This module imports nothing of this package.
+expected value and the given one; of a missing library they say how to install it (`install_hint`). This module imports
+nothing of this package.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ import enum
 from typing import TypeVar
 
 Error = TypeVar("Error", bound="EdgeServerError")
+
+
+def install_hint(extra: str) -> str:
+    """Return how to install the libraries of an extra. No package index has edge_server, so it is from a clone."""
+    command = f"pip install '.[{extra}]'"
+    return f"install the extra {extra}: {command} in a clone of edge_server, with the Python of this program"
 
 
 class ErrorCode(enum.Enum):

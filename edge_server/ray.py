@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from edge_server.config.setting_sources import process_environment
-from edge_server.errors import BackendMissing
+from edge_server.errors import BackendMissing, install_hint
 from edge_server.process.embedded import Family, RpcError, Server
 
 try:
@@ -25,7 +25,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
 except ImportError as error:
-    raise BackendMissing(f"edge_server.ray needs Ray Serve: pip install 'edge-server[ray]' ({error})") from error
+    raise BackendMissing(f"edge_server.ray needs Ray Serve ({error}); {install_hint('ray')}") from error
 
 log = logging.getLogger(__name__)
 

@@ -253,7 +253,7 @@ def s3_address() -> Iterator[tuple[str, int]]:
     """Where moto's S3 server listens."""
     for library in ("moto.server", "flask", "s3fs"):
         if importlib.util.find_spec(library.partition(".")[0]) is None:
-            pytest.skip(f"needs {library}: pip install 'edge-server[test-all]'")
+            pytest.skip(f"needs {library}: pip install '.[test-all]'")
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -218,6 +218,17 @@ def test_front_ends_do_not_import_each_other() -> None:
     assert wrong == []
 
 
+def test_the_http_front_end_knows_no_endpoints() -> None:
+    """Their routes are passed in, so that a part of the server can bring its own."""
+    below = ("frontend", "routes", "request", "aiohttp_server", "inference_route", "openapi", "access_check")
+    wrong = [
+        str(item)
+        for item in inner_imports()
+        if item.path.removeprefix("frontends/http/").removesuffix(".py") in below and "_endpoint" in item.target
+    ]
+    assert wrong == []
+
+
 def test_a_library_is_imported_only_behind_its_fence() -> None:
     wrong = [
         str(item)
@@ -286,7 +297,7 @@ def test_no_import_circle() -> None:
 
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("routing",), ("lifecycle",)),
+    "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "detection_models",
                    "loop_dispatch", "connection_limit", "bound_sockets"),
                   ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc"), ("frames", "frigate")),
@@ -297,7 +308,6 @@ UPWARD = {
     ("serving.execution.version", "serving.cache"): "a version chooses how its requests are cached",
     ("serving.execution.version", "serving.sequence"): "a version chooses its scheduler",
     ("serving.execution.warmup", "serving.sequence"): "a warm-up request of a sequence model needs its control inputs",
-    ("serving.routing.router", "serving.lifecycle"): "the router reads the model states under the manager's lock",
 }
 """(Module, folder above it) -> why the module may import from there."""
 

@@ -124,7 +124,7 @@ defer_import("numpy"); defer_import("aiohttp", has_free_parts=True)
 import numpy as np
 from aiohttp import web
 from edge_server.core.tensor import DType
-import edge_server.process.server, edge_server.frontends.http.frontend, edge_server.frontends.grpc.server
+import edge_server.process.server, edge_server.process.http_routes, edge_server.frontends.grpc.server
 print("numpy._core" in sys.modules, "aiohttp.client" in sys.modules)
 print(DType.FP32.numpy, DType.from_numpy("i8").value, np.arange(3).sum())
 import aiohttp

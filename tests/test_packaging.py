@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from edge_server.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 X86 = {"platform_machine": "x86_64", "sys_platform": "linux", "python_version": "3.11"}
@@ -51,6 +54,20 @@ def test_cpu_and_gpu_name_what_a_box_of_that_kind_uses(metadata: importlib.metad
     assert wanted(metadata, "gpu", X86) == {"opencv-python-headless", "onnxruntime-gpu", "tensorrt"}
     # A Jetson's TensorRT comes with its system, and PyPI has no onnxruntime-gpu for it.
     assert wanted(metadata, "gpu", ARM) == {"opencv-python-headless"}
+
+
+def test_messages_about_missing_libraries_name_extras_that_a_clone_has(extras: set[str]) -> None:
+    assert install_hint("mqtt") == (
+        "install the extra mqtt: pip install '.[mqtt]' in a clone of edge_server, with the Python of this program"
+    )
+    text = "\n".join(path.read_text() for path in (ROOT / "edge_server").rglob("*.py"))
+    assert "edge-server[" not in text, "no package index has edge-server: use install_hint"
+    hinted = re.findall(r"""install_hint\(["'](.*?)["']\)""", text)
+    runtimes = re.findall(r"""import_runtime\("(\w+)[\w.]*", "\w+"(?:, "(.*?)")?\)""", text)
+    language = re.findall(r"""^    extra = "(.+)"$""", text, re.MULTILINE)
+    assert (len(hinted), len(runtimes), len(language)) > (12, 12, 1)
+    named = {*hinted, *language, *(extra or module for module, extra in runtimes)}
+    assert {canonicalize_name(name) for name in named} - {canonicalize_name(extra) for extra in extras} == set()
 
 
 def test_no_extra_brings_both_distributions_of_onnx_runtime(

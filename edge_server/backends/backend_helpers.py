@@ -18,7 +18,7 @@ import numpy as np
 from edge_server.backends.base import Array, ModelFile
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory
+from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory, install_hint
 
 _LONGEST_QUOTE = 600
 """Largest length of a quoted message. Some runtimes print the whole file into theirs."""
@@ -44,9 +44,7 @@ def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
         if hasattr(library, needs):
             return library
         reason = f"it has no {needs}; the installation is incomplete"
-    raise BackendMissing(
-        f"runtime {module} does not import ({reason}); install it with: pip install 'edge-server[{extra}]'"
-    )
+    raise BackendMissing(f"runtime {module} does not import ({reason}); {install_hint(extra)}")
 
 
 def message_line(error: BaseException) -> str:

@@ -51,7 +51,7 @@ from edge_server.backends.decision_forest_to_onnx import Forest, onnx_bytes, rea
 from edge_server.control_group import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, LoadError
+from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError
 
 INPUT, OUTPUT = "input__0", "output__0"
 
@@ -319,7 +319,7 @@ class ForestSession(Session):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         rows = inputs[INPUT]
         if rows.ndim != 2 or rows.shape[1] != self._features:
-            raise BackendError(
+            raise InvalidRequest(
                 f"model '{self._model}': input '{INPUT}': expected [rows, {self._features}], given {list(rows.shape)}"
             )
         assert self._scores is not None

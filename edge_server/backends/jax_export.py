@@ -38,11 +38,12 @@ from edge_server.backends.backend_helpers import (
     message_line,
     precision_of_tensors,
     readable,
+    run_error,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import BY_NAME, DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import LoadError
 
 _TYPES = {
     "bool": DType.BOOL, "bfloat16": DType.BF16, "float16": DType.FP16, "float32": DType.FP32, "float64": DType.FP64,
@@ -202,8 +203,9 @@ class JaxSession(Session):
         else:
             found.update({name: found[name].view(DType.BF16.numpy) for name in self._bf16})
             return {name: found[name] for name in outputs}
+        accepted = {one.name: one.dims for one in self._function.signature.inputs}
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': jax failed: {said}")
+        raise run_error(self._model, "jax", said, inputs, accepted)
 
     def close(self) -> None:
         self._function = None

@@ -31,6 +31,7 @@ from edge_server.backends.backend_helpers import (
     message_line,
     precision_of_tensors,
     readable,
+    run_error,
     whole_number,
     yes_or_no,
 )
@@ -38,7 +39,7 @@ from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature,
 from edge_server.control_group import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import LoadError
 
 _TYPES = {
     np.dtype(kind): dtype
@@ -186,8 +187,9 @@ class LiteRtSession(Session):
             return {name: self._interpreter.get_tensor(self._outputs[name]) for name in outputs}
         except _FAILURES as error:
             said = message_line(error)
+        accepted = {name: dims for name, (_, dims) in self._inputs.items()}
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': litert failed: {said}")
+        raise run_error(self._model, "litert", said, inputs, accepted)
 
     def _resize(self, inputs: Mapping[str, Array]) -> None:
         """Resize the inputs if the batch's shapes differ from the last one's. Raises ValueError."""

@@ -35,6 +35,7 @@ from edge_server.backends.backend_helpers import (
     load_error,
     message_line,
     precision_of_tensors,
+    run_error,
     whole_number,
     writable,
     yes_or_no,
@@ -42,7 +43,7 @@ from edge_server.backends.backend_helpers import (
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import LoadError
 
 _TYPES = {
     "bfloat16": DType.BF16,
@@ -263,6 +264,9 @@ class PyTorchSession(Session):
         self._model = spec.name
         self._module: _LoadedModule | None = module
         self._order = order
+        declared = () if module.signature is None else module.signature.inputs
+        self._accepted = {name: one.dims for name, one in zip(order.inputs, declared, strict=False)}
+        """A TorchScript file declares no shapes."""
         self._device = device
         self._modes = modes
         self._give_back = give_back
@@ -273,7 +277,7 @@ class PyTorchSession(Session):
         except self._failures as error:
             said = message_line(error)
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': pytorch failed: {said}")
+        raise run_error(self._model, "pytorch", said, inputs, self._accepted)
 
     def _run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         assert self._module is not None

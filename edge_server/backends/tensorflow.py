@@ -32,11 +32,12 @@ from edge_server.backends.backend_helpers import (
     message_line,
     precision_of_tensors,
     readable,
+    run_error,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import LoadError
 
 _TYPES = {
     "bfloat16": DType.BF16, "bool": DType.BOOL, "float16": DType.FP16, "float32": DType.FP32, "float64": DType.FP64,
@@ -177,8 +178,9 @@ class TensorFlowSession(Session):
                 name: array.view(DType.BF16.numpy) if self._dtypes[name] is DType.BF16 else array
                 for name, array in found.items()
             }
+        accepted = {one.name: one.dims for one in self._function.signature.inputs}
         # Raised outside the handler: a chained traceback would keep the batch in memory.
-        raise BackendError(f"model '{self._model}': tensorflow failed: {said}")
+        raise run_error(self._model, "tensorflow", said, inputs, accepted)
 
     def close(self) -> None:
         self._function = None

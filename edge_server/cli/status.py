@@ -59,6 +59,10 @@ def run(arguments: Sequence[str]) -> int:
     http_client.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     if options.watch is not None:
+        if options.expect or options.wait:
+            parser.error(
+                "--expect and --wait end with an exit code; --watch repeats until Ctrl-C: expected one of them"
+            )
         return _watch(options)
 
     def look() -> dict[str, Any] | str:

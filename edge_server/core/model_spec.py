@@ -155,10 +155,11 @@ class VersionPolicy:
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """Template of a tokenizer that turns chats into prompts. `text` is Jinja; `tokens` are the special tokens that it
-    may name, e.g. `bos_token`."""
+    may name, e.g. `bos_token`. `special_texts` are those of all special tokens that are known."""
 
     text: str
     tokens: Mapping[str, str]
+    special_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.tensor import Tensor
+from edge_server.errors import LoadError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,7 +75,7 @@ class Resolved:
     `has_alternatives`: the backend was chosen from several; others can be tried if it cannot open the file.
     `confirm` is called after the file is open. It raises LoadError if the files have changed since they were resolved.
     `skipped` names the backends that failed before this one, with the reason. `output_check` is made for a run after
-    the warm-up.
+    the warm-up. `explain` returns a plainer error for that of a failed load, None if the files show no cause.
     """
 
     spec: ModelSpec
@@ -83,6 +84,7 @@ class Resolved:
     confirm: Callable[[], None] = field(default=lambda: None, compare=False)
     skipped: tuple[str, ...] = ()
     output_check: OutputCheck | None = field(default=None, compare=False)
+    explain: Callable[[LoadError], LoadError | None] = field(default=lambda error: None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

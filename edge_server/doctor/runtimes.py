@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_server.backends import backend_names
 from edge_server.doctor.finding import Finding, FindingLevel
+from edge_server.errors import install_hint
 
 _SECTION = "runtimes"
 _TIMEOUT_S = 120.0
@@ -46,9 +47,7 @@ def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe
     works = [name for name, answer in found.items() if "problem" not in answer]
     if not works:
         text = "no runtime works: only models in Python and the built-in ones can be served"
-        yield Finding(
-            _SECTION, "all", text, FindingLevel.PROBLEM, "pip install 'edge-server[cpu]' into this environment"
-        )
+        yield Finding(_SECTION, "all", text, FindingLevel.PROBLEM, install_hint("cpu"))
     timed = {name: float(answer["ms"]) for name, answer in found.items() if "ms" in answer}
     if timed:
         best = min(timed, key=lambda name: timed[name])
@@ -62,8 +61,7 @@ def _same_files_twice() -> Iterator[Finding]:
     if len(found) > 1:
         text = f"{' and '.join(found)} are installed, and overwrite each other's files"
         advice = (
-            f"pip uninstall {' '.join(found)}, then pip install 'edge-server[gpu]' on x86-64 with an NVIDIA card, else "
-            "'edge-server[cpu]'"
+            f"pip uninstall {' '.join(found)}, then {install_hint('cpu')}; on x86-64 with an NVIDIA card the extra gpu"
         )
         yield Finding(_SECTION, "onnxruntime", text, FindingLevel.WARNING, advice)
 

@@ -305,6 +305,7 @@ class Server:
         try:
             is_final = False
             while not is_final:
+                self._check_running()
                 response = await arrived.get()
                 is_final = response.is_final
                 if not response.is_empty:

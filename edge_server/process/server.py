@@ -241,11 +241,25 @@ class ServerProcess:
             log.info("gRPC refuses connections to port %d until each model is loaded or has failed", self.ports["grpc"])
 
     async def _open_http(self) -> None:
+        from edge_server.frontends.http.event_endpoints import EventEndpoints
         from edge_server.frontends.http.frontend import HttpFrontend
+        from edge_server.frontends.http.openai_endpoints import refusal_body
+        from edge_server.process.http_routes import http_routes
 
+        service = self._core.service
         front = HttpFrontend(
-            self._core.service,
+            service,
             self._config.http,
+            access=self._access_check(),
+            budget=self._budget,
+            limit=self._connection_limit,
+        )
+        events = EventEndpoints(service.events)
+        routes = http_routes(
+            front,
+            service,
+            self._config.http,
+            events,
             streams=self._frames.reports,
             view=self._frames.view,
             metrics_port=lambda: self.ports.get("metrics"),
@@ -253,11 +267,9 @@ class ServerProcess:
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
-            access=self._access_check(),
-            budget=self._budget,
-            limit=self._connection_limit,
         )
-        port = await front.start()
+        events.open()
+        port = await front.start(routes, refusal_body)
         self._http = front
         self.ports["http"] = port
         if self._config.http.tls_cert:
@@ -269,7 +281,12 @@ class ServerProcess:
 
             self._supervision.add_reload(("http.tls_cert", "http.tls_key", "http.client_ca"), renew_tls)
         self._tls = front.tls
-        self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
+
+        async def stop() -> None:
+            events.close()  # else their streams would last for the whole time of grace
+            await front.stop(_FRONT_END_GRACE_S)
+
+        self._closers.append(stop)
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
 

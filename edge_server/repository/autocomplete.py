@@ -24,7 +24,7 @@ from edge_server.repository.validate_batching import (
     split_outputs,
     state_outputs,
 )
-from edge_server.repository.wrong_content import describe_wrong_content
+from edge_server.repository.wrong_content import explain_by_content
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}
@@ -92,10 +92,12 @@ def _inspect_with(
     except BackendMissing:
         raise
     except LoadError as error:
-        problem = describe_wrong_content(file.version_dir, file.path)
-        if problem:
-            raise LoadError(f"model '{model}' version {version}, {problem}") from error
+        if explained := explain_by_content(error, file):
+            raise explained from error
         raise
+    except PermissionError as error:
+        reason = LoadError(f"model '{model}' version {version}: {error}")
+        raise explain_by_content(reason, file) or reason from error
     notes = (_memory_note(memory),) if memory else ()
     return InspectedFile(backend, replace(file, memory_bytes=sum(memory.values())), signature, notes)
 

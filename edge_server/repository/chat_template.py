@@ -1,12 +1,14 @@
 """Reader of a chat template: the parameter `chat_tokenizer` of a model names a folder with a tokenizer of Hugging Face.
 
 The template is chat_template.jinja, else the member `chat_template` of tokenizer_config.json, whose members such as
-`bos_token` are the special tokens (https://huggingface.co/docs/transformers/chat_templating).
+`bos_token` are the special tokens (https://huggingface.co/docs/transformers/chat_templating). All special tokens are in
+`added_tokens_decoder` of that file, or in tokenizer.json.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from edge_server.repository.safe_paths import check_relative, find_inside
 MAX_FILE_BYTES = 32 << 20
 """Of tokenizer_config.json, which lists added tokens."""
 
+_MARKER = re.compile(r"<\|[^<>|\s]{1,64}\|>")
+"""Text that a template writes for a special token, such as <|im_end|>: the files may not list it."""
+
 
 def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate:
     """Return the template of the tokenizer in `folder`, which is relative to `model_dir`.
@@ -25,14 +30,7 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
     Raises BadModelConfig if there is none, or for files that are outside `model_dir`, too large or damaged.
     """
     what = f"model '{model}': parameter chat_tokenizer"
-    config: Mapping[str, Any] = {}
-    if (text := _read(what, model_dir, f"{folder}/tokenizer_config.json")) is not None:
-        try:
-            config = json.loads(text)
-        except ValueError as error:
-            raise BadModelConfig(f"{what}: '{folder}/tokenizer_config.json' is not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise BadModelConfig(f"{what}: '{folder}/tokenizer_config.json' is not a JSON object")
+    config = _read_json(what, model_dir, f"{folder}/tokenizer_config.json")
     template = _read(what, model_dir, f"{folder}/chat_template.jinja") or config.get("chat_template")
     if isinstance(template, list):  # of several templates, e.g. one for tools
         template = next(
@@ -48,7 +46,33 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
         token = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(token, str):
             tokens[key] = token
-    return ChatTemplate(template, tokens)
+    added = config.get("added_tokens_decoder")
+    if not isinstance(added, dict):
+        added = dict(enumerate(_read_json(what, model_dir, f"{folder}/tokenizer.json").get("added_tokens") or ()))
+    found = [item for item in added.values() if isinstance(item, dict) and item.get("special")]
+    more = config.get("additional_special_tokens") or ()
+    texts = {
+        *tokens.values(),
+        *_MARKER.findall(template),
+        *(item.get("content") if isinstance(item, dict) else item for item in (*found, *more)),
+    }
+    # A single character would refuse ordinary text.
+    special = sorted(text for text in texts if isinstance(text, str) and len(text) > 1)
+    return ChatTemplate(template, tokens, tuple(special))
+
+
+def _read_json(what: str, model_dir: Path, name: str) -> Mapping[str, Any]:
+    """Return the object of a JSON file, an empty one if there is no such file."""
+    text = _read(what, model_dir, name)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadModelConfig(f"{what}: '{name}' is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadModelConfig(f"{what}: '{name}' is not a JSON object")
+    return value
 
 
 def _read(what: str, model_dir: Path, name: str) -> str | None:

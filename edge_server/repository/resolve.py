@@ -21,6 +21,7 @@ from edge_server.repository.scan import ModelDirectory, read_entries
 from edge_server.repository.trust.checksum_file import run_agents
 from edge_server.repository.trust.verify import TrustPolicy, verify
 from edge_server.repository.validate_config import check_complete, check_stated, is_ensemble
+from edge_server.repository.wrong_content import explain_by_content
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -78,7 +79,16 @@ def resolve(
     spec = _make_spec(config, model, options, notes)
     output_check = options.output_check(spec)
     verified.confirm()
-    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm, inspected.skipped, output_check)
+    file = inspected.file
+    return Resolved(
+        spec,
+        file,
+        inspected.has_alternatives,
+        verified.confirm,
+        inspected.skipped,
+        output_check,
+        lambda error: explain_by_content(error, file),
+    )
 
 
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
@@ -123,7 +133,12 @@ def _read(model: ModelDirectory, config_json: str | None) -> ConfigMessage:
 def _complete_by_model(config: ConfigMessage, model: str, inspected: InspectedFile) -> None:
     """Let a Python model complete its configuration, in place. Raises LoadError."""
     config.name = model
-    completed = inspected.backend.auto_complete(inspected.file, write_json(config))
+    try:
+        completed = inspected.backend.auto_complete(inspected.file, write_json(config))
+    except LoadError as error:
+        if explained := explain_by_content(error, inspected.file):
+            raise explained from error
+        raise
     if completed is None:
         return
     whole = parse_json(completed, model, "the configuration completed by the model")

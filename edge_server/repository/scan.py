@@ -29,6 +29,7 @@ from edge_server.repository.file_fingerprint import (
     scan_folder,
 )
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
+from edge_server.repository.wrong_content import describe_permission
 
 log = logging.getLogger(__name__)
 
@@ -293,6 +294,9 @@ class Scanner:
             model = _read_dir(model, boundary, warnings)
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            place = Path(error.filename or path)
+            return replace(model, problem=f"model '{path.name}': '{place}' {describe_permission(place, error)}")
         except OSError as error:
             reason = error.strerror or str(error)
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")

@@ -9,23 +9,46 @@ import os
 import re
 from pathlib import Path
 
+from edge_server.core.model_spec import ModelFile
+from edge_server.errors import LoadError
+
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of a pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md."""
 
 _MAX_FILES = 1000
+_PAGES = (".html", ".htm", ".xhtml")
 
 
-def describe_wrong_content(version_dir: Path, file: Path) -> str:
-    """Return why the model file, or a file beside it, cannot be a model's: "file 'model.onnx' is ...", or ""."""
+def explain_by_content(error: LoadError, file: ModelFile) -> LoadError | None:
+    """Return the error for a file that cannot be a model's, None if there is none among the version's.
+
+    The given reason is kept after that of a file beside the model file: it may be another one's fault.
+    """
     others = []
-    for folder, _, names in os.walk(version_dir):
+    for folder, _, names in os.walk(file.version_dir):
         others += [Path(folder, name) for name in names]
         if len(others) >= _MAX_FILES:
             break
-    for path in dict.fromkeys([file, *sorted(others)[:_MAX_FILES]]):
-        if problem := _describe(path):
-            return f"file '{path.name}' {problem}"
-    return ""
+    for path in dict.fromkeys([file.path, *sorted(others)[:_MAX_FILES]]):
+        try:
+            problem = _describe(path)
+        except OSError:
+            continue  # the given error stands
+        if problem:
+            message = f"model '{file.model_dir.name}' version {file.version}, file '{path.name}' {problem}"
+            # Files with one stem are one model, as model.xml and model.bin.
+            return LoadError(message if path.stem == file.path.stem else f"{message}; {error.message}")
+    return None
+
+
+def describe_permission(path: Path, error: PermissionError) -> str:
+    """Return why a file or folder "cannot be read by user ...", with its owner and mode if they can be known."""
+    reason = f"cannot be read by user {os.geteuid()}, as which this server runs: {error.strerror}"
+    try:
+        found = path.stat()
+    except PermissionError:
+        return reason
+    return f"{reason} (owner: user {found.st_uid}, mode {found.st_mode & 0o7777:04o})"
 
 
 def _describe(path: Path) -> str:
@@ -35,18 +58,14 @@ def _describe(path: Path) -> str:
     except (FileNotFoundError, IsADirectoryError):
         return ""
     except PermissionError as error:
-        found = path.stat()
-        return (
-            f"cannot be read by user {os.geteuid()}, as which this server runs: {error.strerror} (owner: user "
-            f"{found.st_uid}, mode {found.st_mode & 0o7777:04o})"
-        )
+        return describe_permission(path, error)
     if not head and path.suffix in (".onnx", ".xml", ".bin"):
         return "is empty"
     if head.startswith(_LFS_POINTER):
         size = re.search(rb"^size (\d{1,20})$", head, re.MULTILINE)
         whole = f" of {int(size[1])} bytes" if size else ""
         return f"is a Git LFS pointer to the file{whole}, not the file itself: run 'git lfs pull' where it was cloned"
-    if re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
+    if path.suffix not in _PAGES and re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
         return "is an HTML page: a download returned a web page in place of the file"
     if path.suffix == ".onnx":
         expected, given = _protobuf_end(path), path.stat().st_size

@@ -8,16 +8,15 @@ name mapping to DDS": topic "/camera/image_raw" is "rt/camera/image_raw", type s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from edge_server.errors import InvalidRequest, NotFound, ServingFault
 from edge_server.ros.bridge import Qos, type_hint
+from edge_server.ros.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
 from edge_server.ros.message_conversion import MessageKind, OutgoingMessage
 from edge_server.ros.ros2_types import MessageTypes, import_library
 
@@ -38,10 +37,6 @@ refuses the description of a type that Fast DDS 3 sends, and nodes of ROS 2 Kilt
 
 DISCOVERY_RANGES = ("SUBNET", "LOCALHOST", "SYSTEM_DEFAULT")
 """Values of ROS_AUTOMATIC_DISCOVERY_RANGE. OFF would find no node at all."""
-
-_FIRST_PORT, _PORTS_OF_DOMAIN = 7400, 250
-MAX_DOMAIN_ID = 232
-"""Highest domain: above it, the ports of RTPS (7400 + 250 * domain) exceed 65535."""
 
 _PEER = re.compile(r"[A-Za-z0-9._:%-]+")
 
@@ -162,12 +157,7 @@ class DdsTransport:
         own = self._participant.guid
         participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
         if not any(one.key != own for one in participants):
-            domains = sorted(dds_domains_of_this_machine() - {self._domain_id})
-            where = f"no other node is seen in ROS domain {self._domain_id}, on {self._reach}"
-            if domains:
-                listed = ", ".join(map(str, domains))
-                return f"{where}; programs on this machine use domain {listed}: expected the same ROS_DOMAIN_ID"
-            return f"{where}: is the camera's ROS_DOMAIN_ID another one, or its network not reached from here?"
+            return explain_no_nodes(self._domain_id, self._reach)
         publishers = self._discovered(self._builtin.BuiltinTopicDcpsPublication)
         of_topic = [one for one in publishers if one.topic_name == dds_topic(topic)]
         expected = dds_type(name).replace(".", "::")
@@ -295,22 +285,6 @@ def network_configuration(environment: Mapping[str, str]) -> tuple[str, str]:
     )
     reach = f"{'this machine' if given == 'LOCALHOST' else 'the default network interface'} and {', '.join(peers)}"
     return f"{COMPARE_NAMES_OF_FAST_DDS},{network}", reach
-
-
-def dds_domains_of_this_machine() -> set[int]:
-    """Return the DDS domains in which programs of this machine take part, by their UDP ports (RTPS 2.5, 9.6.2)."""
-    ports = set()
-    for path in ("/proc/net/udp", "/proc/net/udp6"):
-        with contextlib.suppress(OSError):
-            lines = Path(path).read_text().splitlines()[1:]
-            ports |= {int(line.split()[1].rpartition(":")[2], 16) for line in lines}
-    domains = set()
-    for port in ports:
-        domain, offset = divmod(port - _FIRST_PORT, _PORTS_OF_DOMAIN)
-        # A participant has two ports side by side, for discovery and for data, from an offset of 10 on.
-        if 0 <= domain <= MAX_DOMAIN_ID and offset >= 10 and offset % 2 == 0 and port + 1 in ports:
-            domains.add(domain)
-    return domains
 
 
 def dds_topic(topic: str) -> str:

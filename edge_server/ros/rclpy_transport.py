@@ -16,6 +16,7 @@ from typing import Any
 from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.ros.bridge import Qos, type_hint
+from edge_server.ros.dds_domains import explain_no_nodes
 from edge_server.ros.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
@@ -96,7 +97,7 @@ class RclpyTransport:
         publishers = self._node.get_publishers_info_by_topic(topic)
         kind, qos = self._inputs[topic]
         if not publishers:
-            return "ROS 2 sees no publisher of it: is ROS_DOMAIN_ID, the network or the topic another one?"
+            return f"ROS 2 sees no publisher of it: {self._explain_no_publisher()}"
         given = {one.topic_type for one in publishers}
         if kind.value not in given:
             return f"type mismatch: its publisher sends {min(given)}, expected {kind.value}{type_hint(min(given))}"
@@ -106,6 +107,13 @@ class RclpyTransport:
         ):
             return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
         return "it has a publisher, which sends nothing, or the network loses its packets"
+
+    def _explain_no_publisher(self) -> str:
+        domain_id = self._context.get_domain_id()
+        own = self._node.get_name(), self._node.get_namespace()
+        if any(name != own for name in self._node.get_node_names_and_namespaces()):
+            return f"other nodes are seen in ROS domain {domain_id}, but none publishes it"
+        return explain_no_nodes(domain_id)
 
     def close(self) -> None:
         self._executor.shutdown()

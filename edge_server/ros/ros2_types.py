@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.core.frame_stream_types import FrameHeader
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.ros.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
@@ -54,7 +54,7 @@ def import_library(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        message = f"{package} is needed and cannot be imported ({error}): pip install 'edge-server[ros]'."
+        message = f"{package} is needed and cannot be imported ({error}); {install_hint('ros')}."
         if package == "cyclonedds":
             message += f" {NO_CYCLONEDDS}"
         raise Unsupported(message) from error

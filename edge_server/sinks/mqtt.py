@@ -39,7 +39,7 @@ from urllib.parse import unquote, urlsplit
 from edge_server import __version__
 from edge_server.config import SinkEntry
 from edge_server.config.sources_config import shown_url
-from edge_server.errors import Unsupported
+from edge_server.errors import Unsupported, install_hint
 from edge_server.sinks.result_json import best_class, label_counts
 from edge_server.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 
@@ -106,8 +106,7 @@ class MqttBroker:
             mqtt = importlib.import_module("paho.mqtt.client")
         except ImportError as error:
             raise Unsupported(
-                f"MQTT needs paho-mqtt, which does not import here ({error}); install it with: "
-                "pip install 'edge-server[mqtt]'"
+                f"MQTT needs paho-mqtt, which does not import here ({error}); {install_hint('mqtt')}"
             ) from None
         parts = urlsplit(self._entry.url)
         # Always the same, so that a broker ends the connection from before an interruption at once, and sends its last

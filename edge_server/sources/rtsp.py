@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from edge_server.config.sources_config import shown_url
-from edge_server.errors import Unsupported
+from edge_server.errors import Unsupported, install_hint
 from edge_server.sources.source_interface import Source, SourceError, SourcePicture, opencv
 
 TIMEOUT_S = 5.0
@@ -42,8 +42,7 @@ def _pyav() -> ModuleType:
         return importlib.import_module("av")
     except ImportError as error:
         raise Unsupported(
-            f"PyAV does not import here ({error}); install it with: pip install 'edge-server[sources]', "
-            'or set decoder = "opencv"'
+            f'PyAV does not import here ({error}); {install_hint("sources")}; or set decoder = "opencv"'
         ) from None
 
 
@@ -177,8 +176,8 @@ class OpencvCamera:
             self._capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, limits)
         if not self._capture.isOpened():
             raise SourceError(
-                f"{self._address}: OpenCV cannot open the stream and does not say why; PyAV does: "
-                "pip install 'edge-server[sources]'"
+                f"{self._address}: OpenCV cannot open the stream and does not say why; PyAV does; "
+                f"{install_hint('sources')}"
             )
         width, height = (int(self._capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
         self.fps = max(float(self._capture.get(cv2.CAP_PROP_FPS)), 0.0)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from edge_server.config import TraceConfig
-from edge_server.errors import BackendMissing
+from edge_server.errors import BackendMissing, install_hint
 from edge_server.telemetry.trace_record import REQUEST_END, REQUEST_START, Stamp, TracedModel, TracedRequest, new_id
 
 try:
@@ -22,9 +22,7 @@ try:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 except ImportError as error:
-    raise BackendMissing(
-        f"trace mode opentelemetry needs its libraries ({error}): pip install 'edge-server[otel]'"
-    ) from error
+    raise BackendMissing(f"trace mode opentelemetry needs its libraries ({error}); {install_hint('otel')}") from error
 
 SERVICE_NAME = "triton-inference-server"
 """Triton's default of the resource attribute service.name."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.vision.image_header import ImageHeader, read_header
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ def opencv() -> ModuleType:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
         raise Unsupported(
-            f"images need OpenCV, which does not import here ({error}); install it with: "
-            "pip install 'edge-server[vision]'"
+            f"images need OpenCV, which does not import here ({error}); {install_hint('vision')}"
         ) from error
     _keep_to_callers_thread(cv2)
     return cv2

@@ -15,7 +15,7 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import InvalidRequest, LoadError
 
 pytestmark = pytest.mark.full
 
@@ -312,7 +312,7 @@ def test_inputs_are_read_in_place_left_alone_and_let_go(engine: str, backend: Ba
     before = sys.getrefcount(unaligned)
     np.testing.assert_array_equal(answers(session, unaligned), expected)
     assert sys.getrefcount(unaligned) == before
-    with pytest.raises(BackendError, match=r"input 'input__0': expected \[rows, 30\], given \[2, 3\]"):
+    with pytest.raises(InvalidRequest, match=r"input 'input__0': expected \[rows, 30\], given \[2, 3\]"):
         answers(session, np.zeros((2, 3), "f4"))
     session.close()
 

@@ -13,13 +13,13 @@ import pytest
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import BackendError, InvalidRequest, LoadError
 
 pytestmark = pytest.mark.full
 
-jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'edge-server[jax]'")
+jax = pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]'")
 pytest.importorskip("jax.export")
-pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install 'edge-server[jax]'")
+pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install '.[jax]'")
 Job = Callable[..., Any]
 Write = Callable[..., ModelFile]
 
@@ -170,6 +170,16 @@ def test_a_batch_that_breaks_a_constraint_of_the_function_fails_alone(
         session.run({"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, ["OUTPUT__0"])
     two = np.ones(2, np.float32)
     assert session.run({"a": two, "b": two}, ["OUTPUT__0"])["OUTPUT__0"].tolist() == [2, 2]
+
+
+def test_a_shape_that_the_file_does_not_declare_is_the_clients_error(
+    write: Write, rows: Any, open_session: Any
+) -> None:
+    session = open_session(write(lambda x: x + 1, x=of("float32", rows, 3)))
+    with pytest.raises(
+        InvalidRequest, match=r"input 'x' of model 'made' has the shape \[2, 4\], but jax accepts only \[-1, 3\]"
+    ):
+        session.run({"x": np.zeros((2, 4), np.float32)}, ["OUTPUT__0"])
 
 
 @pytest.mark.parametrize("damage", ["empty", "words", "cut", "first byte"])

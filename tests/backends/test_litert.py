@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, Session
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import InvalidRequest, LoadError
 
 pytestmark = pytest.mark.full
 
@@ -64,7 +64,9 @@ def test_a_real_model_answers_as_openvino_does_whatever_the_options(
 def test_a_shape_that_the_file_fixes_is_not_changed(blazeface: ModelFile, job: Job) -> None:
     session, signature = opened("tflite", blazeface, job)
     (given,) = signature.inputs
-    with pytest.raises(BackendError, match=r"must have the shape \[1, 128, 128, 3\], got \[2, 128, 128, 3\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"has the shape \[2, 128, 128, 3\], but litert accepts only \[1, 128, 128, 3\]"
+    ):
         session.run({given.name: np.zeros((2, 128, 128, 3), "f4")}, [signature.outputs[0].name])
     session.run({given.name: np.zeros((1, 128, 128, 3), "f4")}, [signature.outputs[0].name])
     session.close()

@@ -108,7 +108,7 @@ def test_without_the_library_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackendMissing, match=rf"pip install 'edge-server\[{extra}\]'"):
+    with pytest.raises(BackendMissing, match=rf"pip install '\.\[{extra}\]'"):
         make(backend)
 
 
@@ -158,6 +158,9 @@ def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
     size = read_genai_config(path)
     weight_bytes = int((1000 + path.stat().st_size) * ONNX_LOAD_FACTOR)
     assert size == LlmSize(weight_bytes, 4096, 2 * 30 * 3 * 64 * 4)
+    model = {**GENAI["model"], "vocab_size": 1000, "decoder": {**GENAI["model"]["decoder"], "hidden_size": 576}}
+    path.write_text(json.dumps({**GENAI, "model": model}))
+    assert read_genai_config(path).bytes_per_step_token == 576 * 120 + 1000 * 4
     path.write_text(json.dumps({"model": GENAI["model"]}))
     assert read_genai_config(path).context == 8192
 
@@ -170,6 +173,10 @@ def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
         ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
         (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
         (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
+        (
+            json.dumps(GENAI).replace('"head_size"', '"hidden_size": -1, "head_size"'),
+            "expected no negative hidden_size",
+        ),
         (json.dumps(GENAI).replace("8192", "1e999"), "expected JSON with numbers"),
         ("[" * 100_000, "expected JSON"),
     ],
@@ -271,6 +278,45 @@ while not engine.is_idle():
 status = Path("/proc/self/status").read_text()
 print(int(status.partition("VmHWM:")[2].split()[0]) << 10, sum(memory_parts(settings, size, 32).values()))
 """
+
+
+ONNX_PROMPTS = """
+import sys
+from pathlib import Path
+from edge_server.backends.base import ModelFile
+from edge_server.backends.llm.backend import make
+from edge_server.backends.llm.onnx_engine import OnnxEngine
+from edge_server.backends.llm.settings import LlmSettings
+from edge_server.backends.llm.token_engine import Sampling
+
+def peak_bytes():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+
+def answer(*prompts):
+    for number, length in prompts:
+        engine.add(number, [10 + place % 200 for place in range(length)], Sampling(8, temperature=0.0))
+    while not engine.is_idle():
+        engine.step()
+
+folder = Path(sys.argv[1])
+engine = OnnxEngine(folder, LlmSettings(8, 0, 8 * 16, 512, False, 1, False, 64), 32, 512)
+answer((1, 8))
+before = peak_bytes()
+answer((2, 500), (3, 500), (4, 500), (5, 500))
+parts = make("onnxruntime_genai").memory_parts(ModelFile(folder / "genai_config.json", folder.parent, 1), "m", {})
+print(peak_bytes() - before, parts["activations"], parts["KV cache"], peak_bytes(), sum(parts.values()))
+"""
+
+
+@pytest.mark.full
+def test_prompts_of_an_onnx_export_take_no_more_memory_than_was_computed() -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    command = [sys.executable, "-c", ONNX_PROMPTS, TINY.parent / "onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    grown, activations, cache, peak, computed = map(int, done.stdout.split())
+    assert activations == 512 * (64 * 120 + 384 * 4)
+    assert activations // 2 < grown <= activations + cache, done.stdout
+    assert peak <= computed
 
 
 @pytest.mark.full

@@ -90,6 +90,17 @@ def start() -> Iterator[Callable[..., Driven]]:
         driven.engine.close()
 
 
+def test_prompts_that_are_longer_together_than_the_context_are_read_one_after_the_other(
+    start: Callable[..., Driven],
+) -> None:
+    driven = start()
+    for number, length in ((1, 300), (2, 300), (3, 200)):
+        driven.tokens[number] = []
+        driven.engine.add(number, [10] * length, Sampling(2, temperature=0.0))
+    assert [len(batch.requests) for batch in driven.engine._batches] == [1, 2]
+    driven.run()
+
+
 def test_sequences_that_run_together_have_the_texts_of_each_alone_in_fewer_steps(start: Callable[..., Driven]) -> None:
     alone, together = start(), start()
     for question, answer in ANSWERS.items():

@@ -40,9 +40,11 @@ FOR_SMALL_VOCABULARIES = {"a function that takes a name, a colour, an address an
 VOCABULARY = 49_152
 place = partial(schema_place, "json_schema")
 BENCH = Path(__file__).parents[1] / "bench"
-needs_engine = pytest.mark.skipif(
-    importlib.util.find_spec("openvino_genai") is None, reason="needs openvino-genai, of the extra test-all"
-)
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    reason = f"needs {package.replace('_', '-')}, of the extra test-all"
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=reason)
 
 
 def text(**more: Any) -> dict[str, Any]:
@@ -285,33 +287,55 @@ MAX_COMPILE_MS = 200.0
 
 
 @pytest.mark.full
-@needs_engine
-def test_what_passes_compiles_within_the_limits_of_the_engine() -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("TINY", marks=needs("openvino_genai"), id="openvino"),
+        pytest.param("TINY_ONNX", marks=needs("onnxruntime_genai"), id="onnx"),
+    ],
+)
+def test_what_passes_compiles_within_the_limits_of_the_engine(model: str) -> None:
     """The schemas of usual clients, and a few seconds of the search: none is refused by the engine or takes seconds."""
     bench = load_search()
-    engine = bench.Engine(bench.TINY)
+    path = getattr(bench, model)
+    engine = bench.Engine(path)
     try:
         for name, schema in USUAL.items():
             first_ms, later_ms, error = engine.compile(check_schema(json.dumps(schema), VOCABULARY, place)[0])
-            assert not error, name
+            # The one format that ONNX Runtime GenAI does not know: docs/limits.md.
+            assert not error or (model == "TINY_ONNX" and error.endswith("Unknown format: uri")), name
             assert max(first_ms, later_ms) < bench.HANG_S * 1e3, name
     finally:
         engine.close()
-    for first_ms, later_ms, schema in bench.search(bench.TINY, 4.0, seed=7):
+    for first_ms, later_ms, schema in bench.search(path, 4.0, seed=7):
         assert max(first_ms, later_ms) < bench.HANG_S * 1e3, schema
+
+
+def check_slowest(bench: Any, path: Path, seconds: float) -> None:
+    """Search for slow schemas, print them, and check the time that the limits promise."""
+    found = bench.search(path, seconds, seed=11)
+    for first_ms, later_ms, schema in found:
+        print(f"first step {first_ms:.0f} ms, slowest later step {later_ms:.0f} ms: {schema[:400]}")
+    assert max(max(first_ms, later_ms) for first_ms, later_ms, _ in found) < MAX_COMPILE_MS
 
 
 @pytest.mark.long
 @pytest.mark.full
-@needs_engine
+@needs("openvino_genai")
 @pytest.mark.skipif(
     "EDGE_TEST_LANGUAGE_MODEL" not in os.environ,
     reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it",
 )
 @pytest.mark.timeout(1200)
 def test_the_slowest_schema_found_compiles_within_the_time_that_the_limits_promise() -> None:
+    check_slowest(load_search(), Path(os.environ["EDGE_TEST_LANGUAGE_MODEL"]), 600.0)
+
+
+@pytest.mark.long
+@pytest.mark.full
+@needs("onnxruntime_genai")
+@pytest.mark.timeout(600)
+def test_the_slowest_schema_found_for_onnx_runtime_genai_compiles_within_that_time() -> None:
+    """With 384 tokens: no export with a real vocabulary is fetched."""
     bench = load_search()
-    found = bench.search(Path(os.environ["EDGE_TEST_LANGUAGE_MODEL"]), 600.0, seed=11)
-    for first_ms, later_ms, schema in found:
-        print(f"first step {first_ms:.0f} ms, slowest later step {later_ms:.0f} ms: {schema[:400]}")
-    assert max(max(first_ms, later_ms) for first_ms, later_ms, _ in found) < MAX_COMPILE_MS
+    check_slowest(bench, bench.TINY_ONNX, 120.0)

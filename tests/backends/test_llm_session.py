@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,24 @@ def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served])
     assert [response["finish_reason"] for response in client.responses] == [b""] * 22 + [b"stop"]
     assert sum(response["num_output_tokens"] for response in client.responses) == 23
     assert client.responses[0]["num_input_tokens"] == 5
+
+
+def test_the_end_says_how_much_of_the_prompt_was_cached_if_the_engine_tells_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    assert not any("num_cached_tokens" in response for response in _ended(served.ask("count")))
+    step = served.engine.step
+    monkeypatch.setattr(
+        served.engine, "step", lambda: [replace(event, cached_tokens=3) if event.finish else event for event in step()]
+    )
+    responses = _ended(served.ask("count"))
+    assert [response.get("num_cached_tokens") for response in responses] == [None] * 22 + [3]
+
+
+def _ended(client: Client) -> list[dict[str, Any]]:
+    assert client.text == ANSWERS["count"]
+    return client.responses
 
 
 def test_without_a_stream_there_is_one_response(serve: Callable[..., Served]) -> None:
@@ -382,10 +401,21 @@ def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Call
         return client
 
     served = serve()
-    for name in ("stop_words", "guided_regex"):
-        with pytest.raises(InvalidRequest, match=f"unknown sampling parameter '{name}'"):
-            _ = ask(**{name: "two"}).text
-    assert ask(max_tokens=3, bad_words="", customer=7).text == "countone"
+    for name, value, instead in (
+        ("stop_words", "two", "; use 'stop'"),
+        ("guided_regex", "two", ""),
+        ("grammar", "root ::= 'a'", "; use 'json_schema'"),
+        ("chat_template_kwargs", '{"enable_thinking": false}', ""),
+        ("reasoning_effort", "low", ""),
+        ("response_format", "json_object", "; use 'json_schema'"),
+        ("repeat_penalty", 1.3, "; use 'repetition_penalty'"),
+        ("max_completion_tokens", 3, "; use 'max_tokens'"),
+        ("skip_special_tokens", False, ""),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            _ = ask(**{name: value}).text
+        assert f"unknown sampling parameter '{name}'{instead}; known are frequency_penalty, " in caught.value.message
+    assert ask(max_tokens=3, bad_words="", repeat_penalty=1, skip_special_tokens=True, customer=7).text == "countone"
 
 
 def test_the_role_developer_is_system_for_templates_that_do_not_know_it(

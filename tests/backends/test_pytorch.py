@@ -13,7 +13,7 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import BackendError, InvalidRequest, LoadError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch (several 100 MB)")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
@@ -118,6 +118,8 @@ def test_an_exported_program_tells_its_tensors_and_runs(backend: Backend, job: J
     for rows in (3, 1):
         found = session.run({"x": X[:rows], "scale": SCALE[:rows]}, ["OUTPUT__0"])
         np.testing.assert_array_equal(found["OUTPUT__0"], X[:rows] * 2 * SCALE[:rows])
+    with pytest.raises(InvalidRequest, match=r"'x' .* has the shape \[2, 3\], but pytorch accepts only \[-1, 4\]"):
+        session.run({"x": X[:2, :3], "scale": SCALE[:2]}, ["OUTPUT__0"])
     assert session.info.options["format"] == "torch.export"
     session.close()
 

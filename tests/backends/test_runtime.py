@@ -48,7 +48,7 @@ def test_a_broken_runtime_is_reported_with_the_line_that_installs_it(
     for line in lines:
         assert f"runtime {name} does not import" in line
         assert reason in line
-        assert f"pip install 'edge-server[{name}]'" in line
+        assert f"pip install '.[{name}]'" in line
 
 
 def test_importing_the_backends_package_imports_no_runtime() -> None:

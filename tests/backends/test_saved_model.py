@@ -16,7 +16,7 @@ import pytest
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, LoadError
+from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -130,7 +130,7 @@ def test_the_platforms_name_goes_to_openvino_where_tensorflow_is_missing(linear:
 
 @has_not_tensorflow
 def test_tensorflow_by_name_is_obeyed_and_says_what_to_install(linear: ModelFile) -> None:
-    with pytest.raises(BackendMissing, match=r"pip install 'edge-server\[tensorflow\]'"):
+    with pytest.raises(BackendMissing, match=r"pip install '\.\[tensorflow\]'"):
         resolved(linear, 'backend: "tensorflow"')
 
 
@@ -236,6 +236,13 @@ def test_a_failing_run_is_the_models_and_the_next_one_runs(tf: Any, save: Any, s
     with pytest.raises(BackendError, match=r"model 'made': tensorflow failed: .*too hot"):
         session.run({"x": np.full(2, 99, np.float32)}, ["y"])
     assert session.run({"x": np.ones(2, np.float32)}, ["y"])["y"].tolist() == [1, 1]
+
+
+def test_a_shape_that_the_signature_does_not_declare_is_the_clients_error(tf: Any, save: Any, session_of: Any) -> None:
+    spec = tf.TensorSpec([None, 3], name="x")
+    session = session_of(save(serving_default=(lambda x: {"y": tf.matmul(x, tf.ones([3, 2]))}, spec)))
+    with pytest.raises(InvalidRequest, match=r"has the shape \[2, 4\], but tensorflow accepts only \[-1, 3\]"):
+        session.run({"x": np.zeros((2, 4), np.float32)}, ["y"])
 
 
 def test_instances_share_one_model_and_run_side_by_side(linear: ModelFile, backend: Backend, session_of: Any) -> None:

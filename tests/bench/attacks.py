@@ -241,10 +241,17 @@ def messages_of_200_streams_of_10_connections(target: Target) -> Sent:
     return press(target, 10, endless)
 
 
-def infer_request() -> bytes:
+@attack
+def messages_of_1_mib_of_200_connections(target: Target) -> Sent:
+    """Each in one DATA frame, which the server receives directly into the message's memory."""
+    return press(target, 200, lambda: calls("ModelInfer", infer_request(1 << 20)))
+
+
+def infer_request(size: int = 64) -> bytes:
+    """Return a request with a tensor of `size` bytes: 64 are right, others are refused."""
     from tritonclient.grpc import service_pb2
 
-    request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[bytes(64)])
+    request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[bytes(size)])
     request.inputs.add(name="INPUT0", datatype="FP32", shape=[16])
     return bytes(request.SerializeToString())
 

@@ -4,7 +4,8 @@
 The attack sends chats with schemas to the language model, half of them beyond the limits and half near them, each a new
 one so that no cache helps, and leaves every other answer before it comes. Beside it one client asks another model ten
 times a second, and one asks the language model for one token. It prints the percentiles of both, first without and then
-with the attack. FILE is the language model, by default the tiny one of the tests. Needs the extra `llm`.
+with the attack. It fails if a call is not answered. FILE is the language model, by default the tiny one of the tests.
+Needs the extra `llm`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,15 +82,14 @@ class Clients:
                         client.recv(65536)
                 self.attacks += 1
 
-        threads = [threading.Thread(target=attack) for _ in range(ATTACKERS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            must_end.set()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(ATTACKERS) as pool:
+            attackers = [pool.submit(attack) for _ in range(ATTACKERS)]
+            try:
+                yield
+            finally:
+                must_end.set()
+        for attacker in attackers:
+            attacker.result()
 
     def phase(self, seconds: float) -> tuple[list[float], list[float]]:
         """Return the sorted seconds of the other model's requests, and of those of the language model."""
@@ -106,13 +107,10 @@ class Clients:
                 times.append(self.ask(path, body))
                 time.sleep(max(0.0, next_s - time.perf_counter()))
 
-        threads = [
-            threading.Thread(target=repeat, args=(times, *call)) for times, call in zip(found, calls, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(calls)) as pool:
+            clients = [pool.submit(repeat, times, *call) for times, call in zip(found, calls, strict=True)]
+        for client in clients:
+            client.result()
         return sorted(found[0]), sorted(found[1])
 
 

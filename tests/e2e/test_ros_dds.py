@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
+        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
     ),
     pytest.mark.timeout(180),
 ]

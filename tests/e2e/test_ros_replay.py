@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap", "mcap_ros2")),
-        reason="needs rosbags, mcap and mcap-ros2-support: pip install 'edge-server[ros]' mcap mcap-ros2-support",
+        reason="needs rosbags, mcap and mcap-ros2-support: pip install '.[ros]' mcap mcap-ros2-support",
     ),
     pytest.mark.timeout(180),
 ]

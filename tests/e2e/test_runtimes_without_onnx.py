@@ -90,7 +90,7 @@ def test_a_cpp_library_serves_concurrent_clients_in_batches(models: Path, starte
 
 
 def test_a_jax_function_is_served_by_its_names(models: Path, started: Callable[[], Any]) -> None:
-    jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'edge-server[jax]'")
+    jax = pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]'")
     pytest.importorskip("jax.export")
     (rows,) = jax.export.symbolic_shape("rows")
     shape = jax.ShapeDtypeStruct((rows, 3), "float32")

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,8 +40,12 @@ from edge_server.errors import (
 )
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.access_check import AccessCheck
+from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.frontends.http.openai_endpoints import refusal_body
+from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces
@@ -304,13 +308,33 @@ class Reply:
 class Site:
     """A started front end with its loop on a thread, and a client for it."""
 
-    def __init__(self, service: StubService, config: HttpConfig, **options: Any) -> None:
+    def __init__(
+        self,
+        service: StubService,
+        config: HttpConfig,
+        access: AccessCheck | None = None,
+        more: Sequence[Route] = (),
+        **parts: Any,
+    ) -> None:
+        """`more` are routes besides those of the server's parts."""
         self.service = service
+        self.config = config
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.frontend = HttpFrontend(service, config, **options)  # type: ignore[arg-type]
-        self.port = self.run(self.frontend.start())
+        self.frontend = HttpFrontend(service, config, access=access)  # type: ignore[arg-type]
+        self.events = EventEndpoints(service.events)
+        parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
+        self.routes = [*parts_routes, *more]
+        self.port = self.run(self._start())
+
+    async def _start(self) -> int:
+        self.events.open()
+        return await self.frontend.start(self.routes, refusal_body)
+
+    async def stop(self, grace_s: float) -> None:
+        self.events.close()
+        await self.frontend.stop(grace_s)
 
     def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
@@ -335,7 +359,7 @@ class Site:
         return self.ask("POST", path, body, headers, **options)
 
     def close(self) -> None:
-        self.run(self.frontend.stop(1.0))
+        self.run(self.stop(1.0))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -347,12 +371,17 @@ def open_site() -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
     def start(
-        *, allows_code_upload: bool = False, tokens: Tokens | None = None, view: Any = None, **config: Any
+        *,
+        allows_code_upload: bool = False,
+        tokens: Tokens | None = None,
+        view: Any = None,
+        more: Sequence[Route] = (),
+        **config: Any,
     ) -> Site:
         settings = HttpConfig(port=0, **config)
         access = AccessCheck(settings.restricted, tokens)
-        options = {"allows_code_upload": allows_code_upload, "access": access, **({"view": view} if view else {})}
-        sites.append(Site(StubService(), settings, **options))
+        parts = {"allows_code_upload": allows_code_upload, **({"view": view} if view else {})}
+        sites.append(Site(StubService(), settings, access, more, **parts))
         return sites[-1]
 
     yield start

@@ -173,7 +173,7 @@ def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Clien
         raise AssertionError(server.connections)
 
     site.run(settled())
-    assert not site.frontend._events._wakers
+    assert not site.events._wakers
 
 
 def test_aiohttp_is_imported_by_the_first_request_that_needs_it() -> None:
@@ -181,7 +181,7 @@ def test_aiohttp_is_imported_by_the_first_request_that_needs_it() -> None:
 import asyncio, sys
 from edge_server.lazy_import import defer_import
 defer_import("aiohttp", has_free_parts=True)
-import edge_server.process.server, edge_server.frontends.http.frontend
+import edge_server.process.server, edge_server.process.http_routes
 from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
 async def ask(port, path):

@@ -235,7 +235,7 @@ async def _second(site):
 
     second = HttpFrontend(site.service, HttpConfig(port=site.port))
     try:
-        await second.start()
+        await second.start([])
     finally:
         await second.stop(0)
 

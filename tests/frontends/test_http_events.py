@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge_server.config import RestrictedGroup
+from edge_server.errors import Forbidden
 from edge_server.frontends.http import event_endpoints as events_module
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import MAX_FOLLOWERS
-from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY
 
 PATIENCE_S = 20.0
@@ -148,7 +149,7 @@ def test_a_last_event_id_that_is_no_number_is_refused(site: Any) -> None:
 
 
 def test_a_quiet_line_is_kept_alive_by_comments(site: Any, follow: Any) -> None:
-    site.frontend._events._keep_alive_s = 0.02
+    site.events._keep_alive_s = 0.02
     follower = follow()
     seen = [follower.line() for _ in range(8)]
     assert seen.count(": still here") >= 2
@@ -162,7 +163,7 @@ def test_one_follower_too_many_is_refused_and_a_place_that_is_left_is_free_again
     assert "follow the events already" in refused.error
     assert site.get("/edge/v1/events?follow=false").status == 200, "reading once takes no place"
     followers[0].close()
-    until(lambda: len(site.frontend._events._wakers) < MAX_FOLLOWERS)
+    until(lambda: len(site.events._wakers) < MAX_FOLLOWERS)
     site.service.events.publish(MODEL_READY)
     assert follow().frame()["id"] == "1"
 
@@ -176,7 +177,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     idle.connect(("127.0.0.1", site.port))
     idle.sendall(b"GET /edge/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    until(lambda: len(site.frontend._events._wakers) == 2)
+    until(lambda: len(site.events._wakers) == 2)
     count = 0
 
     def is_dropped() -> bool:
@@ -184,7 +185,7 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
         site.service.events.publish(MODEL_FAILED, reason="x" * 500_000)
         count += 1
         assert int(reading.frame()["id"]) == count
-        return len(site.frontend._events._wakers) == 1
+        return len(site.events._wakers) == 1
 
     until(is_dropped)
     idle.close()
@@ -193,10 +194,10 @@ def test_a_client_that_does_not_read_is_dropped_and_the_others_are_not(
 def test_stopping_gives_followers_the_last_events_and_ends_their_streams(site: Any, follow: Any) -> None:
     follower = follow()
     site.service.events.publish(MODEL_READY, model="last")
-    site.run(site.frontend.stop(PATIENCE_S))
+    site.run(site.stop(PATIENCE_S))
     text = follower.rest()
     assert '"last"' in text
-    assert site.frontend._events._wakers == set()
+    assert site.events._wakers == set()
     site.service.events.publish(MODEL_READY)
 
 
@@ -298,5 +299,6 @@ def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
 def test_without_a_key_orders_are_taken_from_this_machine_alone(
     remote: str | None, is_guarded: bool, expected: bool
 ) -> None:
-    operator = OperatorEndpoints(None, None, is_guarded=is_guarded)  # type: ignore[arg-type]
-    assert operator._may_change(SimpleNamespace(remote=remote, headers={})) is expected  # type: ignore[arg-type]
+    access = AccessCheck([RestrictedGroup(("model-repository",), "x-key", "s3cret")] if is_guarded else ())
+    with contextlib.nullcontext() if expected else pytest.raises(Forbidden, match="from this machine only"):
+        access.check_change(remote)

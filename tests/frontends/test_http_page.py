@@ -50,7 +50,7 @@ def test_no_other_file_is_served(site: Any, name: str) -> None:
 
 
 def test_nothing_for_pages_and_pictures_is_imported_before_somebody_asks() -> None:
-    code = "import sys, edge_server.frontends.http.frontend; print(*sys.modules)"
+    code = "import sys, edge_server.process.http_routes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     late = ("edge_server.frontends.http.openapi", "edge_server.streams", "edge_server.vision", "aiohttp", "cv2")
     assert [name for name in loaded if name.startswith(late)] == []
@@ -60,13 +60,13 @@ def test_every_route_is_in_the_openapi_document(site: Any) -> None:
     document = site.get("/openapi.json").json
     paths = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     router = site.frontend._router
-    assert paths == {(method, path) for method, path, _, _ in router.routes}
-    assert all(summary for _, _, _, summary in router.routes)
+    assert paths == {(route.method, route.path) for route in router.routes}
+    assert all(route.summary for route in router.routes)
     # What the document names is what the server answers.
     for method, path in paths:
-        endpoint, names = router.find(method, re.sub(r"\{(\w+)\}", r"\1", path))
+        route, names = router.find(method, re.sub(r"\{(\w+)\}", r"\1", path))
         operation = document["paths"][path][method.lower()]
-        assert operation["summary"] == endpoint.summary
+        assert operation["summary"] == route.summary
         declared = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
         assert declared == set(names)
     ids = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,23 @@ def test_drain_asks_once_and_serves_what_comes_6_8(serve: Serve) -> None:
     client.check_alive()
     for each in (client, late):
         assert len([frame for frame in each.frames if isinstance(frame, GoAwayFrame)]) == 1
+
+
+def test_the_last_goaway_after_a_drain_waits_for_streams_of_clients_that_did_not_know_6_8(serve: Serve) -> None:
+    server = serve()
+    client = server.connect()
+    client.check_alive()
+    server.http2.begin_drain()
+    assert client.until(GoAwayFrame).last_stream_id == 2**31 - 1
+    question = client.receive()
+    assert isinstance(question, PingFrame)
+    stopping = threading.Thread(target=server.http2.stop_accepting)
+    stopping.start()
+    client.send(client.headers(1), DataFrame(1, b"abc", flags=["END_STREAM"]))
+    assert client.response(1) == b"abc"
+    client.send(PingFrame(0, question.opaque_data, flags=["ACK"]))
+    assert client.until(GoAwayFrame).last_stream_id == 1
+    stopping.join()
 
 
 def test_stop_ignores_new_streams_and_waits_for_open_ones_6_8(serve: Serve) -> None:

@@ -299,6 +299,49 @@ def test_connections_with_much_input_take_turns(serve: Serve) -> None:
             assert max(ahead.values()) - (min(ahead.values()) if len(ahead) == 5 else 0) <= 2 * limits.TURN_CALLS
 
 
+def test_large_messages_are_received_in_turns(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = 10_000
+    monkeypatch.setattr(limits, "TURN_BYTES", 4 * share)
+    monkeypatch.setattr(limits, "MIN_SHARE_BYTES", 1000)
+    server = serve()
+    message = bytes(range(250)) * 240
+    left = dict.fromkeys(range(4), len(message) - share)
+    leads: list[int] = []
+    clients = connect(server, 4)
+    inputs = []
+
+    def watch(number: int, echo: Any) -> None:
+        filled = echo.on_filled
+
+        def on_filled(count: int, is_end: bool) -> None:
+            left[number] -= count
+            leads.append(max(left.values()) - min(left.values()))
+            filled(count, is_end)
+
+        echo.on_filled = on_filled
+
+    for number, client in enumerate(clients):
+        frame = DataFrame(1, message, flags=["END_STREAM"]).serialize()
+        begun = 9 + share
+        client.send(client.headers(1, path="/target"), frame[:begun])
+        echo = server.next_stream()
+        watch(number, echo)
+        while len(echo.body) < share:
+            server.call(lambda: None)
+        # Another call behind the message, part of which may come with the message's end.
+        inputs.append(
+            frame[begun:] + client.headers(3).serialize() + DataFrame(3, b"x", flags=["END_STREAM"]).serialize()
+        )
+    with Paused(server):
+        for client, data in zip(clients, inputs, strict=True):
+            client.send(data)
+    for client in clients:
+        assert client.response(1) == message
+        assert client.response(3) == b"x"
+    assert len(leads) > 4 * 4
+    assert max(leads) <= 2 * share
+
+
 def test_a_client_that_comes_while_others_wait_is_served_before_them(serve: Serve) -> None:
     server = serve()
     *greedy, modest = connect(server, 11)

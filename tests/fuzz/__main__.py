@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing of the readers of foreign bytes, by atheris (libFuzzer): see tests/README.md.
 
 python tests/fuzz                                  # each reader for a minute
-python tests/fuzz http2 gguf --seconds 3600        # two readers for an hour each
-python tests/fuzz gguf --input build/fuzz/gguf/findings/crash-...   # repeats a finding, without atheris
+python tests/fuzz http2 model_size --seconds 3600  # two readers for an hour each
+python tests/fuzz model_size --input build/fuzz/model_size/findings/crash-...   # repeats a finding, without atheris
 """
 
 from __future__ import annotations

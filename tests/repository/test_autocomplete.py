@@ -16,7 +16,7 @@ from edge_server.backends.base import ModelSignature
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
-from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.errors import BackendMissing, BadModelConfig, LoadError, install_hint
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -312,7 +312,7 @@ def test_an_onnx_file_without_any_runtime_is_a_missing_backend(
     add_model: Any, resolved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> Any:
-        raise BackendMissing(f"pip install edge-server[{name}]")
+        raise BackendMissing(install_hint(name))
 
     monkeypatch.setattr("edge_server.repository.autocomplete.load_backend", missing)
     add_model("m", None, {"1/model.onnx": b"x"})

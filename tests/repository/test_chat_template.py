@@ -24,7 +24,25 @@ def write(folder: Path, config: object = None, template: str = "") -> Path:
 def test_the_configuration_has_the_template_and_the_special_tokens(tmp_path: Path) -> None:
     config = {"chat_template": "T", "bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": None}
     found = read_chat_template("m", write(tmp_path, config), "tokenizer")
-    assert found == ChatTemplate("T", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert found == ChatTemplate("T", {"bos_token": "<s>", "eos_token": "</s>"}, ("</s>", "<s>"))
+
+
+@pytest.mark.parametrize("is_in_config", [True, False])
+def test_all_special_tokens_that_the_files_tell_are_known(tmp_path: Path, is_in_config: bool) -> None:
+    added = [
+        {"id": 0, "content": "<|im_end|>", "special": True},
+        {"id": 1, "content": "<think>", "special": False},
+        {"id": 2, "content": "[PAD]", "special": True},
+        {"id": 3, "content": "|", "special": True},
+    ]
+    config = {"chat_template": "{{ '<|im_start|>' + x }}", "additional_special_tokens": ["<a>", {"content": "<b>"}]}
+    if is_in_config:
+        config["added_tokens_decoder"] = {str(item["id"]): item for item in added}
+    write(tmp_path, config)
+    if not is_in_config:
+        (tmp_path / "tokenizer/tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    found = read_chat_template("m", tmp_path, "tokenizer")
+    assert found.special_texts == ("<a>", "<b>", "<|im_end|>", "<|im_start|>", "[PAD]")
 
 
 def test_a_file_of_its_own_comes_first(tmp_path: Path) -> None:

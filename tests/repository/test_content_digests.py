@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +117,25 @@ def test_a_damaged_cache_is_made_again(
     digests.close()
     assert "is not used" in caplog.text
     assert len(json.loads((tmp_path / CACHE_NAME).read_text())["files"]) == 4
+
+
+def test_files_are_read_at_the_lowest_priority(
+    root: Path, model: Path, digest_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities: list[int] = []
+
+    def read(self: ContentDigests, path: Path) -> str:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return "0" * 64
+
+    monkeypatch.setattr(ContentDigests, "_read", read)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    digests = ContentDigests(Scanner([root]).find)
+    digest_of(digests)
+    digests.close()
+    assert priorities == [19] * 4
+    # On Linux the priority is that of a thread, and not of the threads that serve.
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_a_model_that_is_gone_has_none(root: Path, model: Path) -> None:

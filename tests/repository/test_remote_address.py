@@ -59,7 +59,7 @@ def test_a_store_whose_library_is_missing_names_the_pip_line(monkeypatch: pytest
     with pytest.raises(ServingFault, match="pip install gcsfs"):
         ObjectStore(parse_address("gs://bucket/a"))
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ServingFault, match=r"pip install 'edge-server\[remote\]'"):
+    with pytest.raises(ServingFault, match=r"pip install '\.\[remote\]'"):
         ObjectStore(parse_address("s3://bucket/a"))
 
 

@@ -16,6 +16,7 @@ from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 MODEL = Path(__file__).parents[2] / "model_repository/face_detection_yunet/1/model.onnx"
+GGUF = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
 IR = b"<?xml version='1.0'?><net name='a' version='11'/>"
 
@@ -56,6 +57,11 @@ def failure(root: Path) -> Callable[[dict[str, bytes]], str]:
             "file 'model.onnx' is cut short: it has 50000 bytes, and its content ends at byte 232583 or later",
         ),
         (
+            {"model.py": POINTER},
+            "file 'model.py' is a Git LFS pointer to the file of 12345 bytes, not the file itself: "
+            "run 'git lfs pull' where it was cloned",
+        ),
+        (
             {"model.xml": IR, "model.bin": POINTER},
             "file 'model.bin' is a Git LFS pointer to the file of 12345 bytes, not the file itself: "
             "run 'git lfs pull' where it was cloned",
@@ -93,15 +99,53 @@ def test_a_file_without_permission_is_named_with_its_owner_and_mode(tmp_path: Pa
     tmp_path.chmod(0o755)
     code = """
 import os, pathlib
-from edge_server.repository.wrong_content import describe_wrong_content
+from edge_server.core.model_spec import ModelFile
+from edge_server.errors import LoadError
+from edge_server.repository.wrong_content import explain_by_content
 os.seteuid(65534)
-print(describe_wrong_content(pathlib.Path("."), pathlib.Path("model.onnx")))
+path = pathlib.Path("model.onnx")
+print(explain_by_content(LoadError("cannot load it"), ModelFile(path, path.parent, 1)).message.partition(", ")[2])
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == (
         "file 'model.onnx' cannot be read by user 65534, as which this server runs: Permission denied "
         "(owner: user 0, mode 0600)"
     ), done.stderr
+
+
+WITHOUT_PERMISSIONS = """
+import pathlib, sys
+from edge_server.errors import LoadError
+from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.scan import Scanner
+root = pathlib.Path(sys.argv[1])
+for name in ("file", "folder"):
+    model = Scanner([root]).find(name)
+    try:
+        resolve(model, 1, ResolveOptions())
+    except LoadError as error:
+        print(error.message)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv, to read as others do"
+)
+def test_a_model_without_permission_is_named_with_its_owner_and_mode(root: Path) -> None:
+    pytest.importorskip("openvino_genai")
+    for name in ("file", "folder"):
+        (root / name / "1").mkdir(parents=True)
+        shutil.copy(GGUF, root / name / "1/model.gguf")
+    (root / "file/1/model.gguf").chmod(0o200)
+    (root / "folder/1").chmod(0o300)
+    rights = "-dac_override,-dac_read_search"
+    command = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}", sys.executable, "-c", WITHOUT_PERMISSIONS]
+    done = subprocess.run([*command, root], capture_output=True, text=True, timeout=120)
+    reason = "cannot be read by user 0, as which this server runs: Permission denied (owner: user 0, mode"
+    assert done.stdout.splitlines() == [
+        f"model 'file' version 1, file 'model.gguf' {reason} 0200)",
+        f"model 'folder': '{root / 'folder/1'}' {reason} 0300)",
+    ], done.stderr
 
 
 @pytest.mark.parametrize(

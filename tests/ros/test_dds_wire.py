@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
+        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
     ),
 ]
 
@@ -209,7 +209,7 @@ transport.close()
 """
 
 
-def test_a_silent_topic_is_explained_by_type_qos_topic_or_domain(
+def test_a_silent_topic_is_explained_by_type_qos_topic_domain_or_interface(
     scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     server = scripted()
@@ -221,6 +221,9 @@ def test_a_silent_topic_is_explained_by_type_qos_topic_or_domain(
         "topic": (("--image-topic=/camera/image",), {}, "none publishes it; sensor_msgs/msg/Image is published on "
                   "/camera/image_raw"),
         "domain": ((), {"ROS_DOMAIN_ID": str(domain + 100)}, f"no other node is seen in ROS domain {domain + 100}"),
+        # The camera is on the loopback interface.
+        "interface": ((), {"CYCLONEDDS_URI": ""}, f"another DDS program of this machine is in domain {domain} and is "
+                      "not reached, so its network interface is another one"),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         # It sends until it is ended: no detections come.

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/ros/fetch_rclpy.sh"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
+        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
     ),
 ]
 

@@ -195,8 +195,9 @@ def test_an_old_vision_msgs_is_named(rclpy: Any) -> None:
 
 def test_a_silent_topic_is_explained_by_its_publishers(rclpy: Any, transport: RclpyTransport) -> None:
     transport.subscribe("/image", MessageKind.IMAGE, Qos(), lambda message: None)
-    assert "no publisher" in transport.explain_silence("/image")
+    assert "no publisher of it: no other node is seen in ROS domain 42" in transport.explain_silence("/image")
     camera = rclpy.create_node("camera", context=transport._context)
+    assert "other nodes are seen in ROS domain 42, but none publishes it" in transport.explain_silence("/image")
     profile = transport._profile(Qos("SENSOR_DATA"))
     camera.create_publisher(message_class("sensor_msgs/msg/CompressedImage"), "/image", profile)
     expected = "publisher sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image (add --compressed)"

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
-        reason="needs rosbags and mcap: pip install 'edge-server[ros]' mcap",
+        reason="needs rosbags and mcap: pip install '.[ros]' mcap",
     ),
 ]
 

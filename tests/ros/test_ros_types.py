@@ -23,9 +23,7 @@ from edge_server.ros.message_conversion import (
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(
-        importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install 'edge-server[ros]'"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install '.[ros]'"),
 ]
 
 HEADER = FrameHeader(12, 34, "camera/ø")
@@ -106,7 +104,7 @@ def test_a_missing_library_is_told_with_what_to_install() -> None:
     from edge_server.errors import Unsupported
     from edge_server.ros.ros2_types import import_library
 
-    with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install 'edge-server\[ros\]'"):
+    with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install '\.\[ros\]'"):
         import_library("rosbags.nothing_of_the_kind")
     with pytest.raises(Unsupported, match=r"for x86-64 alone.*--transport=rclpy"):
         import_library("cyclonedds.nothing_of_the_kind")

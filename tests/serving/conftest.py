@@ -26,9 +26,9 @@ from edge_server.serving.execution import admission_control as serving_gate
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
-from edge_server.serving.lifecycle.admission import AskRoom
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.reconciler import AskRoom
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
 

@@ -11,7 +11,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
-from edge_server.serving.routing.canary import CanaryTerms, CanaryTrial, ResultSummary, judge
+from edge_server.serving.lifecycle.canary import CanaryTerms, CanaryTrial, ResultSummary, judge
 
 SHARE = {"canary_share": "0.25", "canary_min_requests": "20", "canary_max_p99_ratio": "1000000"}
 """The ratio is out of reach: what the machine does beside the test must not decide it."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from edge_server import backends
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, NotReady, OutOfMemory
 
@@ -84,7 +86,7 @@ def test_a_cause_that_stays_is_not_tried_again(house: Any, error: Exception) -> 
     opens = Failing(house, error)
     house.set_desired(house.spec())
     assert "tried again" not in str(settle(house))
-    assert house.manager._models["m"].failures[1].alarm is None
+    assert house.manager.table._models["m"].failures[1].alarm is None
     assert opens.count == 1
 
 
@@ -114,7 +116,7 @@ def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(house: A
     opens = Failing(house, OutOfMemory("a"))
     house.set_desired(house.spec())
     settle(house)
-    alarm = house.manager._models["m"].failures[1].alarm
+    alarm = house.manager.table._models["m"].failures[1].alarm
     house.load(house.spec(), mark="b")
     assert alarm.call is None
     assert opens.count == 2
@@ -132,7 +134,7 @@ def test_a_withdrawn_wish_is_not_tried_again(house: Any) -> None:
     Failing(house, OutOfMemory("a"))
     house.set_desired(house.spec())
     settle(house)
-    alarm = house.manager._models["m"].failures[1].alarm
+    alarm = house.manager.table._models["m"].failures[1].alarm
     house.manager.set_desired(DesiredModel("m"))
     assert alarm.call is None
 
@@ -142,7 +144,7 @@ def test_memory_that_another_model_gives_back_is_used_at_once(house: Any, eventu
     opens = Failing(house, *[OutOfMemory("a")] * 3)
     house.set_desired(house.spec("m"))
     eventually(lambda: opens.count == 3)
-    waiting = house.manager._models["m"]
+    waiting = house.manager.table._models["m"]
     eventually(lambda: waiting.loading is None and 1 in waiting.failures)
     house.service.unload_model("big")
     before = time.monotonic()
@@ -209,12 +211,12 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     gate = new_gate()
     house.load(house.spec("old"))
     house.script.on_close = lambda name: gate.stop()
-    placement = house.manager._reconciler._admission
-    placement.ask_room = lambda file, count: "memory is short" if placement.is_unloading() else None
+    placement = house.manager._reconciler
+    placement.ask_room = lambda file, count: "memory is short" if house.manager.table.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()
     house.set_desired(house.spec("m"))
-    eventually(lambda: house.manager._models["m"].generation == 1)
+    eventually(lambda: house.manager.table._models["m"].generation == 1)
     gate.let_go(2)
     assert settle(house, "m") is None
     assert "model.failed" not in [kind for kind, _ in house.events]
@@ -226,6 +228,27 @@ def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(house: A
 
     house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert "tried again at" in str(settle(house))
+
+
+def test_a_failure_names_the_runtimes_that_were_skipped_and_no_other_notes(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends._made, "first", house.script)
+    Failing(house, LoadError("the first cannot open it"), LoadError("the last cannot open it"))
+    notes = "max_batch_size was set to 4: the model file can batch", "parameter 'isolaton' is not known"
+
+    def resolve(passed_over: Any) -> Any:
+        skipped = tuple(f"backend 'first' was skipped for 'last': {reason}" for reason in passed_over.values())
+        resolved = house.desired_version(house.spec(notes=(*notes, *skipped))).resolve({})
+        backend = "scripted" if passed_over else "first"
+        spec = replace(resolved.spec, backend=backend)
+        return replace(resolved, spec=spec, skipped=skipped, has_alternatives=not passed_over)
+
+    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    assert settle(house) == (
+        "version 1 is at UNAVAILABLE state: the last cannot open it; "
+        "backend 'first' was skipped for 'last': the first cannot open it;"
+    )
 
 
 def test_files_that_changed_while_they_were_loaded_fail_nothing_when_the_new_ones_are_wished_for_by_then(

@@ -165,7 +165,7 @@ def test_what_waits_when_the_gpu_is_lost_is_answered(house: Any, gate: Any, even
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
     gate.let_go(9)
-    eventually(lambda: house.manager._models["m"].loaded == [])
+    eventually(lambda: house.manager.table._models["m"].loaded == [])
 
 
 def test_one_request_too_large_for_the_gpu_costs_itself_only(house: Any) -> None:

@@ -37,7 +37,7 @@ def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
     eventually(lambda: "model.hung" in [kind for kind, _ in house.events])
     assert len(house.script.opened) == 2, "it is not loaded again by itself"
     gate.let_go(9)
-    eventually(lambda: house.manager._models["m"].loaded == [])
+    eventually(lambda: house.manager.table._models["m"].loaded == [])
     house.script.on_run = plain
     house.load(house.spec(), mark="new files")
     assert house.service.is_ready()

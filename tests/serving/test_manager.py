@@ -47,6 +47,13 @@ def test_a_wish_is_loaded_announced_after_it_can_be_used_and_unloaded(house: Any
     eventually(lambda: kinds(house) == ["loading", "ready", "draining", "unloaded"])
 
 
+def test_warnings_about_a_model_that_serves_are_logged_as_such(house: Any, caplog: Any) -> None:
+    with caplog.at_level("INFO"):
+        house.load(house.spec(warnings=("it looks doubtful",), notes=("it can batch",)))
+    found = {(record.levelname, record.getMessage()) for record in caplog.records}
+    assert {("WARNING", "model 'm': it looks doubtful"), ("INFO", "model 'm': it can batch")} <= found
+
+
 def test_a_version_that_is_not_asked_for_by_number_is_the_highest(house: Any) -> None:
     house.load(house.spec(), 1, 3, 2)
     assert house.manager.route("m", None).version == 3
@@ -200,6 +207,23 @@ def test_a_failed_model_that_is_removed_leaves_the_index(house: Any, eventually:
     assert index(house) == []
     with pytest.raises(UnknownModel, match="'m' is not found"):
         house.submit()
+
+
+def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(house: Any, new_gate: Any) -> None:
+    gate = new_gate()
+
+    def fail(job: Any) -> None:
+        gate.stop()
+        raise LoadError("no luck")
+
+    house.script.on_open = fail
+    house.set_desired(house.spec())
+    gate.wait_entered()
+    house.manager.set_desired_state([])
+    gate.let_go()
+    assert house.manager.wait_settled(None, 20)
+    assert index(house) == []
+    assert "model.failed" not in [kind for kind, _ in house.events]
 
 
 def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
@@ -426,7 +450,7 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(house: Any, eventua
         for number in range(first, last):
             house.load(spec, mark=str(number))
             house.submit(number)[1].final()
-        eventually(lambda: len(house.manager._models["m"].loaded) == 1 and not house.manager._reconciler.running)
+        eventually(lambda: len(house.manager.table._models["m"].loaded) == 1 and not house.manager.table._unfinished)
         gc.collect()
 
     reload(0, 50)

@@ -127,8 +127,8 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
             house.service.submit(house.request(1.0, model=spec.name), mailboxes[-1])
         assert all(mailbox.final().error is None for mailbox in mailboxes)
         house.manager.set_desired_state([])
-        with house.manager._changed:
-            assert house.manager._changed.wait_for(lambda: not house.manager._reconciler.running, 300)
+        with house.manager.table._changed:
+            assert house.manager.table._changed.wait_for(lambda: not house.manager.table._unfinished, 300)
         assert house.manager.loaded_versions() == []
     finally:
         is_over.set()

@@ -25,7 +25,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
         plain(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr("edge_server.serving.lifecycle.reconciler._THREAD_AGAIN_NS", 1_000_000, raising=False)
+    monkeypatch.setattr("edge_server.serving.lifecycle.reconciler._THREAD_RETRY_NS", 1_000_000, raising=False)
 
     def choose(name: str, count: int) -> dict[str, int]:
         left[name] = count
@@ -36,22 +36,22 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_loads_for_ever(house: Any) -> None:
     manager = house.manager
-    plain = manager._reconciler._is_wanted
+    plain = manager.table._is_wanted
     asked: list[bool] = []
 
     def is_wanted(model: Any, action: Any) -> bool:
         answer: bool = plain(model, action)
         asked.append(answer)
         # What the load has to look at twice must not change in between: nobody may have the lock for that.
-        if not manager._changed._is_owned():
+        if not manager.table._changed._is_owned():
             manager.set_desired(DesiredModel("m"))
         return answer
 
-    manager._reconciler._is_wanted = is_wanted
+    manager.table._is_wanted = is_wanted
     house.set_desired(house.spec())
     assert manager.wait_settled(["m"], 20)
     assert asked[0]
-    manager._reconciler._is_wanted = plain
+    manager.table._is_wanted = plain
     house.service.load_model("m")
     assert house.service.is_model_ready("m", None)
 
@@ -62,7 +62,7 @@ def test_a_load_waits_for_a_thread_when_the_system_grants_none(house: Any, refus
     assert left["edge-load"] == 0
     assert house.submit(2.0)[1].final().error is None
     assert caplog.text.count("no thread 'edge-load' for now") == 1
-    assert not house.manager._reconciler.proceeding
+    assert not house.manager.table._proceeding
 
 
 def test_a_drain_waits_for_a_thread_when_the_system_grants_none(house: Any, refuse: Any, eventually: Any) -> None:

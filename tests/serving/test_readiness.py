@@ -76,7 +76,7 @@ def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
     house = new_house(readiness=readiness)
     house.load(house.spec("good"))
     lost = house.load(house.spec("lost"))
-    house.manager._fail_hung(lost, "it hangs")
+    house.manager.table.fail_hung(lost, "it hangs")
     assert house.service.is_ready() is is_ready
     house.manager.set_desired(DesiredModel("lost"))
     assert house.service.is_ready()

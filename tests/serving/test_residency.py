@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, LoadError, NotReady, QueueFull, UnknownModel
-from edge_server.serving.lifecycle.eviction import to_evict
+from edge_server.serving.lifecycle.model_state import to_evict
 
 FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
 IDLE = "unloaded: idle; loads again on request"
@@ -114,7 +114,7 @@ def test_requests_that_come_while_it_loads_share_the_one_load(new_house: Any, ne
     gate.let_go()
     assert [float(mailbox.final().outputs[0].array[0, 0]) for _, mailbox in sent] == [0, 1, 2, 3, 4, 5]
     assert [name for name, _ in house.script.opened] == ["a_0", "b_0"]
-    eventually(lambda: not house.manager._models["b"].pending)
+    eventually(lambda: not house.manager.table._models["b"].pending)
 
 
 def stop_runs(house: Any, gate: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_model_in_use_is_not_evicted(new_house: Any, new_gate: Any, eventually
     _, busy = house.submit(model="a")
     gate.wait_entered()
     _, waiting = house.submit(model="b")
-    eventually(lambda: house.manager._models["b"].loading is not None)
+    eventually(lambda: house.manager.table._models["b"].loading is not None)
     assert resident(house) == {"a"}
     gate.let_go(1)
     assert busy.final().error is None
@@ -215,7 +215,7 @@ def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> No
 
 
 def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.routing.router._MOST_PENDING", 2)
+    monkeypatch.setattr("edge_server.serving.lifecycle.model_table._MAX_PENDING", 2)
     house = new_house(max_resident_models=1)
     set_desired(house, "a", "b")
     gate = new_gate()
@@ -260,7 +260,7 @@ def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_house: 
     house.set_desired(house.spec("a"), mark="b")
     assert house.manager.wait_settled(["a"], 20)
     if resident(house) == {"a"}:
-        assert not house.manager._models["a"].can_be_evicted()
+        assert not house.manager.table._models["a"].can_be_evicted()
 
 
 def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_house: Any) -> None:

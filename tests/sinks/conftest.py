@@ -127,7 +127,7 @@ class Broker:
 
 @pytest.fixture
 def broker(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[Broker]:
-    pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install 'edge-server[test-all]'")
+    pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install '.[test-all]'")
     binary = Path(os.environ.get("EDGE_TEST_CAMERA_SERVERS", "/")) / "usr/sbin/mosquitto"
     if not binary.exists():
         pytest.skip("needs the broker Mosquitto: tests/e2e/fetch_camera_servers.sh, or apt install mosquitto")

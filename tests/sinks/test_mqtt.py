@@ -426,5 +426,5 @@ def test_without_the_package_the_reason_says_what_to_install(monkeypatch):
         raise ImportError(f"No module named '{name}'")
 
     monkeypatch.setattr(mqtt.importlib, "import_module", absent)
-    with pytest.raises(Unsupported, match=r"pip install 'edge-server\[mqtt\]'"):
+    with pytest.raises(Unsupported, match=r"pip install '\.\[mqtt\]'"):
         mqtt.MqttBroker(SinkEntry("home", "mqtt://host"), lambda: None).open()

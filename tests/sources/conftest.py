@@ -181,7 +181,7 @@ class RtspCamera:
 
 @pytest.fixture
 def rtsp_camera(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[RtspCamera]:
-    pytest.importorskip("av", reason="needs PyAV: pip install 'edge-server[test-all]'")
+    pytest.importorskip("av", reason="needs PyAV: pip install '.[test-all]'")
     servers = os.environ.get("EDGE_TEST_CAMERA_SERVERS", "")
     if not servers:
         pytest.skip("needs GStreamer's RTSP server: tests/e2e/fetch_camera_servers.sh")

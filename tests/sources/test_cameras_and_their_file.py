@@ -125,7 +125,7 @@ def test_a_sink_that_fails_costs_no_frame(start, folder, tmp_path, eventually):
 
 def test_a_server_without_cameras_imports_nothing_of_them() -> None:
     code = (
-        "import sys, threading, edge_server.process.server, edge_server.frontends.http.frontend\n"
+        "import sys, threading, edge_server.process.server, edge_server.process.http_routes\n"
         "print([name for name in sys.modules if name.startswith(('edge_server.sources', 'edge_server.sinks', 'av', "
         "'paho', 'cv2'))], threading.active_count())"
     )

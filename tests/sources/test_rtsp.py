@@ -197,7 +197,7 @@ def test_without_pyav_and_opencv_the_reason_says_what_to_install(monkeypatch):
         raise ImportError(f"No module named '{name}'")
 
     monkeypatch.setattr(rtsp.importlib, "import_module", absent)
-    with pytest.raises(Unsupported, match=r"pip install 'edge-server\[sources\]'"):
+    with pytest.raises(Unsupported, match=r"pip install '\.\[sources\]'"):
         open_rtsp("rtsp://host/x", "pyav")
 
 
@@ -216,6 +216,6 @@ def test_a_url_cannot_leave_its_place_in_the_pipeline():
 def test_without_pyav_opencv_is_tried_and_says_where_reasons_come_from(monkeypatch, free_ports):
     monkeypatch.setattr(rtsp.importlib.util, "find_spec", lambda name: None)
     port = free_ports(1)[0]
-    with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*edge-server\[sources\]") as caught:
+    with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*pip install '\.\[sources\]'") as caught:
         open_rtsp(f"rtsp://me:geheim@127.0.0.1:{port}/x")
     assert caught.value.message.startswith(f"rtsp://127.0.0.1:{port}: ")

@@ -206,4 +206,4 @@ def test_without_the_libraries_the_server_says_which_extra_is_missing() -> None:
         "except BackendMissing as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'edge-server[otel]'" in done.stdout
+    assert "pip install '.[otel]'" in done.stdout

@@ -104,7 +104,7 @@ def test_without_opencv_an_image_is_unsupported_and_the_message_says_what_to_ins
     encode, noise, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(Unsupported, match=r"pip install 'edge-server\[vision\]'") as caught:
+    with pytest.raises(Unsupported, match=r"pip install '\.\[vision\]'") as caught:
         decode(encode(noise(4, 4), "PNG"))
     assert caught.value.code is ErrorCode.UNSUPPORTED
 

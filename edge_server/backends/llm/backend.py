@@ -25,7 +25,7 @@ from edge_server.backends.llm.settings import LlmSettings, memory_parts, read_se
 from edge_server.backends.llm.token_engine import TokenEngine
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.isolated_session import IsolatedSession
-from edge_server.errors import BackendMissing, EdgeServerError, LoadError
+from edge_server.errors import BackendMissing, EdgeServerError, LoadError, install_hint
 
 EXPORT_FILE = "openvino_tokenizer.xml"
 """File by which the folder of an OpenVINO export is known."""
@@ -54,8 +54,8 @@ _INPUTS = (
 )  # fmt: skip
 _OUTPUTS = (
     ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
-    ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1), ("cumulative_logprob", "FP32", -1),
-    ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
+    ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1),
+    ("cumulative_logprob", "FP32", -1), ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
 )  # fmt: skip
 
 
@@ -72,8 +72,7 @@ class _LlmBackend(Backend):
     def __init__(self, name: str) -> None:
         self.name = name
         if self.extra and importlib.util.find_spec(name) is None:
-            raise BackendMissing(f"runtime {name} is not installed; install it with: "
-                                 f"pip install 'edge-server[{self.extra}]'")  # fmt: skip
+            raise BackendMissing(f"runtime {name} is not installed; {install_hint(self.extra)}")
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         config = json.loads(config_json)
@@ -212,7 +211,7 @@ def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> 
     return dataclasses.replace(
         settings,
         num_kv_blocks=blocks,
-        max_num_batched_tokens=settings.max_num_seqs * settings.max_context,
+        max_num_batched_tokens=settings.max_context,
         enable_prefix_caching=False,
     )
 

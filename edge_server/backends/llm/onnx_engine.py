@@ -17,7 +17,7 @@ import numpy as np
 from edge_server.backends.backend_helpers import import_runtime, message_line
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.text_request import DEFAULT_SAMPLING
-from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, FinishReason, Sampling, TokenEvent
 from edge_server.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class _Batch:
         self.events = engine.create_event_buffer(2 * _MOST_ROWS)
         self.requests: dict[int, Any] = {}
         """The library's request of each sequence that has not ended."""
+        self.prompt_tokens = 0
+        """Of all prompts, which the first step reads together."""
         self.row_tokens = 0
         """Most tokens that a sequence may have in the end."""
         self.reserved_rows = 0
@@ -53,6 +55,8 @@ class OnnxEngine:
     longest may become (prompt and max_tokens). It is free when the last sequence has ended. `total_blocks` is
     `max_num_seqs` times the blocks of `max_context`; `figures` counts reserved rows. A batch waits while its rows would
     exceed `max_num_seqs`.
+
+    The prompts of a batch have `max_context` tokens at most, because the step that reads them takes memory for each.
 
     The constructor raises whatever the library raises for a folder that it cannot load, and BackendMissing.
     """
@@ -103,11 +107,17 @@ class OnnxEngine:
     def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
         _check_sampling(sampling)
         last = self._batches[-1] if self._batches else None
-        if last is None or last.reserved_rows or len(last.requests) >= min(_MOST_ROWS, self._most_rows):
+        if (
+            last is None
+            or last.reserved_rows
+            or len(last.requests) >= min(_MOST_ROWS, self._most_rows)
+            or last.prompt_tokens + len(prompt) > self.max_context
+        ):
             last = _Batch(self._library.Engine(self._model))
         most_tokens = len(prompt) + sampling.max_tokens
         last.requests[number] = self._begin_turn(last.engine, prompt, sampling, most_tokens)
         last.row_tokens = max(last.row_tokens, most_tokens)
+        last.prompt_tokens += len(prompt)
         if last not in self._batches:
             self._batches.append(last)
 
@@ -186,7 +196,9 @@ class OnnxEngine:
                     events.append(TokenEvent(number, error=event.error_code.name))
                 elif event.flags & flags.TURN_FINISHED:
                     is_stop = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
-                    events.append(TokenEvent(number, tokens, finish="stop" if is_stop else "length"))
+                    cached = int(event.usage.cached_prompt_tokens)
+                    finish: FinishReason = "stop" if is_stop else "length"
+                    events.append(TokenEvent(number, tokens, finish=finish, cached_tokens=cached))
                 elif tokens:
                     events.append(TokenEvent(number, tokens))
         except RuntimeError as error:

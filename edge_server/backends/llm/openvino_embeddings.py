@@ -42,7 +42,15 @@ from edge_server.backends.openvino_lean_import import import_openvino
 from edge_server.backends.python.isolated_session import IsolatedSession
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, ContextTooLong, EdgeServerError, InvalidRequest, LoadError
+from edge_server.errors import (
+    BackendError,
+    BackendMissing,
+    ContextTooLong,
+    EdgeServerError,
+    InvalidRequest,
+    LoadError,
+    install_hint,
+)
 
 _POOLING = {"cls": "CLS", "mean": "MEAN", "last_token": "LAST_TOKEN"}
 """Value of the parameter `pooling` -> the library's name."""
@@ -67,9 +75,7 @@ class OpenVinoEmbeddingsBackend(Backend):
     def __init__(self, name: str) -> None:
         self.name = name
         if importlib.util.find_spec("openvino_genai") is None:
-            raise BackendMissing(
-                "runtime openvino_genai is not installed; install it with: pip install 'edge-server[llm]'"
-            )
+            raise BackendMissing(f"runtime openvino_genai is not installed; {install_hint('llm')}")
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         _export_folder(file)

@@ -65,6 +65,7 @@ class _Generation:
         self.arrived_s = time.monotonic()
         self.first_token_s = 0.0
         self.output_tokens = 0
+        self.cached_tokens: int | None = None
         self.cumulative_logprob = 0.0
         self.unsent = "" if request.is_stream or not request.has_prompt_in_output else request.prompt or ""
         """Text that is not sent yet: all of it if the request is no stream."""
@@ -335,6 +336,7 @@ class LlmSession(RequestSession):
             ]
         self._metrics.count_tokens(len(event.tokens))
         finish = event.finish
+        generation.cached_tokens = event.cached_tokens
         text = generation.text.add_text(decoded, is_last=finish is not None)
         if generation.text.is_stopped:
             if finish is None:
@@ -367,6 +369,8 @@ class LlmSession(RequestSession):
             outputs["finish_reason"] = _texts("tool_calls" if finish == "stop" and has_called else finish or "")
         if request.has_input_count:
             outputs["num_input_tokens"] = np.array([len(generation.prompt)], np.uint32)
+            if generation.cached_tokens is not None:
+                outputs["num_cached_tokens"] = np.array([generation.cached_tokens], np.uint32)
         if request.has_output_count:
             outputs["num_output_tokens"] = np.array([generation.unsent_tokens], np.uint32)
         if request.has_logprobs:

@@ -9,12 +9,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from edge_server.backends.llm.token_engine import ChatMessage, Sampling
 from edge_server.backends.llm.tool_calls import Tools, read_tools
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
+from edge_server.core.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -22,12 +24,9 @@ DEFAULT_MAX_TOKENS = 16
 
 DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS)
 
-_CONSTRAINING = {
-    "allowed_token_ids", "bad_words", "best_of", "guided_choice", "guided_decoding", "guided_grammar", "guided_json",
-    "guided_regex", "include_stop_str_in_output", "length_penalty", "logit_bias", "prompt_logprobs",
-    "stop_token_ids", "stop_words", "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
-}  # fmt: skip
-"""Unknown sampling parameters that are errors as request parameters too, of which others are not for the model."""
+_ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"}
+"""What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
+other unknown request parameters are not for the model."""
 
 _MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
 
@@ -95,7 +94,7 @@ def read_sampling(
 ) -> Sampling:
     """Return the sampling parameters; `defaults` where they are missing or null.
 
-    Unknown names are errors if `is_strict`, otherwise only those known to constrain a text. Raises InvalidRequest.
+    Unknown names are errors if `is_strict`, otherwise those that are known to constrain a text. Raises InvalidRequest.
     """
 
     def bad(key: str, expected: str) -> InvalidRequest:
@@ -124,10 +123,11 @@ def read_sampling(
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
         "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
     }  # fmt: skip
-    unknown = sorted(set(values) - known if is_strict else {name for name in _CONSTRAINING if values.get(name)})
+    unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
     if unknown:
+        instead = f"; use '{SAME_AS[unknown[0]]}'" if unknown[0] in SAME_AS else ""
         raise InvalidRequest(
-            f"{title}: unknown sampling parameter '{unknown[0][:80]}'; known are {', '.join(sorted(known))}"
+            f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(known))}"
         )
     if whole("n", 1, 1) != 1:
         raise bad("n", "1; send the request once for each text")
@@ -160,6 +160,12 @@ def read_sampling(
         ignore_eos=bool(values.get("ignore_eos", False)),
         json_schema=schema,
     )
+
+
+def _constrains(values: Mapping[str, Any], name: str) -> bool:
+    """Return whether a request parameter asks for what no model supports. An empty text asks for nothing."""
+    value = values[name]
+    return value not in (None, "") and (name in _ELSEWHERE or (name in UNSUPPORTED and value not in UNSUPPORTED[name]))
 
 
 def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:

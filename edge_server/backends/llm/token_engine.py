@@ -42,6 +42,7 @@ class TokenEvent:
 
     `tokens` are the new ones, without the token that ends the text. `logprobs` has the natural logarithm of each new
     token's probability. `finish` ends the sequence. `error` ends it too: the engine could not continue it.
+    `cached_tokens`, with `finish`: tokens of the prompt that were not computed, None if the engine does not tell.
     """
 
     number: int
@@ -49,6 +50,7 @@ class TokenEvent:
     logprobs: tuple[float, ...] = ()
     finish: FinishReason | None = None
     error: str = ""
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

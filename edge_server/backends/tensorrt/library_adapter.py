@@ -31,6 +31,10 @@ class EngineFault(Exception):
     """TensorRT refused. The message is the text that it logged."""
 
 
+class ShapeFault(EngineFault):
+    """No profile of the engine takes the shapes, or the values of shape tensors, that a client sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One input or output of an engine. `shape` has -1 for a variable dimension. `is_on_host`: it is a shape tensor,

@@ -20,7 +20,7 @@ from math import prod
 from typing import Any
 
 from edge_server.backends.base import Array
-from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
+from edge_server.backends.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 from edge_server.core.device_tensor import DeviceArray, to_host_array
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensorrt_engine import Profile, Range, Shape
@@ -72,8 +72,13 @@ class EngineProfiles:
         """Return the profile for these shapes, None if there is none. The first profile is preferred."""
         return choose_profile(self._shapes, self.allowed, shapes, self.first)
 
-    def for_inputs(self, inputs: Mapping[str, Array | DeviceArray], shapes: Mapping[str, Shape], current: int) -> int:
-        """Return the profile for these inputs; `current` is preferred. Raises EngineFault and ServingFault."""
+    def for_inputs(
+        self, inputs: Mapping[str, Array | DeviceArray], shapes: Mapping[str, Shape], current: int, *, has_rows: bool
+    ) -> int:
+        """Return the profile for these inputs; `current` is preferred.
+
+        Raises ServingFault, ShapeFault for sizes that the client chose, and EngineFault for the rows of a batch.
+        """
         given: Mapping[str, Shape] = shapes
         if self._shape_tensors:
             values = {
@@ -83,8 +88,17 @@ class EngineProfiles:
             given = {**shapes, **values}
         number = choose_profile(self._shapes_and_values, self.allowed, given, current)
         if number is None:
-            raise EngineFault(misfit_text(self._shapes_and_values, self.allowed, given, self._shape_tensors))
+            said = misfit_text(self._shapes_and_values, self.allowed, given, self._shape_tensors)
+            raise EngineFault(said) if has_rows and self._takes_without_rows(given) else ShapeFault(said)
         return number
+
+    def _takes_without_rows(self, shapes: Mapping[str, Shape]) -> bool:
+        """Return whether a profile takes these shapes with another first size. A batch has rows of several clients."""
+        profiles = [self._shapes_and_values[number] for number in self.allowed]
+        return any(
+            all(one.holds((*one.least[:1], *shapes[name][1:])) for name, one in profile.items() if name in shapes)
+            for profile in profiles
+        )
 
 
 def configured_profiles(spec: ModelSpec) -> tuple[Profile, ...]:

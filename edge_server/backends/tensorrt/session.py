@@ -12,12 +12,12 @@ from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
 from edge_server.backends.tensorrt.execution_context import Bindings, ExecutionContext
-from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
+from edge_server.backends.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 from edge_server.backends.tensorrt.optimization_profiles import EngineProfiles
 from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Shape
-from edge_server.errors import BackendError, EdgeServerError, OutOfMemory, SessionLost
+from edge_server.errors import BackendError, EdgeServerError, InvalidRequest, OutOfMemory, SessionLost
 
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
 """Exceptions of TensorRT, its bindings and the driver."""
@@ -181,6 +181,8 @@ class TensorRTSession(Session):
                 failure = SessionLost(f"{said}; the process has lost the GPU and must be started anew")
             else:
                 failure = OutOfMemory(said) if error.is_out_of_memory else BackendError(said)
+        except ShapeFault as error:
+            failure = InvalidRequest(f"model '{self._use.model}': {self._library.name}: {message_line(error)}")
         except _FAULTS as error:
             failure = BackendError(f"model '{self._use.model}': {self._library.name}: {message_line(error)}")
         raise failure
@@ -237,7 +239,8 @@ class TensorRTSession(Session):
         plain, dynamic_outputs = self._plain, self._bindings.dynamic_outputs
         assert plain is not None, "made when the session was opened"
         shapes = {name: inputs[name].shape for name in self._inputs}
-        plain.use_profile(self._profiles.for_inputs(inputs, shapes, plain.profile))
+        number = self._profiles.for_inputs(inputs, shapes, plain.profile, has_rows=self._use.has_rows)
+        plain.use_profile(number)
         with self._library.logger.captured() as errors:
             for name in self._inputs:
                 buffer = self._buffers[name]

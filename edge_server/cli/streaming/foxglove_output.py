@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_server.core.frame_stream_types import Detection, Frame, FrameHeader, FrameResult
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.errors import InvalidRequest, Unsupported, install_hint
 
 DEFAULT_ADDRESS = "127.0.0.1:8765"
 """Foxglove connects to this port by default."""
@@ -29,7 +29,7 @@ class FoxgloveOutput:
             import foxglove
             from foxglove import channels, messages
         except ImportError:
-            raise Unsupported("--foxglove needs foxglove-sdk: pip install 'edge-server[foxglove]'") from None
+            raise Unsupported(f"--foxglove needs foxglove-sdk; {install_hint('foxglove')}") from None
         self._messages = messages
         # Before the start: foxglove-sdk may refuse a viewer that subscribes at once to a topic that is added later.
         self._raw = {name: channels.RawImageChannel(f"/{name}/image") for name in names}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported
+from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported, install_hint
 from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
 from edge_server.service import Handle, InferenceService
@@ -76,8 +76,7 @@ class ZmqDetector:
             import zmq.asyncio
         except ImportError as error:
             raise Unsupported(
-                f"--frigate-zmq needs pyzmq, which does not import here ({error}); install it with: "
-                "pip install 'edge-server[frigate]'"
+                f"--frigate-zmq needs pyzmq, which does not import here ({error}); {install_hint('frigate')}"
             ) from None
         self._dispatch = LoopDispatch(asyncio.get_running_loop())
         self._context = zmq.asyncio.Context()

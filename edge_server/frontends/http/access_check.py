@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from edge_server.config import RestrictedGroup
 from edge_server.errors import EdgeServerError, Forbidden, Unauthenticated
-from edge_server.frontends.access_control import is_shared_key
+from edge_server.frontends.access_control import is_shared_key, is_this_machine
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.request_head import Headers
+
+_NOT_ALLOWED = (
+    "rollback, unpin and changes of engine builds are allowed from this machine only; to allow them from other "
+    "machines, require a key: --http-restricted-api=model-repository:<key>=<value>"
+)
 
 
 class AccessCheck:
@@ -39,6 +44,15 @@ class AccessCheck:
     def admit_uncounted(self, headers: Headers, category: str) -> str:
         """Return and raise the same as `admit`, but count only a refused request."""
         return self._admit(headers, category, self._name_of)
+
+    def check_change(self, peer: str | None) -> None:
+        """Raise Forbidden unless the client at an address may change what serves in every model control mode.
+
+        Where model-repository needs neither a key nor a token, only this machine may. Unlike load and unload, these
+        changes cannot be forbidden by the mode.
+        """
+        if not self.is_guarded("model-repository") and not is_this_machine(peer):
+            raise Forbidden(_NOT_ALLOWED)
 
     def may_use(self, headers: Headers, category: str) -> bool:
         """Return whether a request may use a category."""

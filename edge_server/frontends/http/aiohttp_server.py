@@ -1,9 +1,10 @@
-"""Adapter to aiohttp, which serves the requests that are not inference, one at a time.
+"""Adapter to aiohttp, which serves the requests of some routes, one at a time.
 
 The connection finds the end of a request. aiohttp's protocol then gets the head and the body as bytes, parses them,
-and calls the handler. It writes the response to an AiohttpTransport, which passes it to the connection. `_handle` sends
-the complete response itself, and therefore knows when it is sent. aiohttp is imported on another thread, for the first
-such request or when the server is ready, so that neither the start nor an inference waits for the import.
+and makes a request, of which the handler gets an AiohttpRequest. aiohttp writes the response to an AiohttpTransport,
+which passes it to the connection. `_handle` sends the complete response itself, and therefore knows when it is sent.
+aiohttp is imported on another thread, for the first such request or when the server is ready, so that neither the start
+nor an inference waits for the import.
 """
 
 from __future__ import annotations
@@ -11,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any
 
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
-from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import HttpConnection
+from edge_server.frontends.http.request import Handler, HttpRequest, RequestContext
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
 from edge_server.frontends.http.response import SERVER, HttpResponse, error_response, failure_response
-from edge_server.frontends.v2.json_parser import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -44,24 +44,20 @@ _CONNECTION_HEADERS = frozenset(
 )
 """Header fields about the connection or the transfer: the connection has handled them."""
 
-AiohttpResponse: TypeAlias = Union[HttpResponse, "web.StreamResponse"]
-Handler: TypeAlias = Callable[["web.BaseRequest", Mapping[str, str]], Awaitable[AiohttpResponse]]
-"""Returns the response, or a stream that it has started."""
-
 
 class AiohttpServer:
     """aiohttp's server for the connections of one listener. Lives on one event loop.
 
-    `workers` import aiohttp and decompress bodies; None means the default executor of the loop.
+    `workers` import aiohttp; None means the default executor of the loop.
     """
 
     def __init__(self, workers: Executor | None = None) -> None:
-        self.workers = workers
+        self._workers = workers
         self._server: web.Server | None = None
 
     def prepare(self) -> asyncio.Future[ModuleType]:
         """Import aiohttp on another thread, before a request needs it. The future may raise ImportError."""
-        return asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
+        return asyncio.get_running_loop().run_in_executor(self._workers, importlib.import_module, "aiohttp.web")
 
     def begin(
         self, target: AiohttpTarget, connection: HttpConnection, body: Body, reader: BodyReader | None
@@ -110,7 +106,7 @@ class AiohttpServer:
             response = await transport.call_handler(request)
             if isinstance(response, HttpResponse):
                 closes = response.closes
-                headers = {**response.headers, **own_headers(request)}
+                headers = {**response.headers, **_own_headers(transport.connection)}
                 response = web.Response(body=response.body, status=response.status, headers=headers)
                 if closes:
                     response.force_close()
@@ -127,17 +123,49 @@ class AiohttpServer:
 
 @dataclass(slots=True)
 class AiohttpTarget:
-    """Target of a request that aiohttp serves by a handler."""
+    """Target of a request whose handler runs in aiohttp's server."""
 
     server: AiohttpServer
     handler: Handler
     names: Mapping[str, str]
     head: RequestHead
+    context: RequestContext
     aligned_at: int = 0
     is_cacheable: bool = False
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> AiohttpTransport:
         return self.server.begin(self, connection, body, reader)
+
+
+class AiohttpRequest(HttpRequest):
+    """A request whose body and stream pass through aiohttp."""
+
+    __slots__ = ("_request", "stream")
+
+    def __init__(
+        self, target: AiohttpTarget, connection: HttpConnection, reader: BodyReader | None, request: web.BaseRequest
+    ) -> None:
+        super().__init__(target.head, target.names, target.context, connection, b"", reader)
+        self._request = request
+        self.stream: web.StreamResponse | None = None
+
+    async def read_body(self) -> Body:
+        data = bytearray()
+        async for piece in self._request.content.iter_any():
+            data += piece
+        self._body = memoryview(data).toreadonly()
+        return await super().read_body()
+
+    async def begin_stream(self, status: int, headers: Mapping[str, str]) -> None:
+        from aiohttp import web
+
+        self.is_streaming = True
+        self.stream = web.StreamResponse(status=status, headers={**headers, **_own_headers(self.connection)})
+        await self.stream.prepare(self._request)
+
+    def write(self, data: bytes) -> Awaitable[None]:
+        assert self.stream is not None
+        return self.stream.write(data)
 
 
 class AiohttpTransport(asyncio.Transport):
@@ -188,40 +216,30 @@ class AiohttpTransport(asyncio.Transport):
             piece, self._unread = self._unread[:_PIECE_BYTES], self._unread[_PIECE_BYTES:]
             self._protocol.data_received(bytes(piece))
 
-    async def call_handler(self, request: web.BaseRequest) -> AiohttpResponse:
-        """Return the response to the current request. Raises ConnectionError when none can be sent."""
+    async def call_handler(self, request: web.BaseRequest) -> HttpResponse | web.StreamResponse:
+        """Return the response to the current request, or the stream that its handler has sent.
+
+        Raises ConnectionError when none can be sent.
+        """
         target, task = self._target, asyncio.current_task()
         if target is None:
             raise ConnectionResetError("the request is cancelled")
         self._is_handled = True
         if task is not None:
             self.connection.track_task(task)
+        own = AiohttpRequest(target, self.connection, self._reader, request)
         try:
-            return await target.handler(request, target.names)
+            response = await target.handler(own)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response for any error
-            response = failure_response(error, f"request {request.method} {request.raw_path}")
+            response = failure_response(error, f"request {target.head.method} {target.head.target}")
             if self._has_written:
                 raise ConnectionAbortedError("the response is incomplete") from None
+        if response is not None:
             return response
-
-    async def read_body(self, request: web.BaseRequest) -> Body:
-        """Return the decompressed body of the current request. Raises InvalidRequest, Unsupported and Refusal."""
-        encoding = request_encoding(request.headers.get("Content-Encoding"))
-        data = bytearray()
-        async for piece in request.content.iter_any():
-            data += piece
-        if encoding is None:
-            return memoryview(data).toreadonly()
-        assert self._target is not None
-        self._reader = self._reader or self.connection.register_body()
-        return await self._reader.decompress(memoryview(data), encoding, self._target.server.workers)
-
-    def release_body(self) -> None:
-        """Remove the body from the memory budget."""
-        if self._reader is not None:
-            self._reader.release()
+        assert own.stream is not None
+        return own.stream
 
     def end_request(self, *, may_stay_open: bool) -> None:
         """End a request whose response is sent and whose body is read. `may_stay_open` is about the connection."""
@@ -301,19 +319,6 @@ class AiohttpTransport(asyncio.Transport):
         self._loop.call_soon(self._feed_body)
 
 
-def own_headers(request: web.BaseRequest) -> Mapping[str, str]:
+def _own_headers(connection: HttpConnection) -> Mapping[str, str]:
     """Return the headers of each response that do not depend on its endpoint."""
-    transport = request.transport
-    cors = transport.connection.cors_headers() if isinstance(transport, AiohttpTransport) else {}
-    return {**cors, "Server": SERVER}
-
-
-async def read_members(request: web.BaseRequest) -> dict[str, object]:
-    """Return the JSON object in a request's body. Raises InvalidRequest, Unsupported and Refusal."""
-    transport = request.transport
-    if not isinstance(transport, AiohttpTransport):
-        raise ConnectionResetError("the client is gone")
-    try:
-        return parse_object(await transport.read_body(request))
-    finally:
-        transport.release_body()
+    return {**connection.cors_headers(), "Server": SERVER}

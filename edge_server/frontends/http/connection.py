@@ -69,7 +69,7 @@ _DISCARDED = DiscardedBody()
 class HttpCall(Protocol):
     """A request that runs."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Cancel the request: the client has disconnected. It sends no response."""
 
 
@@ -170,7 +170,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         "began_ns",
         "has_activity",
         "is_plain",
-        "is_streaming",
         "side_protocol",
         "silent_since_s",
     )
@@ -206,7 +205,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keeps_alive = True
         self.is_plain = True
         """Whether the response needs no header about the connection or the origin of the request."""
-        self.is_streaming = False
         self._is_full = False
         self._is_reading_paused = False
         self._is_closing = False
@@ -578,7 +576,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def begin_stream(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head of a response of unknown length. Call `write` and `end_stream` next."""
         assert self._head is not None
-        self.is_streaming = True
         if self._head.is_http_1_0:
             self._keeps_alive = False  # the response ends with the connection
         else:
@@ -601,7 +598,6 @@ class HttpConnection(asyncio.BufferedProtocol):
     def end_stream(self) -> None:
         """Send the end of a stream, and end the request."""
         self._call = None
-        self.is_streaming = False
         if self._transport is None or self._head is None:
             return
         if not self._head.is_http_1_0:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access_control import is_this_machine
-from edge_server.frontends.http.aiohttp_server import read_members
-from edge_server.frontends.http.operator_endpoints import GovernorView
+from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.response import GOVERNOR_HEADER, JSON_TYPE, HttpResponse, json_response, plain_error
+from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.json_parser import json_type
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import InferenceService
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-Names = Mapping[str, str]
 _Result = TypeVar("_Result")
 
 _FILE_PREFIX = "file:"
 
 
 class ControlEndpoints:
-    """The handlers. `blocking` runs calls that may take as long as a model load.
+    """The handlers. `governor_level` returns the governor's state in one word, if there is a governor.
 
     `allows_code_upload`: load requests of other machines may contain code too.
     """
@@ -38,58 +32,106 @@ class ControlEndpoints:
     def __init__(
         self,
         service: InferenceService,
-        blocking: Executor,
-        governor: GovernorView | None = None,
+        governor_level: Callable[[], str] | None = None,
         *,
         allows_code_upload: bool = False,
     ) -> None:
         self._allows_code_upload = allows_code_upload
         self._service = service
-        self._governor = governor
-        self._blocking = blocking
+        self._governor_level = governor_level
 
-    async def live(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    def routes(self) -> Sequence[Route]:
+        get = partial(Route, "GET", uses_aiohttp=True)
+        query = partial(Route, "POST", uses_aiohttp=True)  # changes nothing, although Triton uses POST for it
+        change = partial(query, changes_server=True)
+        trace, named = "/v2/models/{model}/trace/setting", "/v2/repository/{repository}"
+        accepts = "Whether a model accepts inference"
+        counts = "Counts and durations of requests"
+        states = "Models of the repository with their states"
+        no_names = "Not supported: repositories have no names"
+        config = "Configuration of a model"
+        described = "Inputs, outputs and versions of a model"
+        loaded = "Loaded versions: runtime, device, precision, memory"
+        return (
+            get("/v2/health/live", "health", "Whether the server runs", self.live),
+            get("/v2/health/ready", "health", "Whether the server and its models accept inference", self.ready),
+            *(get(path, "health", accepts, self.model_ready) for path in model_paths("/ready")),
+            get("/v2/models/stats", "statistics", counts, self.statistics),
+            *(get(path, "statistics", counts, self.statistics) for path in model_paths("/stats")),
+            *(get(path, "model-config", config, self.model_config) for path in model_paths("/config")),
+            get("/v2/trace/setting", "trace", "Trace settings", self.trace_setting),
+            change("/v2/trace/setting", "trace", "Change trace settings", self.update_trace_setting),
+            get(trace, "trace", "Trace settings", self.trace_setting),
+            change(trace, "trace", "Change trace settings", self.update_trace_setting),
+            get("/v2/logging", "logging", "Log settings", self.log_settings),
+            change("/v2/logging", "logging", "Change log settings", self.update_log_settings),
+            query("/v2/repository/index", "model-repository", states, self.repository_index),
+            change("/v2/repository/models/{model}/load", "model-repository", "Load or reload a model", self.load),
+            change("/v2/repository/models/{model}/unload", "model-repository", "Unload a model", self.unload),
+            query(f"{named}/index", "model-repository", no_names, self.named_repository),
+            query(f"{named}/models/{{model}}/load", "model-repository", no_names, self.named_repository),
+            query(f"{named}/models/{{model}}/unload", "model-repository", no_names, self.named_repository),
+            *_memory_routes(
+                "/v2/systemsharedmemory",
+                "system shared memory",
+                self.shared_memory_status,
+                self.register_shared_memory,
+                self.unregister_shared_memory,
+            ),
+            *_memory_routes(
+                "/v2/cudasharedmemory",
+                "CUDA shared memory",
+                self.cuda_memory_status,
+                self.register_cuda_memory,
+                self.unregister_cuda_memory,
+            ),
+            *(get(path, "metadata", described, self.model_metadata) for path in model_paths("")),
+            get("/v2", "metadata", "Name, version and extensions of the server", self.server_metadata),
+            get("/edge/v1/models", "metadata", loaded, self.instance_reports),
+        )
+
+    async def live(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=200 if self._service.is_live() else 400)
 
-    async def ready(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def ready(self, request: HttpRequest) -> HttpResponse:
         # A server that sheds load is still ready; otherwise a supervisor would restart it.
-        headers = {} if self._governor is None else {GOVERNOR_HEADER: self._governor.state().level}
+        headers = {} if self._governor_level is None else {GOVERNOR_HEADER: self._governor_level()}
         return HttpResponse(status=200 if self._service.is_ready() else 400, headers=headers)
 
-    async def model_ready(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def model_ready(self, request: HttpRequest) -> HttpResponse:
         # Not on the loop: a model's own check may take seconds.
-        is_ready = partial(self._service.is_model_ready, names["model"], _version(names))
-        if await asyncio.get_running_loop().run_in_executor(self._blocking, is_ready):
+        is_ready = partial(self._service.is_model_ready, request.names["model"], _version(request))
+        if await request.run_blocking(is_ready):
             return HttpResponse()
         return plain_error("Model version not ready", 400)
 
-    async def server_metadata(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def server_metadata(self, request: HttpRequest) -> HttpResponse:
         return json_response(control_responses.server_metadata(self._service.server_metadata()))
 
-    async def model_metadata(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def model_metadata(self, request: HttpRequest) -> HttpResponse:
         return json_response(
-            control_responses.model_metadata(self._service.model_metadata(names["model"], _version(names)))
+            control_responses.model_metadata(self._service.model_metadata(request.names["model"], _version(request)))
         )
 
-    async def model_config(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        spec = self._service.find(names["model"], _version(names)).spec
+    async def model_config(self, request: HttpRequest) -> HttpResponse:
+        spec = self._service.find(request.names["model"], _version(request)).spec
         return HttpResponse(spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
 
-    async def statistics(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def statistics(self, request: HttpRequest) -> HttpResponse:
         return json_response(
-            control_responses.statistics(self._service.statistics(names.get("model"), _version(names)))
+            control_responses.statistics(self._service.statistics(request.names.get("model"), _version(request)))
         )
 
-    async def instance_reports(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def instance_reports(self, request: HttpRequest) -> HttpResponse:
         return json_response(control_responses.instance_reports(self._service.instance_reports()))
 
-    async def repository_index(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        members = await read_members(request)
+    async def repository_index(self, request: HttpRequest) -> HttpResponse:
+        members = await request.read_members()
         only_ready = _member(members, "ready", bool, False)
         return json_response(control_responses.repository_index(self._service.repository_index(only_ready=only_ready)))
 
-    async def load(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        parameters = _member(await read_members(request), "parameters", dict, {})
+    async def load(self, request: HttpRequest) -> HttpResponse:
+        parameters = _member(await request.read_members(), "parameters", dict, {})
         config = parameters.pop("config", None)
         if config is not None and not isinstance(config, str):
             raise InvalidRequest(f"load parameter 'config' must be a string of JSON, got {json_type(config)}")
@@ -100,83 +142,99 @@ class ControlEndpoints:
             if not isinstance(value, str):
                 raise InvalidRequest(f"load parameter '{key}' must be a string of base64, got {json_type(value)}")
             files[key.removeprefix(_FILE_PREFIX)] = _decode_base64(f"load parameter '{key}'", value)
-        may_carry_code = self._allows_code_upload or is_this_machine(request.remote)
-        await self._run_blocking(
-            partial(self._service.load_model, names["model"], config, files, may_carry_code=may_carry_code)
+        may_carry_code = self._allows_code_upload or is_this_machine(request.peer)
+        await request.run_blocking(
+            partial(self._service.load_model, request.names["model"], config, files, may_carry_code=may_carry_code)
         )
         return HttpResponse()
 
-    async def unload(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        parameters = _member(await read_members(request), "parameters", dict, {})
+    async def unload(self, request: HttpRequest) -> HttpResponse:
+        parameters = _member(await request.read_members(), "parameters", dict, {})
         dependents = _member(parameters, "unload_dependents", bool, False)
-        await self._run_blocking(partial(self._service.unload_model, names["model"], unload_dependents=dependents))
+        await request.run_blocking(
+            partial(self._service.unload_model, request.names["model"], unload_dependents=dependents)
+        )
         return HttpResponse()
 
-    async def named_repository(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        raise Unsupported(f"'repository_name' specification is not supported, got '{names['repository']}'")
+    async def named_repository(self, request: HttpRequest) -> HttpResponse:
+        raise Unsupported(f"'repository_name' specification is not supported, got '{request.names['repository']}'")
 
-    async def shared_memory_status(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def shared_memory_status(self, request: HttpRequest) -> HttpResponse:
         return json_response(
-            control_responses.shared_memory_status(self._service.shared_memory.status(names.get("region")))
+            control_responses.shared_memory_status(self._service.shared_memory.status(request.names.get("region")))
         )
 
-    async def register_shared_memory(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        members = await read_members(request)
+    async def register_shared_memory(self, request: HttpRequest) -> HttpResponse:
+        members = await request.read_members()
         for key in ("key", "byte_size"):
             if key not in members:
-                raise InvalidRequest(f"'{key}' is missing: what to register as region '{names['region']}'")
+                raise InvalidRequest(f"'{key}' is missing: what to register as region '{request.names['region']}'")
         key, offset = _member(members, "key", str, ""), _member(members, "offset", int, 0)
         byte_size = _member(members, "byte_size", int, 0)
-        await self._run_blocking(partial(self._service.shared_memory.register, names["region"], key, offset, byte_size))
+        await request.run_blocking(
+            partial(self._service.shared_memory.register, request.names["region"], key, offset, byte_size)
+        )
         return HttpResponse()
 
-    async def unregister_shared_memory(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        await self._run_blocking(partial(self._service.shared_memory.unregister, names.get("region")))
+    async def unregister_shared_memory(self, request: HttpRequest) -> HttpResponse:
+        await request.run_blocking(partial(self._service.shared_memory.unregister, request.names.get("region")))
         return HttpResponse()
 
-    async def cuda_memory_status(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def cuda_memory_status(self, request: HttpRequest) -> HttpResponse:
         return json_response(
-            control_responses.cuda_memory_status(self._service.shared_memory.cuda.status(names.get("region")))
+            control_responses.cuda_memory_status(self._service.shared_memory.cuda.status(request.names.get("region")))
         )
 
-    async def register_cuda_memory(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        cuda, name = self._service.shared_memory.cuda, names["region"]
+    async def register_cuda_memory(self, request: HttpRequest) -> HttpResponse:
+        cuda, name = self._service.shared_memory.cuda, request.names["region"]
         cuda.check_usable()
-        members = await read_members(request)
+        members = await request.read_members()
         for key in ("raw_handle", "byte_size"):
             if key not in members:
                 raise InvalidRequest(f"'{key}' is missing: what to register as region '{name}'")
         handle = _decode_base64("raw_handle.b64", _member(_member(members, "raw_handle", dict, {}), "b64", str, ""))
         device_id, byte_size = _member(members, "device_id", int, 0), _member(members, "byte_size", int, 0)
-        await self._run_blocking(partial(cuda.register, name, handle, device_id, byte_size))
+        await request.run_blocking(partial(cuda.register, name, handle, device_id, byte_size))
         return HttpResponse()
 
-    async def unregister_cuda_memory(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        await self._run_blocking(partial(self._service.shared_memory.cuda.unregister, names.get("region")))
+    async def unregister_cuda_memory(self, request: HttpRequest) -> HttpResponse:
+        await request.run_blocking(partial(self._service.shared_memory.cuda.unregister, request.names.get("region")))
         return HttpResponse()
 
-    async def trace_setting(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        return json_response(self._service.trace_settings(names.get("model", "")))
+    async def trace_setting(self, request: HttpRequest) -> HttpResponse:
+        return json_response(self._service.trace_settings(request.names.get("model", "")))
 
-    async def update_trace_setting(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        members = await read_members(request)
+    async def update_trace_setting(self, request: HttpRequest) -> HttpResponse:
+        members = await request.read_members()
         return json_response(
-            await self._run_blocking(partial(self._service.update_trace_settings, names.get("model", ""), members))
+            await request.run_blocking(
+                partial(self._service.update_trace_settings, request.names.get("model", ""), members)
+            )
         )
 
-    async def log_settings(self, request: web.BaseRequest, names: Names) -> HttpResponse:
+    async def log_settings(self, request: HttpRequest) -> HttpResponse:
         return json_response(self._service.log_settings.get())
 
-    async def update_log_settings(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        members = await read_members(request)
-        return json_response(await self._run_blocking(partial(self._service.log_settings.update, members)))
-
-    async def _run_blocking(self, call: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._blocking, call)
+    async def update_log_settings(self, request: HttpRequest) -> HttpResponse:
+        members = await request.read_members()
+        return json_response(await request.run_blocking(partial(self._service.log_settings.update, members)))
 
 
-def _version(names: Names) -> int | None:
-    return parse_version(names.get("version", ""))
+def _memory_routes(base: str, memory: str, status: Handler, register: Handler, unregister: Handler) -> Sequence[Route]:
+    get = partial(Route, "GET", category="shared-memory", uses_aiohttp=True)
+    change = partial(Route, "POST", category="shared-memory", uses_aiohttp=True, changes_server=True)
+    region = f"{base}/region/{{region}}"
+    return (
+        get(f"{base}/status", summary=f"Registered regions of {memory}", handler=status),
+        get(f"{region}/status", summary=f"Registered regions of {memory}", handler=status),
+        change(f"{region}/register", summary=f"Register a region of {memory}", handler=register),
+        change(f"{base}/unregister", summary=f"Unregister regions of {memory}", handler=unregister),
+        change(f"{region}/unregister", summary=f"Unregister regions of {memory}", handler=unregister),
+    )
+
+
+def _version(request: HttpRequest) -> int | None:
+    return parse_version(request.names.get("version", ""))
 
 
 def _member(members: Mapping[str, object], key: str, kind: type[_Result], default: _Result) -> _Result:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
@@ -13,11 +13,12 @@ from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, Unsupported
 from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.http.body_reader import Body
-from edge_server.frontends.http.generate_endpoints import GenerationRequest
 from edge_server.frontends.http.image_bodies import form_parts
 from edge_server.frontends.http.inference_route import DECOUPLED
+from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
-from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
+from edge_server.frontends.http.routes import Route
+from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
@@ -30,13 +31,17 @@ MAX_PREDICTIONS = 20
 
 
 class DeepStackEndpoints:
-    """The handlers. Live on one event loop. The `api_key` of a form is ignored: access is checked by headers."""
+    """The handlers. The `api_key` of a form is ignored: access is checked by headers."""
 
-    def __init__(self, service: InferenceService, dispatch: LoopDispatch) -> None:
+    def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._dispatch = dispatch
 
-    async def detect(self, request: GenerationRequest) -> HttpResponse:
+    def routes(self) -> Sequence[Route]:
+        summary = "Detect objects in the image of a form, as in DeepStack's API"
+        paths = ("/v1/vision/detection", "/v1/vision/custom/{model}")
+        return [Route("POST", path, "inference", summary, self.detect) for path in paths]
+
+    async def detect(self, request: HttpRequest) -> HttpResponse:
         """Respond with the objects in the image of a form, in pixels of the image."""
         try:
             return json_response({"success": True, "predictions": await self._detect(request)})
@@ -45,24 +50,23 @@ class DeepStackEndpoints:
             response.body = to_json({"success": False, "error": error.message})
             return response
 
-    async def _detect(self, request: GenerationRequest) -> list[dict[str, Any]]:
-        name = request.target.names.get("model")
+    async def _detect(self, request: HttpRequest) -> list[dict[str, Any]]:
+        name = request.names.get("model")
         if name is None:
             handle = detection_model(self._service, "/v1/vision/custom/NAME")
         else:
             handle = self._service.find(name, None)
         if handle.spec.is_decoupled:
             raise Unsupported(DECOUPLED)
-        loop, workers = asyncio.get_running_loop(), request.target.workers
-        content_type = request.target.head.headers.get("Content-Type") or ""
+        content_type = request.head.headers.get("Content-Type") or ""
         try:
             body = await request.read_body()
-            image = await loop.run_in_executor(workers, _Image, handle.spec, body, content_type)
+            image = await request.run_on_worker(partial(_Image, handle.spec, body, content_type))
             del body
         finally:
             request.release_body()
-        response = await run_model(handle, self._dispatch, image.tensor)
-        return await loop.run_in_executor(workers, image.predictions, response)
+        response = await run_model(handle, request.context.dispatch, image.tensor)
+        return await request.run_on_worker(partial(image.predictions, response))
 
 
 class _Image:

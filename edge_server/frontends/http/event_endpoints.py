@@ -7,18 +7,15 @@ the history of the bus.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.aiohttp_server import AiohttpResponse, own_headers
+from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import parse_boolean, parse_query, parse_whole_number
-from edge_server.frontends.http.response import json_response
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.http.routes import Route
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.telemetry.event_bus import Event, EventBus
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 MAX_FOLLOWERS = 32
 """Maximum number of simultaneous streams: each occupies a connection without a time limit."""
@@ -62,11 +59,15 @@ class EventEndpoints:
         self._is_closing = True
         self._wake()
 
-    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> AiohttpResponse:
+    def routes(self) -> Sequence[Route]:
+        summary = "Events, as a stream or a list"
+        return (Route("GET", "/edge/v1/events", "model-repository", summary, self.events, uses_aiohttp=True),)
+
+    async def events(self, request: HttpRequest) -> HttpResponse | None:
         """Return the events after a number as an array, or follow them as a stream."""
-        query = parse_query(request.raw_path, ("after", "follow"))
+        query = parse_query(request.head.target, ("after", "follow"))
         after = parse_whole_number("after", query.get("after", "0"))
-        last_id = request.headers.get("Last-Event-ID")
+        last_id = request.head.headers.get("Last-Event-ID")
         if last_id is not None:
             # A client that reconnects repeats its first URL, and sends the number of its last event in this header.
             after = parse_whole_number("Last-Event-ID", last_id)
@@ -75,14 +76,13 @@ class EventEndpoints:
             after = 0
         headers = {RUN_HEADER: self._bus.run_id, "Cache-Control": "no-cache"}
         if parse_boolean("follow", query.get("follow", "true")):
-            return await self._follow(request, after, headers)
+            await self._follow(request, after, headers)
+            return None
         response = json_response([event_json(event) for event in self._bus.history(after)])
         response.headers.update(headers)
         return response
 
-    async def _follow(self, request: web.BaseRequest, after: int, headers: Mapping[str, str]) -> web.StreamResponse:
-        from aiohttp import web
-
+    async def _follow(self, request: HttpRequest, after: int, headers: Mapping[str, str]) -> None:
         if len(self._wakers) >= MAX_FOLLOWERS:
             raise Refusal(f"{MAX_FOLLOWERS} clients follow the events already", retry_after_s=10.0)
         waker = asyncio.Event()
@@ -90,11 +90,10 @@ class EventEndpoints:
         try:
             # Without X-Accel-Buffering, nginx keeps events until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            response = web.StreamResponse(headers={**headers, **kind, **own_headers(request)})
-            await response.prepare(request)
-            await _write(request, response, b": the events of edge-server\n\n")
+            await request.begin_stream(200, {**headers, **kind})
+            await _write(request, b": the events of edge-server\n\n")
             while True:
-                if request.transport is None:
+                if request.connection.transport is None:
                     # Before Python 3.12, `wait_for` drops a cancellation that comes together with its result.
                     raise ConnectionResetError("the client has disconnected")
                 is_closing = self._is_closing
@@ -102,14 +101,14 @@ class EventEndpoints:
                 for event in self._bus.history(after):
                     # JSON text has no line breaks, so that one "data:" line holds all of it.
                     lines = (event.number, event.kind.encode(), to_json(event_json(event)))
-                    await _write(request, response, b"id: %d\nevent: %s\ndata: %s\n\n" % lines)
+                    await _write(request, b"id: %d\nevent: %s\ndata: %s\n\n" % lines)
                     after = event.number
                 if is_closing:
-                    return response
+                    return
                 try:
                     await asyncio.wait_for(waker.wait(), self._keep_alive_s)
                 except asyncio.TimeoutError:
-                    await _write(request, response, b": still here\n\n")
+                    await _write(request, b": still here\n\n")
         finally:
             self._wakers.discard(waker)
 
@@ -123,11 +122,9 @@ def event_json(event: Event) -> dict[str, object]:
     return {**event.fields, "number": event.number, "time_s": event.time_s, "kind": event.kind}
 
 
-async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
-    """Write to a stream. Disconnects a client that does not read, and raises ConnectionError."""
+async def _write(request: HttpRequest, data: bytes) -> None:
+    """Write to a stream. Raises ConnectionError, also for a client that does not read."""
     try:
-        await asyncio.wait_for(response.write(data), _WRITE_LIMIT_S)
+        await asyncio.wait_for(request.write(data), _WRITE_LIMIT_S)
     except asyncio.TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
         raise ConnectionAbortedError("a client that follows the events does not read them") from None

@@ -6,21 +6,16 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from edge_server.core.request_response import Request, Response
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
-from edge_server.frontends.http.body_reader import Body, BodyReader
-from edge_server.frontends.http.compression import request_encoding
-from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
-from edge_server.frontends.http.request_head import RequestHead
-from edge_server.frontends.http.response import HttpResponse, error_response, failure_response, json_response
-from edge_server.frontends.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, error_response, json_response
+from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.json_parser import to_json
@@ -42,97 +37,27 @@ _ONE_RESPONSE = (
 )
 
 
-@dataclass(slots=True)
-class GenerationRequest:
-    """One generate request. It runs as a task of the event loop."""
-
-    target: GenerationTarget
-    connection: HttpConnection
-    body: Body
-    reader: BodyReader | None
-    task: asyncio.Task[None] | None = None
-
-    async def run(self) -> None:
-        """Run the handler, and send its response."""
-        connection, head = self.connection, self.target.head
-        try:
-            response = await self.target.handler(self)
-        except ConnectionError:
-            connection.abort()  # the client has disconnected, or does not read
-            return
-        except Exception as error:  # noqa: BLE001 - the client gets a response for any error
-            response = failure_response(error, f"request {head.method} {head.target}")
-            if connection.is_streaming:
-                connection.abort()  # a part of the response is already sent
-                return
-        if response is None:
-            connection.end_stream()
-        else:
-            connection.send_response(response)
-
-    async def read_body(self) -> Body:
-        """Return the decompressed body. Raises InvalidRequest, Unsupported (encoding) and Refusal (budget)."""
-        encoding = request_encoding(self.target.head.headers.get("Content-Encoding"))
-        if encoding is None:
-            return self.body
-        self.reader = self.reader or self.connection.register_body()
-        return await self.reader.decompress(self.body, encoding, self.target.workers)
-
-    def release_body(self) -> None:
-        """Release the body. May be called again."""
-        self.body = b""
-        if self.reader is not None:
-            self.reader.release()
-
-    def cancel(self) -> None:
-        """Cancel the request: the client has disconnected."""
-        if self.task is not None:
-            self.task.cancel()
-
-
-GenerationHandler: TypeAlias = Callable[[GenerationRequest], Awaitable["HttpResponse | None"]]
-"""Returns the response, or None after a stream."""
-
-
-@dataclass(slots=True)
-class GenerationTarget:
-    """Target of a generate request. `workers` decompress bodies."""
-
-    handler: GenerationHandler
-    names: Mapping[str, str]
-    head: RequestHead
-    workers: Executor
-    aligned_at: int = 0
-    is_cacheable: bool = False
-
-    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> GenerationRequest:
-        request = GenerationRequest(self, connection, body, reader)
-        request.task = asyncio.get_running_loop().create_task(request.run())
-        connection.track_task(request.task)
-        return request
-
-
 class GenerationEndpoints:
-    """The handlers. Live on one event loop; `workers` parse large bodies."""
+    """The handlers. Headers that `header_pattern` matches become parameters of the request."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        dispatch: LoopDispatch,
-        workers: Executor,
-        header_pattern: re.Pattern[str] | None,
-    ) -> None:
+    def __init__(self, service: InferenceService, header_pattern: re.Pattern[str] | None) -> None:
         self._service = service
         self._traces = service.traces
-        self._dispatch = dispatch
-        self._workers = workers
         self._header_pattern = header_pattern
 
-    async def generate(self, request: GenerationRequest) -> HttpResponse:
+    def routes(self) -> Sequence[Route]:
+        one = "Run a model on a flat JSON object, for one response"
+        many = "Run a model on a flat JSON object; each response is a server-sent event"
+        return (
+            *(Route("POST", path, "inference", one, self.generate) for path in model_paths("/generate")),
+            *(Route("POST", path, "inference", many, self.generate_stream) for path in model_paths("/generate_stream")),
+        )
+
+    async def generate(self, request: HttpRequest) -> HttpResponse:
         """Respond with one JSON object; the model must send exactly one response."""
         with self._trace(request) as trace:
             handle, inference = await self._decode(request, trace)
-            done: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+            done: asyncio.Future[list[Response]] = request.context.loop.create_future()
             responses: list[Response] = []
 
             def receive(response: Response) -> None:
@@ -141,7 +66,7 @@ class GenerationEndpoints:
                 if response.is_final and not done.done():
                     done.set_result(responses)
 
-            ticket = handle.submit(inference, partial(self._dispatch.deliver, receive))
+            ticket = handle.submit(inference, partial(request.context.dispatch.deliver, receive))
             try:
                 await done
             except asyncio.CancelledError:
@@ -156,7 +81,7 @@ class GenerationEndpoints:
                 raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
             return json_response(encode_generate(responses[0]))
 
-    async def generate_stream(self, request: GenerationRequest) -> None:
+    async def generate_stream(self, request: HttpRequest) -> None:
         """Respond with one server-sent event for each response of the model.
 
         Raises the errors before the first response. The error of a response is sent as an event. The first response
@@ -166,27 +91,26 @@ class GenerationEndpoints:
         with self._trace(request) as trace:
             await self._send_events(request, *await self._decode(request, trace))
 
-    async def _send_events(self, request: GenerationRequest, handle: Handle, inference: Request) -> None:
-        connection = request.connection
+    async def _send_events(self, request: HttpRequest, handle: Handle, inference: Request) -> None:
         responses: asyncio.Queue[Response] = asyncio.Queue()
 
         def receive(response: Response) -> None:
             responses.put_nowait(response)
             # The task may be waiting until this client reads; aborting the connection ends the wait.
             if responses.qsize() > MAX_BACKLOG:
-                connection.abort()
+                request.connection.abort()
 
-        ticket = handle.submit(inference, partial(self._dispatch.deliver, receive))
+        ticket = handle.submit(inference, partial(request.context.dispatch.deliver, receive))
         try:
             response = await responses.get()
             event = _event_data(response)
             first = error_response(event) if isinstance(event, EdgeServerError) else HttpResponse()
             headers = {**first.headers, "Content-Type": "text/event-stream; charset=utf-8"}
-            connection.begin_stream(first.status, headers)
+            await request.begin_stream(first.status, headers)
             for count in itertools.count(1):
                 if not response.is_empty:
                     data = {"error": event.message} if isinstance(event, EdgeServerError) else event
-                    await connection.write(b"data: " + to_json(data) + b"\n\n")
+                    await request.write(b"data: " + to_json(data) + b"\n\n")
                 if response.is_final:
                     return
                 if count % _MAX_EVENTS_PER_TURN == 0:
@@ -198,13 +122,12 @@ class GenerationEndpoints:
             ticket.cancel()
 
     @contextlib.contextmanager
-    def _trace(self, request: GenerationRequest) -> Iterator[TracedRequest | None]:
+    def _trace(self, request: HttpRequest) -> Iterator[TracedRequest | None]:
         """Yield the request's trace or, for most requests, None. The trace ends with the block."""
         trace = None
         if self._traces.is_on:
-            trace = self._traces.sample(
-                request.target.names["model"], request.target.head.headers.items(), request.connection.began_ns
-            )
+            began_ns = request.connection.began_ns
+            trace = self._traces.sample(request.names["model"], request.head.headers.items(), began_ns)
         if trace is None:
             yield None
             return
@@ -215,17 +138,16 @@ class GenerationEndpoints:
         finally:
             trace.finish()
 
-    async def _decode(self, request: GenerationRequest, trace: TracedRequest | None) -> tuple[Handle, Request]:
+    async def _decode(self, request: HttpRequest, trace: TracedRequest | None) -> tuple[Handle, Request]:
         """Decode the body, a long one on a worker thread."""
-        version = parse_version(request.target.names.get("version", ""))
-        handle = self._service.find(request.target.names["model"], version)
-        extra = header_parameters(request.target.head.headers.items(), self._header_pattern)
+        version = parse_version(request.names.get("version", ""))
+        handle = self._service.find(request.names["model"], version)
+        extra = header_parameters(request.head.headers.items(), self._header_pattern)
         try:
             body = await request.read_body()
             decode = partial(decode_generate, body, handle.spec, version=version, extra=extra)
             is_long = len(body) > TEXT_ON_LOOP_BYTES
-            loop = asyncio.get_running_loop()
-            inference = await loop.run_in_executor(self._workers, decode) if is_long else decode()
+            inference = await request.run_on_worker(decode) if is_long else decode()
         finally:
             request.release_body()
         inference.trace = None if trace is None else trace.first

@@ -32,6 +32,7 @@ from edge_server.frontends.http.response import (
     WRITE_BYTES,
     failure_response,
 )
+from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.header_forwarding import header_parameters
@@ -50,6 +51,10 @@ TEXT_ON_LOOP_BYTES = 256 * 1024
 which may take seconds."""
 
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
+
+INFER_ROUTES = tuple(
+    Route("POST", path, "inference", "Run a model on tensors or on an image file") for path in model_paths("/infer")
+)
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 

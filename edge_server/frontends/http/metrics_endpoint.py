@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.connection_limit import ConnectionLimit
@@ -14,11 +12,9 @@ from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarg
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.listener import Listener
+from edge_server.frontends.http.request import HttpRequest, RequestContext
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, plain_error
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 _MAX_CONNECTIONS = 64
 """Maximum number of connections; a metrics collector needs one or two."""
@@ -49,10 +45,12 @@ class MetricsFrontend:
         self._address = address
         self._port = port
         self._aiohttp = AiohttpServer()
+        self._context: RequestContext | None = None
         self._listener = Listener("metrics", self._find, HostNames(allowed_hosts))
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
+        self._context = RequestContext()
         return await self._listener.open(
             self._address, self._port, tls=self._tls, limit=self._limit, max_connections=_MAX_CONNECTIONS
         )
@@ -70,8 +68,9 @@ class MetricsFrontend:
             self._access.admit(head.headers, "metrics")
         except EdgeServerError as error:
             return error_response(error)
-        return AiohttpTarget(self._aiohttp, self._serve_page, {}, head)
+        assert self._context is not None
+        return AiohttpTarget(self._aiohttp, self._serve_page, {}, head, self._context)
 
-    async def _serve_page(self, request: web.BaseRequest, names: Mapping[str, str]) -> HttpResponse:
-        body, content_type = await asyncio.get_running_loop().run_in_executor(None, self._render)
+    async def _serve_page(self, request: HttpRequest) -> HttpResponse:
+        body, content_type = await request.run_on_worker(self._render)
         return HttpResponse(body, headers={"Content-Type": content_type})

@@ -1,7 +1,7 @@
-"""OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.0) of the HTTP port, generated from the endpoint table.
+"""OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.0) of the HTTP port, generated from its routes.
 
-The table gives paths, methods, categories and summaries. This module adds the bodies of the endpoints that have
-schemas. It is imported for the first reader only.
+The routes give paths, methods, categories and summaries. This module adds the bodies that have schemas. It is imported
+for the first reader only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edge_server.frontends.http.view_endpoints import PICTURE_TYPE
+from edge_server.frontends.http.response import MOTION_JPEG_TYPE
+from edge_server.frontends.http.routes import Route
 
 Json = dict[str, Any]
 
@@ -207,8 +208,8 @@ _RESPONSES: Mapping[tuple[str, str], Json] = {
     ("GET", "/edge/v1/versions"): _json(_object((), versions=_list(_ref("Version")))),
     ("GET", "/edge/v1/streams"): _json(_object((), streams=_list(_ref("FrameStream")))),
     ("GET", "/edge/v1/events"): {"text/event-stream": {"schema": _TEXT}, **_json(_list(_ref("Event")))},
-    ("GET", "/view"): {PICTURE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    ("GET", "/frames"): {PICTURE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    ("GET", "/view"): {MOTION_JPEG_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    ("GET", "/frames"): {MOTION_JPEG_TYPE: {"schema": {"type": "string", "format": "binary"}}},
     ("GET", "/picture"): {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}},
     ("GET", "/"): {"text/html": {"schema": _TEXT}},
     ("GET", "/docs/api"): {"text/html": {"schema": _TEXT}},
@@ -246,16 +247,17 @@ _TAGS: Mapping[str, str] = {
 }
 
 
-def openapi_document(routes: Iterable[tuple[str, str, str, str]]) -> Json:
-    """Return the document. `routes` are method, path, access category and summary; the category becomes the tag."""
+def openapi_document(routes: Iterable[Route]) -> Json:
+    """Return the document, with the routes in the given order. The access category becomes the tag."""
     paths: dict[str, Json] = {}
-    for method, path, category, summary in routes:
+    for route in routes:
+        method, path, category = route.method, route.path, route.category
         names = re.findall(r"\{(\w+)\}", path)
         last = "/" + path.rpartition("/")[2]
         words = re.sub(r"[{}]", "", path).strip("/").replace("/", ".") or "index"
         operation: Json = {
             "operationId": f"{method.lower()}.{words}",
-            "summary": summary,
+            "summary": route.summary,
             "tags": [category or "open"],
             "responses": {
                 "200": {"description": "Success", **_content(_RESPONSES, method, path, last, _json(_ANY_OBJECT))},

@@ -1,21 +1,20 @@
-"""Page endpoints: the files of frontends/dashboard, what the page may show to its caller, and the OpenAPI document.
+"""Page endpoints: the files of frontends/dashboard, and what the page may show to its caller.
 
 Nothing is kept in memory: each file is read when a browser asks for it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from edge_server.errors import NotFound
-from edge_server.frontends.http.generate_endpoints import GenerationRequest
+from edge_server.config import CATEGORIES
+from edge_server.errors import Forbidden, NotFound
+from edge_server.frontends.http.access_check import AccessCheck
+from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
-
-Route: TypeAlias = tuple[str, str, str, str]
-"""Method, path, access category ("" if open) and summary of an endpoint."""
+from edge_server.frontends.http.routes import Route
+from edge_server.service import InferenceService
 
 _FOLDER = Path(__file__).parent.parent / "dashboard"
 
@@ -38,42 +37,69 @@ _HEADERS = {
 
 
 class PageEndpoints:
-    """The handlers. Live on one event loop.
-
-    `access` returns what the page may do for a request, as JSON values. `routes` returns all endpoints.
-    """
+    """The handlers. They are open to everyone: a browser cannot send a key for the page itself."""
 
     def __init__(
-        self, access: Callable[[GenerationRequest], Mapping[str, object]], routes: Callable[[], Iterable[Route]]
+        self,
+        service: InferenceService,
+        access: AccessCheck,
+        check_view: Callable[[HttpRequest], None],
+        metrics_port: Callable[[], int | None],
     ) -> None:
-        self._access = access
-        self._routes = routes
+        """`check_view` raises Forbidden if the caller may see no pictures, beyond what keys and tokens forbid.
 
-    async def index(self, request: GenerationRequest) -> HttpResponse:
+        `metrics_port` returns the port of the metrics page, if there is one.
+        """
+        self._service = service
+        self._access = access
+        self._check_view = check_view
+        self._metrics_port = metrics_port
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route("GET", "/", "", "The page of the server", self.index),
+            Route("GET", "/page/{file}", "", "Files of the page", self.file),
+            Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", self.access),
+            Route("GET", "/docs/api", "", "Reference of this API as a page", self.reference),
+        )
+
+    async def index(self, request: HttpRequest) -> HttpResponse:
         return await _page_file(request, "index.html")
 
-    async def file(self, request: GenerationRequest) -> HttpResponse:
-        return await _page_file(request, request.target.names["file"])
+    async def file(self, request: HttpRequest) -> HttpResponse:
+        return await _page_file(request, request.names["file"])
 
-    async def reference(self, request: GenerationRequest) -> HttpResponse:
+    async def reference(self, request: HttpRequest) -> HttpResponse:
         return await _page_file(request, "reference.html")
 
-    async def access(self, request: GenerationRequest) -> HttpResponse:
-        return json_response(self._access(request))
+    async def access(self, request: HttpRequest) -> HttpResponse:
+        """Return the rights of the caller. It may change models only where a key or a token is required and given."""
+        access = self._access
+        allowed = {category: access.may_use(request.head.headers, category) for category in CATEGORIES}
+        if allowed["view"]:
+            try:
+                self._check_view(request)
+            except Forbidden:
+                allowed["view"] = False
+        return json_response(
+            {
+                "version": self._service.server_metadata().version if allowed["metadata"] else "",
+                "is_ready": self._service.is_ready() if allowed["health"] else None,
+                "allowed": allowed,
+                "may_change_models": access.is_guarded("model-repository") and allowed["model-repository"],
+                "loads_on_request": self._service.is_explicit,
+                "takes_tokens": access.tokens.is_used,
+                "key_headers": access.key_headers,
+                "metrics_port": self._metrics_port(),
+            }
+        )
 
-    async def openapi(self, request: GenerationRequest) -> HttpResponse:
-        # Imported for the first reader: the schemas are large.
-        from edge_server.frontends.http.openapi import openapi_document
 
-        return json_response(openapi_document(self._routes()))
-
-
-async def _page_file(request: GenerationRequest, name: str) -> HttpResponse:
+async def _page_file(request: HttpRequest, name: str) -> HttpResponse:
     """Return a file of the page. Raises NotFound for any other name."""
     path = _FOLDER / name
     kind = _TYPES.get(path.suffix)
     if kind is None or Path(name).name != name or not path.is_file():
         raise NotFound(f"the page has no file '{name[:80]}'")
-    loop = asyncio.get_running_loop()
-    data = await loop.run_in_executor(request.target.workers, path.read_bytes)
+    data = await request.run_on_worker(path.read_bytes)
     return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})

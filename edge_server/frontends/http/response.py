@@ -21,6 +21,7 @@ SERVER = "edge-server"
 """Value of the header Server. It has no version: that would help an attacker."""
 
 JSON_TYPE = "application/json"
+MOTION_JPEG_TYPE = "multipart/x-mixed-replace"
 
 GOVERNOR_HEADER = "Edge-Governor"
 """Header with the governor's state, NORMAL to CRITICAL: in refusals and in responses to /v2/health/ready."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
@@ -15,9 +16,10 @@ from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest, Servin
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
-from edge_server.frontends.http.generate_endpoints import GenerationRequest
-from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import MOTION_JPEG_TYPE, HttpResponse, json_response
+from edge_server.frontends.http.routes import Route
+from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.service import InferenceService
 
@@ -33,9 +35,6 @@ _WRITE_LIMIT_S = 10.0
 _PICTURE_WAIT_S = 2.0
 """How long a request for one picture waits: a camera may be silent, and browsers open few connections to a server."""
 
-PICTURE_TYPE = "multipart/x-mixed-replace"
-"""Content type of Motion JPEG."""
-
 _PICTURE_HEADERS = {
     "Cache-Control": "no-store",
     # A page of another site must not show the pictures.
@@ -50,16 +49,15 @@ _NOT_ALLOWED = (
 
 
 class ViewEndpoints:
-    """The handlers. Live on one event loop.
+    """The handlers. `view` returns the view of a frame stream, see StreamRegistry.view.
 
-    `view` returns the view of a frame stream, see StreamRegistry.view. `is_guarded` returns whether requests of the
-    category view need a key or a token: then other machines may look too. `is_open`: they may look without one.
+    `is_guarded` returns whether requests of the category view need a key or a token: then other machines may look too.
+    `is_open`: they may look without one.
     """
 
     def __init__(
         self,
         service: InferenceService,
-        dispatch: LoopDispatch,
         cross_site_check: CrossSiteCheck,
         view: Callable[[str], AbstractContextManager[StreamView]],
         *,
@@ -67,69 +65,77 @@ class ViewEndpoints:
         is_open: bool,
     ) -> None:
         self._service = service
-        self._dispatch = dispatch
         self._cross_site_check = cross_site_check
         self._view = view
         self._is_guarded = is_guarded
         self._is_open = is_open
 
-    def check(self, request: GenerationRequest) -> None:
+    def routes(self) -> Sequence[Route]:
+        perception = "Classes, detections and mask of an image file"
+        pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"
+        frames = "Live pictures of a frame stream, and before each a part of JSON with its results"
+        picture = "The next picture of a frame stream with its results drawn in, as JPEG"
+        return (
+            Route("POST", "/edge/v1/models/{model}/perception", "inference", perception, self.perception),
+            Route("GET", "/edge/v1/streams/{stream}/view", "view", pictures, self.pictures),
+            Route("GET", "/edge/v1/streams/{stream}/frames", "view", frames, self.frames),
+            Route("GET", "/edge/v1/streams/{stream}/picture", "view", picture, self.picture),
+        )
+
+    def check(self, request: HttpRequest) -> None:
         """Raise Forbidden if a caller that the keys and tokens admit may not see pictures."""
         if self._is_guarded():
             return
-        transport = request.connection.transport
-        peer = None if transport is None else transport.get_extra_info("peername")
-        if not self._is_open and not is_this_machine(peer[0] if peer else None):
+        if not self._is_open and not is_this_machine(request.peer):
             raise Forbidden(_NOT_ALLOWED)
         # Without a key, also where --http-allowed-origin lets other sites read everything else.
-        self._cross_site_check.check_reader(request.target.head)
+        self._cross_site_check.check_reader(request.head)
 
-    async def picture(self, request: GenerationRequest) -> HttpResponse:
+    async def picture(self, request: HttpRequest) -> HttpResponse:
         """Respond with the next picture, or with 204 if none comes within a moment."""
         self.check(request)
-        with self._view(request.target.names["stream"]) as view:
+        with self._view(request.names["stream"]) as view:
             try:
                 is_there = await asyncio.wait_for(_comes(view), _PICTURE_WAIT_S)
             except asyncio.TimeoutError:
                 is_there = False
             if not is_there:
                 return HttpResponse(status=204, headers={"Cache-Control": "no-store"})
-            jpeg = await asyncio.get_running_loop().run_in_executor(request.target.workers, view.jpeg)
+            jpeg = await request.run_on_worker(view.jpeg)
         return HttpResponse(bytes(jpeg), headers={"Content-Type": "image/jpeg", **_PICTURE_HEADERS})
 
-    async def pictures(self, request: GenerationRequest) -> None:
+    async def pictures(self, request: HttpRequest) -> None:
         """Send pictures with the results drawn in until the stream ends or the viewer leaves."""
         await self._send(request, _drawn)
 
-    async def frames(self, request: GenerationRequest) -> None:
+    async def frames(self, request: HttpRequest) -> None:
         """Send the results as JSON before each picture, until the stream ends or the viewer leaves."""
         await self._send(request, _apart)
 
-    async def _send(self, request: GenerationRequest, parts_of: Callable[[StreamView], bytes]) -> None:
+    async def _send(self, request: HttpRequest, parts_of: Callable[[StreamView], bytes]) -> None:
         self.check(request)
-        connection, workers = request.connection, request.target.workers
-        loop = asyncio.get_running_loop()
-        with self._view(request.target.names["stream"]) as view:
-            connection.begin_stream(200, {"Content-Type": f"{PICTURE_TYPE}; boundary=picture", **_PICTURE_HEADERS})
+        with self._view(request.names["stream"]) as view:
+            await request.begin_stream(
+                200, {"Content-Type": f"{MOTION_JPEG_TYPE}; boundary=picture", **_PICTURE_HEADERS}
+            )
             while await _comes(view):
-                parts = await loop.run_in_executor(workers, parts_of, view)
+                parts = await request.run_on_worker(partial(parts_of, view))
                 try:
-                    await asyncio.wait_for(connection.write(parts), _WRITE_LIMIT_S)
+                    await asyncio.wait_for(request.write(parts), _WRITE_LIMIT_S)
                 except asyncio.TimeoutError:
                     raise ConnectionAbortedError("a viewer does not read the pictures") from None
 
-    async def perception(self, request: GenerationRequest) -> HttpResponse:
+    async def perception(self, request: HttpRequest) -> HttpResponse:
         """Run a model on an image file and return its classes, detections and mask in the picture's pixels."""
-        handle = self._service.find(request.target.names["model"], None)
-        loop, workers = asyncio.get_running_loop(), request.target.workers
+        handle = self._service.find(request.names["model"], None)
         try:
             body = await request.read_body()
-            plan, tensor, fit = await loop.run_in_executor(workers, _prepare, handle.spec, body)
+            plan, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
             del body
         finally:
             request.release_body()
-        response = await run_model(handle, self._dispatch, tensor)
-        return await loop.run_in_executor(workers, _perceived, handle.spec, plan, fit, response)
+        response = await run_model(handle, request.context.dispatch, tensor)
+        return await request.run_on_worker(partial(_perceived, handle.spec, plan, fit, response))
 
 
 async def _comes(view: StreamView) -> bool:

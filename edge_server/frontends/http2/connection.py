@@ -4,11 +4,11 @@ RFC 9113; section numbers are given at each rule. One lock guards windows, queue
 stream receivers are called. Frames are parsed in a buffer that the server's connections share, because one thread reads
 them all in turn. A connection keeps only its own incomplete frame, and the frames beyond its share of a turn.
 
-Shares. In one turn of the reading thread a connection receives once, and handles frames until it has opened its share
-of calls or used its share of time (`limits`). The frames that are left wait in `_rest`, and the connection in the
-server's queue for a second share. Who needs more waits in a second queue, which is served in turn while time is left.
-Header blocks that take long to decode are decoded only there. So a client that needs little waits for a small share of
-each other client, whatever those send.
+Shares. In one turn of the reading thread a connection receives once, of a large message at most its share of bytes. It
+handles frames until it has opened its share of calls or used its share of time (`limits`). The frames that are left
+wait in `_rest`, and the connection in the server's queue for a second share. Who needs more waits in a second queue,
+which is served in turn while time is left. Header blocks that take long to decode are decoded only there. So a client
+that needs little waits for a small share of each other client, whatever those send.
 
 WINDOW_UPDATE costs the server about as much as a PING, but clients must send it. Streams and DATA pay for it: a stream
 for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for two, and each
@@ -91,6 +91,7 @@ _LONG_TURN_S = 0.001
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
+_GOING_AWAY_PING = b"goingway"
 """Last stream number of the first GOAWAY. New streams are still accepted, section 6.8."""
 
 
@@ -182,6 +183,7 @@ class ReadingThread(Protocol):
     unsent: list[Http2Connection]
     share_calls: int
     share_s: float
+    share_bytes: int
     header_memory: HeaderMemory
     on_stream: Callable[[Stream], StreamReceiver]
 
@@ -226,6 +228,7 @@ class Http2Connection:
         "_is_cut",
         "_is_ending",
         "_is_going_away",
+        "_is_going_away_known",
         "_large_block",
         "_last_ping_s",
         "_limits",
@@ -334,7 +337,7 @@ class Http2Connection:
         """Payload bytes in the queues of all streams."""
         self._sent: list[Stream] = []
         """Streams whose receivers must be notified that their queues are empty."""
-        self._is_going_away = self._is_ending = False
+        self._is_going_away = self._is_going_away_known = self._is_ending = False
 
         # Timeouts and abuse limits.
         self._handshake_end_s = now_s + settings.handshake_s
@@ -357,6 +360,12 @@ class Http2Connection:
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    @property
+    def may_open_streams(self) -> bool:
+        """Whether the client was asked to open its next streams elsewhere, but streams that it opened before it knew
+        may still be on their way."""
+        return self._is_going_away and not (self._is_going_away_known or self._is_ending)
 
     @property
     def is_busy(self) -> bool:
@@ -387,7 +396,8 @@ class Http2Connection:
                 count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
                 # Receive the rest of a message directly into its own memory, and the bytes after it into the buffer.
-                count = self._socket.recvmsg_into((target, view))[0]
+                share = self._server.share_bytes
+                count = self._socket.recvmsg_into((target[:share], view[: max(0, share - len(target))]))[0]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._rest = rest
             return False
@@ -746,6 +756,7 @@ class Http2Connection:
                 raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
             if flags & frames.ACK:
                 self._charge_control()
+                self._is_going_away_known = self._is_going_away_known or payload == _GOING_AWAY_PING
             else:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
@@ -1247,11 +1258,15 @@ class Http2Connection:
                 return
 
     def begin_going_away(self) -> None:
-        """Ask the client to open its next streams elsewhere. Streams opened here are still served. Section 6.8."""
+        """Ask the client to open its next streams elsewhere. Streams opened here are still served. Section 6.8.
+
+        The acknowledgement of the PING comes behind all streams that the client opened before it knew.
+        """
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
                 self._put(frames.goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
+                self._put(frames.frame(frames.PING, 0, 0, _GOING_AWAY_PING))
                 self._flush_if_elsewhere()
 
     def end_going_away(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, text: str = "") -> None:

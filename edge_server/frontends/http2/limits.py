@@ -36,9 +36,12 @@ TURN_CALLS = 64
 TURN_S = 0.008
 MIN_CALLS = 4
 MIN_SHARE_S = 0.00025
-"""Calls that are opened, and the time that is spent, in one turn of the reading thread before it looks for other input.
-The connections that have input share both equally, but each has at least `MIN_CALLS` and `MIN_SHARE_S`. Connections
-with more input than their share wait for the next turn."""
+TURN_BYTES = 16 << 20
+MIN_SHARE_BYTES = 64 << 10
+"""Calls that are opened, the time that is spent, and the bytes of large messages that are received (some milliseconds)
+in one turn of the reading thread before it looks for other input. The connections that have input share them equally,
+but each has at least `MIN_CALLS`, `MIN_SHARE_S` and `MIN_SHARE_BYTES`. Connections with more input than their share
+wait for the next turn."""
 
 MAX_FREE_UPDATES = 1 << 16
 """WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see Http2Connection."""

@@ -43,6 +43,9 @@ _ACCEPTS_IN_A_ROW = 64
 _CLEAN_TIMERS_AT = 4096
 """Number of timers at which cancelled ones are removed. Afterwards, twice the number that remained."""
 
+_MAX_GOAWAY_S = 1.0
+"""Longest time to wait, at the end of a drain, until clients acknowledge that they were asked to go."""
+
 _LAST_INPUT_S = 0.5
 """Longest time to wait for a client to close a connection that ends by GOAWAY."""
 
@@ -117,8 +120,9 @@ class Http2Server:
         """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
         self.long_waiting: deque[Http2Connection] = deque()
         """The same after a second share, or with input that takes long."""
-        self.share_calls, self.share_s = limits.TURN_CALLS, limits.TURN_S
-        """The calls that a connection may open, and the time that it may use, before others are served."""
+        self.share_calls, self.share_s, self.share_bytes = limits.TURN_CALLS, limits.TURN_S, limits.TURN_BYTES
+        """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
+        receive, before others are served."""
         self.header_memory = HeaderMemory()
 
     def start(self, address: str, port: int, *, reuses_port: bool = False, accepts: bool = True) -> int:
@@ -190,12 +194,16 @@ class Http2Server:
         self.run_soon(self._begin_drain)
 
     def stop_accepting(self) -> None:
-        """Stop accepting connections and streams. Open streams continue. *Blocking* for a moment."""
+        """Stop accepting connections and streams. Open streams continue. *Blocking* for a moment.
+
+        After `begin_drain`, streams are accepted until the clients know that they shall open none, for one second at
+        most.
+        """
         if self._thread.is_alive():
             is_done = threading.Event()
-            self.run_soon(self._stop_accepting)
-            self.run_soon(is_done.set)
-            is_done.wait()
+            self.run_soon(lambda: self._stop_accepting(_MAX_GOAWAY_S, is_done.set))
+            while self._thread.is_alive() and not is_done.wait(0.1):
+                pass  # `stop` may end the thread meanwhile
 
     def stop(self, grace_s: float) -> None:
         """Stop accepting connections and streams, wait up to `grace_s` for open streams, then close them.
@@ -257,6 +265,7 @@ class Http2Server:
         """Set the share of each of `count` connections in a turn."""
         self.share_calls = max(limits.MIN_CALLS, limits.TURN_CALLS // max(1, count))
         self.share_s = max(limits.MIN_SHARE_S, limits.TURN_S / max(1, count))
+        self.share_bytes = max(limits.MIN_SHARE_BYTES, limits.TURN_BYTES // max(1, count))
 
     def _serve_waiting(self) -> None:
         """Serve the connections whose input was not handled completely: each one in the queue once, then those in the
@@ -464,17 +473,25 @@ class Http2Server:
 
     def _begin_stop(self, grace_s: float) -> None:
         self._stop_at_s = self.now_s + grace_s
-        self._stop_accepting()
-        self._look_whether_over()
+        self._stop_accepting(min(grace_s, _MAX_GOAWAY_S), self._look_whether_over)
 
-    def _stop_accepting(self) -> None:
+    def _stop_accepting(self, wait_s: float = 0.0, then: Callable[[], None] = lambda: None) -> None:
         for listener in list(self._listeners.values()):
             self._accept(listener)  # the kernel resets the connections that wait in its queue
         self._close_listeners()
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
-        for connection in list(self._connections.values()):
+        self._end_going_away(self.now_s + wait_s, then)
+
+    def _end_going_away(self, until_s: float, then: Callable[[], None]) -> None:
+        """Send the last GOAWAY when no client opens further streams, or the time has passed. Call `then` after it."""
+        connections = list(self._connections.values())
+        if self.now_s < until_s and any(connection.may_open_streams for connection in connections):
+            self.call_at(self.now_s + 0.005, partial(self._end_going_away, until_s, then))
+            return
+        for connection in connections:
             connection.end_going_away()
+        then()
 
     def _look_whether_over(self) -> None:
         """End the thread when no stream is open, all output is sent and the clients have closed their connections, or

@@ -7,14 +7,14 @@ Imports Jinja, of the extra `chat`. The names and settings are those of transfor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from edge_server.core.chat_roles import replace_developer
 from edge_server.core.model_spec import ModelSpec
-from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest
+from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
 
 try:
     import jinja2
@@ -22,7 +22,7 @@ try:
     import jinja2.sandbox
 except ImportError as error:
     raise BackendMissing(
-        f"the parameter chat_tokenizer needs the library 'jinja2': pip install 'edge-server[chat]' ({error})"
+        f"the parameter chat_tokenizer needs the library 'jinja2' ({error}); {install_hint('chat')}"
     ) from error
 
 
@@ -43,10 +43,18 @@ def check_chat_template(spec: ModelSpec) -> None:
 def chat_prompt(spec: ModelSpec, chat: Any) -> str:
     """Return the prompt for a chat: the messages, or an object with `messages` and `tools`.
 
-    Raises InvalidRequest if the template refuses the messages or fails.
+    Raises InvalidRequest if the template refuses the messages or fails, and for the text of a special token: the model
+    gets a prompt as text, in which it would take effect.
     """
     assert spec.chat_template is not None
     members: Mapping[str, Any] = chat if isinstance(chat, dict) else {"messages": chat}
+    for text in _texts(chat):
+        typed = next((token for token in spec.chat_template.special_texts if token in text), None)
+        if typed is not None:
+            raise InvalidRequest(
+                f"model '{spec.name}': a message or a tool has the text of the special token '{typed}', which would "
+                "take effect in its prompt: leave it out"
+            )
     try:
         return _compile(spec.chat_template.text).render(
             **spec.chat_template.tokens,
@@ -56,6 +64,19 @@ def chat_prompt(spec: ModelSpec, chat: Any) -> str:
         )
     except _ERRORS as error:
         raise InvalidRequest(f"model '{spec.name}': its chat template does not take them: {error}") from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a JSON value, keys too. Not recursive: clients choose the depth."""
+    values = [value]
+    while values:
+        item = values.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            values += (*item.keys(), *item.values())
+        elif isinstance(item, list):
+            values += item
 
 
 @lru_cache(maxsize=32)

@@ -22,6 +22,7 @@ from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
+from edge_server.core.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.protocol.raw_tensors import Buffer
@@ -47,53 +48,14 @@ _NO_EFFECT = {
 }  # fmt: skip
 """Members that are ignored, because the answer does not depend on them."""
 
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "logit_bias": ({},),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "suffix": ("",),
-    "best_of": (1,),
-    # vLLM's
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-    "bad_words": ([],),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
-    # llama.cpp's
-    "dry_multiplier": (0,),
-    "dynatemp_range": (0,),
-    "grammar": ("",),
-    "mirostat": (0,),
-    "repeat_penalty": (1,),
-    "return_progress": (False,),
-    "timings_per_token": (False,),
-    "typical_p": (1,),
-    "xtc_probability": (0,),
-}
-"""Member that is not supported -> values beside null that ask for nothing."""
-
+_JSON = "'response_format' with a JSON schema"
 _INSTEAD = {
+    **{name: f"use {_JSON if same == 'json_schema' else repr(same)}" for name, same in SAME_AS.items()},
+    "json_schema": f"use {_JSON}",
     "functions": "use 'tools'",
     "function_call": "use 'tool_choice'",
-    **dict.fromkeys(
-        ("guided_json", "guided_choice", "guided_grammar", "guided_decoding", "structured_outputs", "grammar",
-         "json_schema", "format"),
-        "use 'response_format' with a JSON schema",
-    ),
-    "repeat_penalty": "use 'repetition_penalty'",
-    "num_predict": "use 'max_tokens'",
-    "n_predict": "use 'max_tokens'",
     "input": "use 'messages', or 'prompt' of completions",
-}  # fmt: skip
+}
 """Member that is not supported -> what does the same here."""
 
 
@@ -226,7 +188,7 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
 def check_names(members: Mapping[str, Any], supported: Set[str]) -> None:
     """Raise BadMember for a member that is not supported, and might constrain the answer."""
     for name, value in members.items():
-        if name in supported or name in _NO_EFFECT or value is None or value in _NEUTRAL.get(name, ()):
+        if name in supported or name in _NO_EFFECT or value is None or value in UNSUPPORTED.get(name, ()):
             continue
         instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise BadMember(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from edge_server.errors import ServingFault
+from edge_server.errors import ServingFault, install_hint
 from edge_server.repository.remote.address import PACKAGES, RemoteAddress
 
 _Result = TypeVar("_Result")
@@ -50,10 +50,8 @@ class ObjectStore:
             self._fs: Any = fsspec.filesystem(address.protocol, **_options(address))
         except ImportError as error:
             package = PACKAGES.get(address.protocol, "fsspec")
-            line = "'edge-server[remote]'" if package in ("s3fs", "fsspec") else package
-            raise ServingFault(
-                f"model repository '{address.url}' needs {package}: pip install {line} ({error})"
-            ) from error
+            advice = install_hint("remote") if package in ("s3fs", "fsspec") else f"pip install {package}"
+            raise ServingFault(f"model repository '{address.url}' needs {package} ({error}); {advice}") from error
         except Exception as error:  # each library has its own errors for bad settings
             raise ServingFault(f"model repository '{address.url}': {_describe_error(error)}") from error
         if hasattr(self._fs, "retries"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from edge_server.errors import ServingFault, Untrusted
+from edge_server.errors import ServingFault, Untrusted, install_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -142,7 +142,7 @@ def _library() -> Any:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise ServingFault(
-            f"signatures need the library 'cryptography': pip install 'edge-server[signatures]' ({error})"
+            f"signatures need the library 'cryptography' ({error}); {install_hint('signatures')}"
         ) from error
 
     return SimpleNamespace(ed25519=ed25519, serialization=serialization, UnsupportedAlgorithm=UnsupportedAlgorithm)

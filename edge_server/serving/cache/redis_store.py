@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edge_server.config import RedisCache
-from edge_server.errors import ServingFault
+from edge_server.errors import ServingFault, install_hint
 from edge_server.serving.cache.cached_response import CachedAnswer, CorruptEntry, StoreUnreachable
 from edge_server.serving.cache.serialization import pack, unpack
 
@@ -24,7 +24,7 @@ try:
     from redis.retry import Retry
 except ImportError as error:
     raise ServingFault(
-        f"--cache-config=redis needs a library that is not there ({error}): pip install 'edge-server[redis]'"
+        f"--cache-config=redis needs a library that is not there ({error}); {install_hint('redis')}"
     ) from error
 
 log = logging.getLogger(__name__)

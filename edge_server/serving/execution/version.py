@@ -61,7 +61,7 @@ MOST_REFUSALS = 3
 
 
 class ModelVersion:
-    """Owned by the manager, which alone changes its state. Any thread may call `submit` while it is READY."""
+    """Owned by the model table, which alone takes it out of service. Any thread may call `submit` while it is READY."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from edge_server.core.version_lifecycle import VersionSnapshot, VersionState
 
 
 class ServedVersion(Protocol):
-    """Owned by the manager, which alone changes its state. Any thread may call `submit` while it is READY."""
+    """Owned by the model table, which alone takes it out of service. Any thread may call `submit` while it is READY."""
 
     spec: ModelSpec
     name: str

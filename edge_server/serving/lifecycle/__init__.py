@@ -1,5 +1,5 @@
-"""Loading and unloading of models: the manager holds each model's state, the reconciler moves it to the desired state.
+"""Models as they come and go: their states, loading and unloading, and the routes of requests.
 
-A version enters as a new desired state in `manager`. `loader` opens it and warms it up. It is closed after its last
-request was answered.
+A version enters as a new desired state in `model_table`. `reconciler` has it loaded and warmed up, then `router` sends
+requests to it. It is closed after its last request was answered.
 """

@@ -1,6 +1,6 @@
 """Ensemble dependencies: members are loaded before an ensemble and unloaded after it.
 
-Guarded by the manager's lock. Does not affect models outside of ensembles.
+Guarded by the table's lock. Does not affect models outside of ensembles.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge_server.core.version_lifecycle import DesiredModel, Member, VersionStat
 from edge_server.errors import BadModelConfig
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.model_state import ModelState
-from edge_server.serving.routing.version_routes import ready_versions
+from edge_server.serving.lifecycle.version_routes import ready_versions
 
 _NONE = "-"
 """Fingerprint of a member that does not serve."""
@@ -24,7 +24,7 @@ _SEPARATOR = "|"
 _USING = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
 
 
-class Dependents:
+class EnsembleDependencies:
     """Members and users of ensembles, computed from the states of all models."""
 
     def __init__(self, models: Mapping[str, ModelState]) -> None:
@@ -40,13 +40,15 @@ class Dependents:
     def effective(self, stated: DesiredModel) -> DesiredModel:
         """Return the desired state with fingerprints that also change with the members of an ensemble and with
         renewals."""
-        record = self._models.get(stated.name)
-        if record is not None and record.renewals:
-            stated = _renewed(stated, record.renewals)
+        model = self._models.get(stated.name)
+        if model is not None and model.renewals:
+            stated = _renewed(stated, model.renewals)
         if not stated.members:
             return stated
-        marks = "\n".join(self._mark(*member) or _NONE + self._failure(member[0]) for member in stated.members)
-        tail = _SEPARATOR + hashlib.blake2b(marks.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        members = "\n".join(
+            self._member_fingerprint(*member) or _NONE + self._failure(member[0]) for member in stated.members
+        )
+        tail = _SEPARATOR + hashlib.blake2b(members.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         versions = {
             number: replace(desired, fingerprint=desired.fingerprint + tail)
             for number, desired in stated.versions.items()
@@ -63,7 +65,7 @@ class Dependents:
 
     def users(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
         """Return the loaded ensembles that need this version for a step."""
-        left = {*ready_versions(model.loaded, version), *model.resting()}
+        left = {*ready_versions(model.loaded, version), *model.on_demand()}
         found = []
         for other in self._ensembles(model.name):
             for item in other.loaded:
@@ -84,27 +86,27 @@ class Dependents:
             for name, _ in steps_of(item)
         )
 
-    def check_circle(self, name: str) -> None:
+    def check_cycle(self, name: str) -> None:
         """Raise BadModelConfig for an ensemble that is a member of itself, over other ensembles or at once."""
-        circle = find_cycle(
+        cycle = find_cycle(
             name, {model.name: [member for member, _ in model.stated.members] for model in self._models.values()}
         )
-        if circle:
-            names = " -> ".join(f"'{item}'" for item in circle)
+        if cycle:
+            names = " -> ".join(f"'{item}'" for item in cycle)
             raise BadModelConfig(f"ensemble '{name}': expected models that do not lead back to it, given {names}")
 
-    def lacks(self, name: str, version: int | None) -> str:
+    def member_problem(self, name: str, version: int | None) -> str:
         """Return why a model cannot be a member now, "" if it can."""
-        record = self._models.get(name)
-        if record is None or not (record.desired.versions or record.desired.reason):
+        model = self._models.get(name)
+        if model is None or not (model.desired.versions or model.desired.reason):
             return f"model '{name}' is not loaded"
-        if self._mark(name, version):
+        if self._member_fingerprint(name, version):
             return ""
         which = f"model '{name}'" if version is None else f"model '{name}' version {version}"
-        rows = record.index_rows()
+        rows = model.index_rows()
         number = version if version is not None else max(rows, default=0)
-        state, reason = rows.get(number, ("", record.desired.reason))
-        failure = record.failed().get(number)
+        state, reason = rows.get(number, ("", model.desired.reason))
+        failure = model.failed().get(number)
         if failure is not None:
             # A version that is being unloaded has no reason of its own.
             reason = failure.cause.message
@@ -116,28 +118,28 @@ class Dependents:
 
     def _failure(self, name: str) -> str:
         """Return why a model failed to load, for the reason of its ensembles."""
-        record = self._models.get(name)
-        return "" if record is None else "; ".join(item.cause.message for item in record.failed().values())
+        model = self._models.get(name)
+        return "" if model is None else "; ".join(item.cause.message for item in model.failed().values())
 
-    def _mark(self, name: str, version: int | None) -> str:
+    def _member_fingerprint(self, name: str, version: int | None) -> str:
         """Return the fingerprint of the version that answers for a member, "" if there is none."""
-        record = self._models.get(name)
-        if record is None or not (record.desired.versions or record.desired.reason):
+        model = self._models.get(name)
+        if model is None or not (model.desired.versions or model.desired.reason):
             return ""
-        found = {number: cold.fingerprint for number, cold in record.resting().items()}
-        found |= {number: item.fingerprint for number, item in ready_versions(record.loaded, None).items()}
+        found = {number: evicted.fingerprint for number, evicted in model.on_demand().items()}
+        found |= {number: item.fingerprint for number, item in ready_versions(model.loaded, None).items()}
         if version is None:
             return found[max(found)] if found else ""
-        is_going = bool(record.desired.versions) and version not in record.desired.versions
+        is_going = bool(model.desired.versions) and version not in model.desired.versions
         return "" if is_going else found.get(version, "")
 
     def _awaited(self, model: ModelState, seen: set[str]) -> str:
         for name, number in model.stated.members:
-            record = self._models.get(name)
-            if record is None or name in seen or self._mark(name, number):
+            member = self._models.get(name)
+            if member is None or name in seen or self._member_fingerprint(name, number):
                 continue
             seen.add(name)
-            if record.loading is not None or self._awaited(record, seen):
+            if member.loading is not None or self._awaited(member, seen):
                 return name
         return ""
 

@@ -1,4 +1,4 @@
-"""Queue of model events, published in order and outside the manager's lock."""
+"""Queue of model events, published in order and outside the table's lock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_server.telemetry.event_bus import EventValue, PublishEvent
 
 
 class ModelEventQueue:
-    """Thread-safe. `add` may be called under the manager's lock, `publish` may not. `publisher` None: no events."""
+    """Thread-safe. `add` may be called under the table's lock, `publish` may not. `publisher` None: no events."""
 
     def __init__(self, publisher: PublishEvent | None = None) -> None:
         self.publisher: PublishEvent = publisher or (lambda kind, /, **fields: None)

@@ -20,8 +20,8 @@ from edge_server.serving.execution.load_errors import HEALS, as_passing
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.lifecycle.canary import canary_terms
 from edge_server.serving.lifecycle.limits import ManagerLimits
-from edge_server.serving.routing.canary import canary_terms
 from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:
@@ -131,12 +131,17 @@ class Loader:
             except ChangedWhileLoading:
                 # Not the runtime's fault: the files are resolved again for the same runtime.
                 raise
-            except LoadError as error:
+            except LoadError as failure:
+                # The classes below it are no faults of the files.
+                explained = resolved.explain(failure) if type(failure) is LoadError else None
+                error = explained or failure
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     if passed_over:
                         # The last runtime's reason alone would hide why the preferred ones were passed over.
                         others = [text for text in resolved.skipped if not text.endswith(error.message)]
-                        raise type(error)("; ".join((error.message, *others))) from error
+                        raise type(error)("; ".join((error.message, *others))) from failure
+                    if explained:
+                        raise explained from failure
                     raise
                 passed_over[resolved.spec.backend] = error.message
             else:
@@ -164,9 +169,9 @@ class LoaderThreads:
             if self._has_waiting_thread:
                 return
             self._has_waiting_thread = True
-        self._start(self._live)
+        self._start(self._run_jobs)
 
-    def _live(self) -> None:
+    def _run_jobs(self) -> None:
         is_needed = True
         while is_needed:
             with self._slots.taken() as slot:
@@ -175,7 +180,7 @@ class LoaderThreads:
                     self._has_waiting_thread = bool(self._jobs)
                     needs_next = self._has_waiting_thread
                 if needs_next:
-                    self._start(self._live)
+                    self._start(self._run_jobs)
                 job(slot)
                 del job
             with self._lock:
@@ -184,18 +189,18 @@ class LoaderThreads:
 
 
 class LoadSlots:
-    """Limits how many models load at the same time. A load that takes longer than `patience_s` no longer counts: two
+    """Limits how many models load at the same time. A load that takes longer than `timeout_s` no longer counts: two
     that hang in their runtimes must not block all others."""
 
-    def __init__(self, count: int, timer: Timer, patience_s: float) -> None:
+    def __init__(self, count: int, timer: Timer, timeout_s: float) -> None:
         self._free = threading.Semaphore(count)
         self._timer = timer
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[LoadSlot]:
         """Wait for a slot, and hold it for the block."""
-        slot = LoadSlot(self._free, self._timer, self._patience_s)
+        slot = LoadSlot(self._free, self._timer, self._timeout_s)
         slot.enter()
         try:
             yield slot
@@ -204,12 +209,12 @@ class LoadSlots:
 
 
 class LoadSlot:
-    """One thread's right to load, held from `enter` to `leave`, or until `patience_s` is over."""
+    """One thread's right to load, held from `enter` to `leave`, or until `timeout_s` is over."""
 
-    def __init__(self, free: threading.Semaphore, timer: Timer, patience_s: float) -> None:
+    def __init__(self, free: threading.Semaphore, timer: Timer, timeout_s: float) -> None:
         self._free = free
         self._timer = timer
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._hold = 0
         """Number of the present hold, 0 if there is none: the alarm of an earlier hold may still be running."""
@@ -219,7 +224,7 @@ class LoadSlot:
     def enter(self) -> None:
         self._free.acquire()
         hold = self._hold = next(self._holds)
-        when_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
+        when_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
         self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
 
     def leave(self) -> None:

@@ -89,7 +89,7 @@ class ModelControl:
         Refusal outside explicit mode, LoadError, ServingFault; also while another order for it is carried out.
         """
         self._check_control()
-        with self._alone(name):
+        with self._exclusive(name):
             self._check_settled(name)
             desired = self._source.desired_model(name, config_json, files or {}, may_carry_code=may_carry_code)
             if desired is None:
@@ -113,7 +113,7 @@ class ModelControl:
         carried out.
         """
         self._check_control()
-        with self._alone(name):
+        with self._exclusive(name):
             self._check_settled(name)
             members = self._manager.members_of(name)
             self._desired_names.discard(name)
@@ -132,7 +132,7 @@ class ModelControl:
         undone. In explicit mode the pin of a model that is not loaded waits for its next load. Raises UnknownModel (no
         such model or version), InvalidRequest (no earlier version), LoadError, ServingFault.
         """
-        with self._alone(name):
+        with self._exclusive(name):
             there = self._source.versions(name)
             if not there:
                 raise UnknownModel(f"model '{name}' has no version in the repository")
@@ -161,7 +161,7 @@ class ModelControl:
 
         Raises InvalidRequest when the model is not pinned, ServingFault.
         """
-        with self._alone(name):
+        with self._exclusive(name):
             if name not in self._source.pins():
                 raise InvalidRequest(f"model '{name}' is not pinned to a version")
             before, problem = self._pin(name, None)
@@ -182,7 +182,7 @@ class ModelControl:
             self._manager.set_desired(found, retry=True)
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _exclusive(self, name: str) -> Iterator[None]:
         """Refuse other requests for the model during this one. They fail at once, as in Triton."""
         with self._ordering:
             if name in self._ordered:

@@ -1,9 +1,10 @@
-"""Model state: what the manager knows of one model (desired versions, generations, failures, retries, evicted
-versions). Guarded by the manager's lock. Makes no decisions."""
+"""Model state: what the table knows of one model (desired versions, generations, failures, retries, evicted
+versions). Guarded by the table's lock. Makes no decisions."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge_server.core.model_spec import ModelSpec
@@ -13,8 +14,8 @@ from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.execution.load_errors import HEALS
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.limits import ManagerLimits
-from edge_server.serving.routing.pending_requests import PendingRequest
-from edge_server.serving.routing.version_routes import RejectedCanary, Routes
+from edge_server.serving.lifecycle.pending_requests import PendingRequest
+from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
 
 UNLOADED = "unloaded"
@@ -27,7 +28,7 @@ _REPORTED_AFTER_S = 10.0
 """A load that takes longer has a reason in the index."""
 
 UNLOADED_IDLE = "unloaded: idle; loads again on request"
-UNLOADED_FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
+UNLOADED_FOR_LIMIT = "unloaded: --max-resident-models are loaded; loads on request"
 
 
 def _loading_reason(since_ns: int) -> str:
@@ -54,7 +55,7 @@ class Failure:
     is_due: bool = False
 
     @property
-    def can_heal(self) -> bool:
+    def is_transient(self) -> bool:
         return isinstance(self.cause, HEALS)
 
     @property
@@ -63,11 +64,11 @@ class Failure:
 
     @property
     def reason(self) -> str:
-        words = self.cause.message or type(self.cause).__name__
+        message = self.cause.message or type(self.cause).__name__
         if self.retry_at_s is None:
-            return words
+            return message
         clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.retry_at_s))
-        return f"{words} (failed {self.count} time(s), tried again at {clock})"
+        return f"{message} (failed {self.count} time(s), tried again at {clock})"
 
     def forget_retry(self) -> None:
         if self.alarm is not None:
@@ -86,7 +87,7 @@ class EvictedVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Retired:
+class RetiredVersion:
     """The last report of a version that was unloaded."""
 
     generation: int
@@ -102,7 +103,7 @@ class ModelState:
     desired: DesiredModel
     loaded: list[ServedVersion] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
-    retired: dict[int, Retired] = field(default_factory=dict)
+    retired: dict[int, RetiredVersion] = field(default_factory=dict)
     evicted: dict[int, EvictedVersion] = field(default_factory=dict)
     pending: set[PendingRequest] = field(default_factory=set)
     generation: int = 0
@@ -151,7 +152,7 @@ class ModelState:
         return self.is_opening or any(item.spec.ensemble is None for item in self.loaded)
 
     @property
-    def stays(self) -> bool:
+    def remains_resident(self) -> bool:
         """Whether it is in memory and will stay there."""
         return self.is_opening or any(
             item.state is VersionState.READY and item.spec.ensemble is None for item in self.loaded
@@ -178,28 +179,28 @@ class ModelState:
             if number in desired and desired[number].fingerprint == failure.fingerprint and not failure.is_due
         }
 
-    def resting(self) -> dict[int, EvictedVersion]:
+    def on_demand(self) -> dict[int, EvictedVersion]:
         """Return the desired versions that stay evicted until a request needs them."""
         desired = self.desired.versions
         return {
-            number: cold
-            for number, cold in self.evicted.items()
-            if number in desired and desired[number].fingerprint == cold.fingerprint
+            number: evicted
+            for number, evicted in self.evicted.items()
+            if number in desired and desired[number].fingerprint == evicted.fingerprint
         }
 
     def to_serve(self) -> dict[int, str]:
         """Return the versions, with fingerprints, that should be loaded now."""
-        left_out = self.failed().keys() | (set() if self.is_demanded else self.resting().keys())
+        excluded = self.failed().keys() | (set() if self.is_demanded else self.on_demand().keys())
         return {
-            number: desired.fingerprint for number, desired in self.desired.versions.items() if number not in left_out
+            number: desired.fingerprint for number, desired in self.desired.versions.items() if number not in excluded
         }
 
     def may_wait_for(self, version: int | None) -> bool:
         """Return whether a request for the version should wait for a load."""
-        if self.loading is None and not self.resting():
+        if self.loading is None and not self.on_demand():
             return False
-        able = self.desired.versions.keys() - self.failed().keys()
-        return bool(able) if version is None else version in able
+        loadable = self.desired.versions.keys() - self.failed().keys()
+        return bool(loadable) if version is None else version in loadable
 
     def can_be_evicted(self) -> bool:
         """Return whether it serves exactly the desired versions, without a request in flight.
@@ -253,17 +254,17 @@ class ModelState:
         failed = self.failed()
         rows: dict[int, tuple[str, str]] = dict.fromkeys(self.retired, ("UNAVAILABLE", UNLOADED))
         rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})
-        rows.update({number: ("UNAVAILABLE", cold.reason) for number, cold in self.resting().items()})
+        rows.update({number: ("UNAVAILABLE", evicted.reason) for number, evicted in self.on_demand().items()})
         rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.loaded})
         if self.loading is not None or self.awaits:
-            resting = set() if self.is_demanded else self.resting().keys()
-            coming = self.desired.versions.keys() - failed.keys() - resting
-            rows.update(dict.fromkeys(coming, ("LOADING", "")))
-            if self.loading is not None and self.loading.version in coming:
+            on_demand = set() if self.is_demanded else self.on_demand().keys()
+            expected = self.desired.versions.keys() - failed.keys() - on_demand
+            rows.update(dict.fromkeys(expected, ("LOADING", "")))
+            if self.loading is not None and self.loading.version in expected:
                 rows[self.loading.version] = ("LOADING", _loading_reason(self.loading_since_ns))
         for item in self.loaded:
             if item.state is VersionState.READY:
-                rows[item.version] = ("READY", self._note_on(item, failed))
+                rows[item.version] = ("READY", self._ready_note(item, failed))
         return rows
 
     def reports(self, routes: Routes | None) -> list[VersionReport]:
@@ -272,7 +273,7 @@ class ModelState:
         reports = [
             item.version_report(
                 routes.share_of(item) if routes is not None else 0.0,
-                self._note_on(item, failed) if item.state is VersionState.READY else "",
+                self._ready_note(item, failed) if item.state is VersionState.READY else "",
             )
             for item in self.loaded
         ]
@@ -282,9 +283,9 @@ class ModelState:
             reason = _loading_reason(self.loading_since_ns)
             reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, reason, 0.0))
             loaded.add(number)
-        return reports + [report for report in self._past() if report.version not in loaded]
+        return reports + [report for report in self._past_reports() if report.version not in loaded]
 
-    def _past(self) -> list[VersionReport]:
+    def _past_reports(self) -> list[VersionReport]:
         past = {
             number: VersionReport(
                 self.name, number, item.generation, "RETIRED", item.since_s, item.served_count, UNLOADED, 0.0
@@ -295,15 +296,26 @@ class ModelState:
             past[number] = VersionReport(
                 self.name, number, failure.generation, "FAILED", failure.since_s, 0, failure.reason, 0.0
             )
-        for number, cold in self.resting().items():
+        for number, evicted in self.on_demand().items():
             past[number] = VersionReport(
-                self.name, number, cold.generation, "RETIRED", cold.since_s, 0, cold.reason, 0.0
+                self.name, number, evicted.generation, "RETIRED", evicted.since_s, 0, evicted.reason, 0.0
             )
         return [past[number] for number in sorted(past)]
 
-    def _note_on(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
+    def _ready_note(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
         if item.version in failed:
             return f"{EARLIER_GENERATION}: {failed[item.version].reason}"
         if self.rejected is not None and self.rejected.generation == item.generation:
             return f"{CANARY_FELL_BACK}: {self.rejected.reason}"
         return ""
+
+
+def to_evict(staying: Sequence[ModelState], limit: int) -> list[ModelState]:
+    """Return the models to evict so that one more fits, the least recently used first: of `staying`, `limit - 1` may
+    stay.
+
+    Models in use are left out, so there may be fewer than needed.
+    """
+    excess = len(staying) - limit + 1
+    free = sorted((item for item in staying if item.can_be_evicted()), key=lambda item: item.last_used_ns())
+    return free[: max(excess, 0)]

@@ -25,7 +25,7 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import Range
 from edge_server.engines.builder import answers, requests_for
-from edge_server.errors import BackendError, BadModelConfig, LoadError
+from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -161,7 +161,7 @@ def test_values_outside_the_profile_are_refused_with_the_values_and_the_bounds(
     before = gpu.live()
     spec, session = served(make_plan())
     words = rf"input 'S' of values \[2, {size[0]}, {size[1]}\] \(it takes \[1, 1, 1\] to \[8, 32, 32\]\)"
-    with pytest.raises(BackendError, match=words):
+    with pytest.raises(InvalidRequest, match=words):
         run(spec, session, [request(2, size)])
     assert run(spec, session, [request(2, (8, 8))])[0]["N"].tolist() == [[8, 8]] * 2
     session.close()
@@ -173,7 +173,8 @@ def test_values_choose_the_profile(make_plan: Make) -> None:
     for size in ((8, 8), (40, 64), (32, 4), (36, 36)):
         (answer,) = run(spec, session, [request(3, size)])
         assert answer["Y"].shape == (3, *size)
-    with pytest.raises(BackendError, match=r"it takes \[1, 1, 1\] to \[8, 32, 32\]; or \[1, 33, 33\] to \[8, 64, 64\]"):
+    said = r"it takes \[1, 1, 1\] to \[8, 32, 32\]; or \[1, 33, 33\] to \[8, 64, 64\]"
+    with pytest.raises(InvalidRequest, match=said):
         run(spec, session, [request(3, (8, 40))])
     session.close()
 

@@ -22,7 +22,7 @@ from edge_server.backends.tensorrt.library_adapter import load_library
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Range
-from edge_server.errors import BackendError, LoadError
+from edge_server.errors import BackendError, InvalidRequest, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
@@ -112,7 +112,7 @@ def test_values_outside_the_profile_cost_the_request_and_the_next_is_answered(
     said = (
         rf"no profile of the engine takes input 'S' of values \[{values[0]}, {values[1]}\] \(it takes \[1, 1\] to \[32"
     )
-    with pytest.raises(BackendError, match=f"model 'plans': tensorrt_rtx: {said}"):
+    with pytest.raises(InvalidRequest, match=f"model 'plans': tensorrt_rtx: {said}"):
         session.run({"X": rows(8), "S": asked(*values)}, ["Y"])
     np.testing.assert_array_equal(session.run({"X": rows(8), "S": asked(4, 8)}, ["Y"])["Y"], rows(8).reshape(4, 8))
     session.close()

@@ -74,6 +74,15 @@ class Node:
             if one.topic == topic_name
         ]
 
+    def get_name(self) -> str:
+        return self.name
+
+    def get_namespace(self) -> str:
+        return "/"
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        return [(node.name, "/") for node in nodes]
+
     def destroy_node(self) -> None:
         nodes.remove(self)
 

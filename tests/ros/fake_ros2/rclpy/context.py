@@ -16,6 +16,9 @@ class Context:
         self.is_running = True
         self.arguments, self.signal_handler_options = args, signal_handler_options
 
+    def get_domain_id(self) -> int:
+        return 42
+
     def ok(self) -> bool:
         return self.is_running
 

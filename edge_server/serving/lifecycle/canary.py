@@ -45,14 +45,14 @@ def canary_terms(spec: ModelSpec) -> CanaryTerms | None:
     if "canary_share" not in spec.parameters:
         return None
     return CanaryTerms(
-        share=_number(spec, "canary_share", 0.0, 0.0, 1.0),
-        max_error_rate=_number(spec, "canary_max_error_rate", 0.05, 0.0, 1.0),
-        max_p99_ratio=_number(spec, "canary_max_p99_ratio", 2.0, 1.0, 1e6),
-        min_requests=int(_number(spec, "canary_min_requests", 100, 1, _WINDOW)),
+        share=_parse_number(spec, "canary_share", 0.0, 0.0, 1.0),
+        max_error_rate=_parse_number(spec, "canary_max_error_rate", 0.05, 0.0, 1.0),
+        max_p99_ratio=_parse_number(spec, "canary_max_p99_ratio", 2.0, 1.0, 1e6),
+        min_requests=int(_parse_number(spec, "canary_min_requests", 100, 1, _WINDOW)),
     )
 
 
-def _number(spec: ModelSpec, key: str, default: float, low: float, high: float) -> float:
+def _parse_number(spec: ModelSpec, key: str, default: float, low: float, high: float) -> float:
     text = spec.parameters.get(key)
     if text is None:
         return default
@@ -72,19 +72,19 @@ class ResultWindow:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken_ns: deque[int | None] = deque(maxlen=_WINDOW)
+        self._latencies_ns: deque[int | None] = deque(maxlen=_WINDOW)
 
-    def add(self, taken_ns: int | None) -> None:
+    def add(self, latency_ns: int | None) -> None:
         """Record a request's latency; None: it failed."""
         with self._lock:
-            self._taken_ns.append(taken_ns)
+            self._latencies_ns.append(latency_ns)
 
     def summary(self) -> ResultSummary:
         with self._lock:
-            taken_ns = list(self._taken_ns)
-        answered = sorted(item for item in taken_ns if item is not None)
+            latencies_ns = list(self._latencies_ns)
+        answered = sorted(item for item in latencies_ns if item is not None)
         p99_ns = answered[min(len(answered) * 99 // 100, len(answered) - 1)] if answered else 0
-        return ResultSummary(len(taken_ns), len(taken_ns) - len(answered), p99_ns)
+        return ResultSummary(len(latencies_ns), len(latencies_ns) - len(answered), p99_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ObservedVersion(Protocol):
 
 
 class CanaryTrial:
-    """One canary beside the version before it. The manager calls `begin` and `end`.
+    """One canary beside the version before it. The table calls `begin` and `end`.
 
     `on_failed(reason)` is called once, on the thread that answered the deciding request.
     """
@@ -172,9 +172,9 @@ class CanaryTrial:
         share = self.terms.share
         return math.floor((number + 1) * share) > math.floor(number * share)
 
-    def _observe_canary(self, taken_ns: int | None) -> None:
-        self._canary_window.add(taken_ns)
-        if taken_ns is not None and next(self._judged) % _JUDGE_EVERY:
+    def _observe_canary(self, latency_ns: int | None) -> None:
+        self._canary_window.add(latency_ns)
+        if latency_ns is not None and next(self._judged) % _JUDGE_EVERY:
             return
         reason = judge(self.terms, self._canary_window.summary(), self._stable_window.summary())
         if reason is None:
@@ -186,15 +186,15 @@ class CanaryTrial:
         self._on_failed(self, reason)
 
 
-def promise_difference(newest: ModelSpec, before: ModelSpec) -> str | None:
+def signature_difference(newest: ModelSpec, before: ModelSpec) -> str | None:
     """Return how the inputs or outputs of two versions differ; None if clients can use either."""
     for what, new, old in (("inputs", newest.inputs, before.inputs), ("outputs", newest.outputs, before.outputs)):
-        if sorted(map(_promise, new)) != sorted(map(_promise, old)):
+        if sorted(map(_signature, new)) != sorted(map(_signature, old)):
             return f"its {what} differ from those of the version before it"
     if newest.is_decoupled != before.is_decoupled or newest.max_batch_size != before.max_batch_size:
         return "its max_batch_size or transaction policy differs from that of the version before it"
     return None
 
 
-def _promise(item: InputSpec | OutputSpec) -> tuple[str, str, tuple[int, ...]]:
+def _signature(item: InputSpec | OutputSpec) -> tuple[str, str, tuple[int, ...]]:
     return item.name, item.dtype.value, item.dims

@@ -35,23 +35,23 @@ class PendingRequest:
     """
 
     def __init__(
-        self, request: Request, sink: ResponseSink, submit: Submit, forget: Callable[[PendingRequest], None]
+        self, request: Request, sink: ResponseSink, submit: Submit, remove: Callable[[PendingRequest], None]
     ) -> None:
         self.request = request
         self._sink = sink
         self._submit = submit
-        self._forget = forget
+        self._remove = remove
         self._lock = threading.Lock()
         self._stage = _Stage.WAITING
         self._is_cancelled = False
         self._ticket: SubmittedRequest | None = None
         self._alarm: Alarm | None = None
-        self._parked_ns = time.monotonic_ns()
+        self._since_ns = time.monotonic_ns()
 
     def wait_until_loaded(self, timer: Timer, timeout_s: float) -> None:
         """Begin to wait for `timeout_s`, or for the request's own timeout if that is shorter."""
         limit_us = min(timeout_s * 1e6, self.request.timeout_us or float("inf"))
-        when_ns = min(self._parked_ns + int(limit_us * 1000), self.request.deadline_ns or sys.maxsize)
+        when_ns = min(self._since_ns + int(limit_us * 1000), self.request.deadline_ns or sys.maxsize)
         alarm = timer.call_at(when_ns, self._expire)
         with self._lock:
             self._alarm = alarm
@@ -61,10 +61,10 @@ class PendingRequest:
 
     def resume(self) -> None:
         """Submit the request, unless it was answered meanwhile. An error of the submission is its answer."""
-        if not self._leave(_Stage.SUBMITTING):
+        if not self._end_wait(_Stage.SUBMITTING):
             return
         try:
-            ticket = self._submit(self._what_is_left())
+            ticket = self._submit(self._with_remaining_timeout())
         except EdgeServerError as error:
             self._answer(error.detached())
             return
@@ -81,7 +81,7 @@ class PendingRequest:
 
     def fail(self, error: EdgeServerError) -> None:
         """Answer with an error, unless it was submitted or answered before."""
-        if self._leave(_Stage.CLOSED):
+        if self._end_wait(_Stage.CLOSED):
             self._answer(error)
 
     def cancel(self) -> None:
@@ -91,17 +91,17 @@ class PendingRequest:
             ticket = self._ticket
         if ticket is not None:
             ticket.cancel()
-        elif self._leave(_Stage.CLOSED):
-            self._forget(self)
+        elif self._end_wait(_Stage.CLOSED):
+            self._remove(self)
             self._answer(Cancelled(f"request to model '{self.request.model}' was cancelled"))
 
     def _expire(self) -> None:
-        if self._leave(_Stage.CLOSED):
-            self._forget(self)
+        if self._end_wait(_Stage.CLOSED):
+            self._remove(self)
             name = self.request.model
             self._answer(DeadlineExceeded(f"Request timeout expired while model '{name}' was being loaded for it"))
 
-    def _leave(self, then: _Stage) -> bool:
+    def _end_wait(self, then: _Stage) -> bool:
         """Claim the right to end the wait. True for exactly one caller."""
         with self._lock:
             if self._stage is not _Stage.WAITING:
@@ -112,11 +112,11 @@ class PendingRequest:
             alarm.cancel()
         return True
 
-    def _what_is_left(self) -> Request:
+    def _with_remaining_timeout(self) -> Request:
         """Return the request with its timeout reduced by the time it waited."""
         if not self.request.timeout_us:
             return self.request
-        waited_us = (time.monotonic_ns() - self._parked_ns) // 1000
+        waited_us = (time.monotonic_ns() - self._since_ns) // 1000
         return dataclasses.replace(self.request, timeout_us=max(1, self.request.timeout_us - waited_us))
 
     def _answer(self, error: EdgeServerError) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Response, ResponseSink
-from edge_server.serving.routing.version_routes import Routes
+from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import MODEL_READY, Event
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class VariantChoice(Protocol):
 
 
 class RouteTable(Protocol):
-    """The part of the manager that is needed here."""
+    """The part of the router that is needed here."""
 
     def routes_of(self, name: str) -> Routes | None:
         """Return the routing table of a model; None if it has no serving version."""
@@ -52,7 +52,7 @@ class Variants:
     def __init__(self, table: RouteTable) -> None:
         self.choice: VariantChoice | None = None
         self._table = table
-        self._judged: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
+        self._differences: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
         self._named: set[str] = set()
         """Models that were loaded and named a variant; some may not be loaded any more."""
 
@@ -102,8 +102,8 @@ class Variants:
         if heavy is None or lighter is None:
             return ""
         light = self._spec(lighter)
-        words = f"model '{lighter}' does not serve" if light is None else self._difference(heavy, light)
-        return f"its variant does not stand in for it: {words}" if words else ""
+        message = f"model '{lighter}' does not serve" if light is None else self._difference(heavy, light)
+        return f"its variant does not stand in for it: {message}" if message else ""
 
     def receive(self, event: Event) -> None:
         """Log why a variant cannot be used, after a load of one of the two models."""
@@ -126,9 +126,9 @@ class Variants:
         return None if routes is None else routes.first.spec
 
     def _difference(self, heavy: ModelSpec, light: ModelSpec) -> str:
-        known = self._judged.get(heavy.name)
+        known = self._differences.get(heavy.name)
         if known is None or known[0] is not heavy or known[1] is not light:
-            known = self._judged[heavy.name] = (heavy, light, variant_difference(heavy, light))
+            known = self._differences[heavy.name] = (heavy, light, variant_difference(heavy, light))
         return known[2]
 
 
@@ -169,7 +169,7 @@ def _tensors_difference(
     for name, item in expected.items():
         other = given[name]
         if item.dtype is not other.dtype or not _covers(item, other):
-            return f"expected {kind} {_words(item)}, it has {_words(other)}"
+            return f"expected {kind} {_describe(item)}, it has {_describe(other)}"
         if isinstance(item, InputSpec) and isinstance(other, InputSpec) and item.is_optional and not other.is_optional:
             return f"expected input '{name}' to be optional, it is not"
     return ""
@@ -204,5 +204,5 @@ def _takes_images(spec: ModelSpec) -> bool:
     return any(key.startswith(_IMAGE_KEYS) for key in spec.parameters)
 
 
-def _words(item: InputSpec | OutputSpec) -> str:
+def _describe(item: InputSpec | OutputSpec) -> str:
     return f"'{item.name}' {item.dtype.value}{list(item.dims)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.routing.canary import CanaryTrial, canary_terms, promise_difference
+from edge_server.serving.lifecycle.canary import CanaryTrial, canary_terms, signature_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ def ready_versions(loaded: Iterable[ServedVersion], without: ServedVersion | Non
 def plan_routes(
     ready: dict[int, ServedVersion],
     before: Routes | None,
-    fallen: RejectedCanary | None,
+    rejected: RejectedCanary | None,
     on_failed: Callable[[CanaryTrial, str], None],
 ) -> tuple[Routes | None, RejectedCanary | None]:
     """Return the table for the ready versions, and the rejected canary if the newest version is one.
 
     A trial of the same two versions continues; any other begins anew, and the old one ends.
     """
-    routes, fallen = _plan(ready, before, fallen, on_failed)
+    routes, rejected = _plan(ready, before, rejected, on_failed)
     old = before.trial if before is not None else None
     new = routes.trial if routes is not None else None
     if old is not new:
@@ -67,27 +67,27 @@ def plan_routes(
             old.end()
         if new is not None:
             new.begin()
-    return routes, fallen
+    return routes, rejected
 
 
 def _plan(
     ready: dict[int, ServedVersion],
     before: Routes | None,
-    fallen: RejectedCanary | None,
+    rejected: RejectedCanary | None,
     on_failed: Callable[[CanaryTrial, str], None],
 ) -> tuple[Routes | None, RejectedCanary | None]:
     if not ready:
-        return None, fallen
+        return None, rejected
     newest, *older = ready.values()
     terms = canary_terms(newest.spec)
     if terms is None or not older:
-        return Routes(ready, newest), fallen
+        return Routes(ready, newest), rejected
     stable = older[0]
-    if fallen is None or fallen.generation != newest.generation:
-        difference = promise_difference(newest.spec, stable.spec)
-        fallen = None if difference is None else RejectedCanary(newest.generation, difference)
-    if fallen is not None:
-        return Routes(ready, stable), fallen
+    if rejected is None or rejected.generation != newest.generation:
+        difference = signature_difference(newest.spec, stable.spec)
+        rejected = None if difference is None else RejectedCanary(newest.generation, difference)
+    if rejected is not None:
+        return Routes(ready, stable), rejected
     trial = before.trial if before is not None else None
     if trial is None or trial.canary is not newest or trial.stable is not stable:
         trial = CanaryTrial(terms, newest, stable, on_failed)

@@ -1,0 +1,79 @@
+"""Routes of the HTTP port: the lines of the parts that this server has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.config import HttpConfig
+from edge_server.core.status_reports import CamerasReport, FrameStreamReport
+from edge_server.errors import NotFound
+from edge_server.frontends.http.camera_endpoints import CameraEndpoints
+from edge_server.frontends.http.control_endpoints import ControlEndpoints
+from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
+from edge_server.frontends.http.engine_endpoints import EngineEndpoints, EngineView
+from edge_server.frontends.http.event_endpoints import EventEndpoints
+from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.frontends.http.generate_endpoints import GenerationEndpoints
+from edge_server.frontends.http.governor_endpoints import GovernorEndpoints, GovernorView
+from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
+from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
+from edge_server.frontends.http.page_endpoints import PageEndpoints
+from edge_server.frontends.http.routes import Route
+from edge_server.frontends.http.view_endpoints import ViewEndpoints
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.streams.stream_view import StreamView
+
+
+def _no_view(stream: str) -> AbstractContextManager[StreamView]:
+    raise NotFound(f"no frame stream '{stream[:80]}' is open")
+
+
+def http_routes(
+    front: HttpFrontend,
+    service: InferenceService,
+    config: HttpConfig,
+    events: EventEndpoints,
+    *,
+    streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+    view: Callable[[str], AbstractContextManager[StreamView]] = _no_view,
+    metrics_port: Callable[[], int | None] = lambda: None,
+    cameras: Callable[[], CamerasReport] | None = None,
+    governor: GovernorView | None = None,
+    engines: EngineView | None = None,
+    allows_code_upload: bool = False,
+) -> Sequence[Route]:
+    """Return the routes, in the order of the OpenAPI document.
+
+    `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
+    """
+    access = front.access_check
+    level = None if governor is None else lambda: governor.state().level
+    # In the document, these stand between the lines of other parts.
+    versions, activity, *pins = OperatorEndpoints(service, access).routes()
+    pictures = ViewEndpoints(
+        service,
+        front.cross_site_check,
+        view,
+        is_guarded=partial(access.is_guarded, "view"),
+        is_open=config.is_view_open,
+    )
+    return (
+        *GenerationEndpoints(service, config.header_pattern).routes(),
+        *OpenAiEndpoints(service, front.may_change_models).routes(),
+        *DeepStackEndpoints(service).routes(),
+        *ControlEndpoints(service, level, allows_code_upload=allows_code_upload).routes(),
+        *events.routes(),
+        versions,
+        *CameraEndpoints(streams, cameras).routes(),
+        *GovernorEndpoints(governor).routes(),
+        activity,
+        *EngineEndpoints(engines, access).routes(),
+        *pins,
+        *pictures.routes(),
+        *PageEndpoints(service, access, pictures.check, metrics_port).routes(),
+    )

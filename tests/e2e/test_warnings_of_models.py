@@ -1,0 +1,70 @@
+"""Warnings about a model that serves: of the installed server, in its log, in `status` and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+WARNINGS = {
+    "misspelt": "parameter 'isolaton' has no effect: did you mean 'isolation'?",
+    "doubtful": "detection_head yolov8, answer 'out' [300, 6] to the sample picture: ",
+}
+"""Model -> the beginning of its only warning."""
+
+DETECTOR = """
+parameters { key: "detection_head" value { string_value: "yolov8" } }
+parameters { key: "image_scale" value { string_value: "0.0039" } }
+"""
+
+
+def finds_nothing() -> onnx.ModelProto:
+    """A network whose answer to any picture is rows of zeros, which yolov8 does not give."""
+    nodes = [
+        helper.make_node("ReduceMin", ["pixels"], ["least"], keepdims=0),
+        helper.make_node("Mul", ["least", "zeros"], ["out"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "finds_nothing",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1, 3, 320, 320])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 300, 6])],
+        [onnx.numpy_helper.from_array(np.zeros((1, 300, 6), np.float32), "zeros")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, identity: Any) -> Iterator[Any]:
+    more = 'parameters { key: "isolaton" value { string_value: "process" } }'
+    module_repository.add("misspelt", identity(more=more))
+    module_repository.add("doubtful", DETECTOR, model=finds_nothing())
+    with serve(module_repository.path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("model", WARNINGS)
+def test_a_warning_is_in_the_log_in_status_and_in_the_report(server: Any, model: str) -> None:
+    (report,) = [item for item in server.ask("/edge/v1/models")[1]["models"] if item["name"] == model]
+    (warning,) = report["warnings"]
+    assert warning.startswith(WARNINGS[model])
+    assert f"model '{model}': {warning}" in server.log()
+    done = subprocess.run([COMMAND, "status", "--url", server.url("")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING {model} version 1: {warning}" in done.stdout.splitlines()
+
+
+def test_status_as_json_has_them_too(server: Any) -> None:
+    command = [COMMAND, "status", "--json", "--url", server.url("")]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    found = {model["name"]: len(model["warnings"]) for model in report["models"]}
+    assert found == dict.fromkeys(WARNINGS, 1)
