@@ -34,6 +34,7 @@ from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
 from edge_server.serving.lifecycle.variants import Variants, marked
+from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces
@@ -161,8 +162,8 @@ class InferenceService:
         self._digest_of = digest_of
         self._manager = manager
         self._table = manager.table
-        self._handles: tuple[int, dict[tuple[str, int | None], Handle]] = (-1, {})
-        """The number of a map of routes, and the handles that were made from it. Replaced with the map."""
+        self._handles: tuple[Mapping[str, Routes], dict[tuple[str, int | None], Handle]] = ({}, {})
+        """A map of routes, and the handles that were made from it. Replaced with the map."""
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -403,8 +404,8 @@ class InferenceService:
 
         Raises UnknownModel, NotReady, and Draining once the server stops.
         """
-        number, handles = self._handles
-        if number == self._table.routes_number and not self._is_stopping:
+        routes, handles = self._handles
+        if routes is self._table.routes and not self._is_stopping:
             handle = handles.get((name, version))
             if handle is not None:
                 return handle
@@ -413,19 +414,17 @@ class InferenceService:
     def _make_handle(self, name: str, version: int | None) -> Handle:
         if self._is_stopping:
             raise Draining(_STOPPING)
-        # Read first: if the routes are replaced meanwhile, the handle is kept with the old number and not found again.
-        number = self._table.routes_number
-        handles = self._handles
-        if handles[0] != number:
-            handles = self._handles = (number, {})
-        routes = self._table.routes.get(name)
+        routes, known = self._table.routes, self._handles
+        if known[0] is not routes:
+            known = self._handles = (routes, {})
+        found = routes.get(name)
         serving = None
-        if routes is not None:
-            serving = routes.first if version is None else routes.ready.get(version)
-        if routes is None or serving is None:
+        if found is not None:
+            serving = found.first if version is None else found.ready.get(version)
+        if found is None or serving is None:
             return Handle(self, self._spec(name, version), None)
-        is_on_trial = version is None and routes.trial is not None
-        handle = handles[1][name, version] = Handle(self, serving.spec, None if is_on_trial else serving)
+        is_on_trial = version is None and found.trial is not None
+        handle = known[1][name, version] = Handle(self, serving.spec, None if is_on_trial else serving)
         return handle
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> SubmittedRequest:

@@ -139,8 +139,6 @@ class ModelTable:
         """Called after a change, by any thread, when there may be actions to carry out. Must return at once."""
         self.routes: Mapping[str, Routes] = {}
         """The routes of each model with a serving version. Replaced as a whole."""
-        self.routes_number = 0
-        """Number of the present map of routes. What was read from the map is valid while it has this number."""
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
@@ -604,15 +602,10 @@ class ModelTable:
         planned, model.rejected = plan_routes(ready, routes.pop(name, None), rejected, self._end_trial)
         if planned is not None:
             routes[name] = planned
-        self._set_routes(routes)
+        self.routes = routes
         if model.rejected is not None and model.rejected is not rejected:
             canary = next(item for item in ready.values() if item.generation == model.rejected.generation)
             self._add_event(MODEL_CANARY_FAILED, canary, reason=model.rejected.reason)
-
-    def _set_routes(self, routes: Mapping[str, Routes]) -> None:
-        self.routes = routes
-        # Second: a request that reads the number first keeps no old route under the new number.
-        self.routes_number += 1
 
     def _end_trial(self, trial: CanaryTrial, reason: str) -> None:
         """Send no more requests without a version to the canary of a trial. From any thread."""
@@ -622,7 +615,7 @@ class ModelTable:
             if routes is not None and routes.canary is not None and routes.trial is trial:
                 canary = routes.canary
                 log.error("model '%s' version %d is no canary any more: %s", name, canary.version, reason)
-                self._set_routes({**self.routes, name: Routes(routes.ready, routes.first)})
+                self.routes = {**self.routes, name: Routes(routes.ready, routes.first)}
                 trial.end()
                 self._models[name].rejected = RejectedCanary(canary.generation, reason)
                 self._add_event(MODEL_CANARY_FAILED, canary, reason=reason)
