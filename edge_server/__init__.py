@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_server.version import __version__
+
 if TYPE_CHECKING:
     from edge_server.process.embedded import InferOptions as InferOptions
     from edge_server.process.embedded import InferResult as InferResult
     from edge_server.process.embedded import RpcError as RpcError
     from edge_server.process.embedded import Server as Server
-
-__version__ = "0.1.0"
 
 __all__ = ["InferOptions", "InferResult", "RpcError", "Server", "__version__"]
 

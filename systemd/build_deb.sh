@@ -52,7 +52,7 @@ case $arch in
   arm64) machine=aarch64 ;;
   *) echo "$0: no runtimes have wheels for $arch" >&2; exit 64 ;;
 esac
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$source/edge_server/__init__.py")
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$source/edge_server/version.py")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "edge_server"
 
 MAY_IMPORT: dict[str, set[str]] = {
+    "version": set(),
     "errors": set(),
     "lazy_import": set(),
     "control_group": set(),
@@ -53,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 """Package or module -> what of edge_server it may import, itself aside, and what is EVERYBODYS."""
 
-EVERYBODYS = ("__version__", "lazy_import", "control_group")
+EVERYBODYS = ("version", "lazy_import", "control_group")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
@@ -179,8 +180,8 @@ def test_the_direction_of_imports() -> None:
     assert wrong == []
 
 
-def test_the_package_itself_imports_only_the_embeddable_server_and_not_at_its_start() -> None:
-    found = [item for item in inner_imports() if item.path == "__init__.py"]
+def test_the_package_itself_imports_only_its_version_and_the_embeddable_server_at_its_first_use() -> None:
+    found = [item for item in inner_imports() if item.path == "__init__.py" and item.part != "version"]
     assert {item.target for item in found if not item.target.startswith("edge_server.process.embedded")} == set()
     assert [str(item) for item in found if item.is_at_start] == []
 
@@ -417,7 +418,7 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith(("google.protobuf", "aiohttp", "prometheus", "cv2"))} == set()
     ours = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("edge_server.")}
-    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol")}
+    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol", "version")}
     assert "edge_server.protocol.messages" not in loaded
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_server import __version__
 from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options
@@ -41,6 +40,7 @@ from edge_server.tuning.load.server_candidates import (
 )
 from edge_server.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
 from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
+from edge_server.version import __version__
 
 WINDOW_MS = 200
 MAX_DIFFERENCE = 0.01

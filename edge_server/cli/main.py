@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from edge_server import __version__
 from edge_server.config import ConfigError, nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
+from edge_server.version import __version__
 
 COMMANDS = {
     "serve": "serve the models of one or more repositories until stopped",

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from edge_server import __version__
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options
 from edge_server.cli.progress import estimate, progress_line
@@ -42,6 +41,7 @@ from edge_server.tuning.load.report import (
     table_row,
     to_json,
 )
+from edge_server.version import __version__
 
 WINDOW_MS = 2000
 

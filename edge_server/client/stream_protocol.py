@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_server import __version__
 from edge_server.client import pictures
 from edge_server.client.flow_control import FlowControl
 from edge_server.client.pictures import Image, Stamp
@@ -29,6 +28,7 @@ from edge_server.core.frame_stream_types import (
 )
 from edge_server.errors import InvalidRequest
 from edge_server.protocol.frame_codec import decode_server_message, encode_client_message
+from edge_server.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server import __version__
 from edge_server.backends import cuda_devices
 from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda_devices import CudaDevices
@@ -40,6 +39,7 @@ from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNL
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metric_sources import LoadCounts
 from edge_server.telemetry.tracing import Traces
+from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.engines.build_queue import EngineBuildQueue

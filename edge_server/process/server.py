@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
@@ -48,6 +47,7 @@ from edge_server.telemetry.metric_sources import (
 )
 from edge_server.telemetry.metrics_page import Metrics
 from edge_server.telemetry.service_manager import Check
+from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.core.status_reports import CamerasReport

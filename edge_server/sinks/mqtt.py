@@ -36,12 +36,12 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from edge_server import __version__
 from edge_server.config import SinkEntry
 from edge_server.config.sources_config import shown_url
 from edge_server.errors import Unsupported, install_hint
 from edge_server.sinks.result_json import best_class, label_counts
 from edge_server.sinks.sink_interface import REMOVED, SinkError, SinkMessage
+from edge_server.version import __version__
 
 TIMEOUT_S = 5.0
 """Longest time to connect, and until the broker acknowledges a message."""

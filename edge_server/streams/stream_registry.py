@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server import __version__
 from edge_server.config import FramesConfig
 from edge_server.core.frame_mailbox import FrameTally
 from edge_server.core.frame_stream_types import DropReason, Frame, StreamOpened, StreamRequest
@@ -32,6 +31,7 @@ from edge_server.streams.model_workers import ModelWorkers
 from edge_server.streams.stream_terms import StreamTerms, terms_of
 from edge_server.streams.stream_view import StreamView
 from edge_server.telemetry.metrics_page import Family
+from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService

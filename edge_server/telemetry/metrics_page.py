@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import edge_server
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.status_reports import InstanceReport
 from edge_server.telemetry.host_usage import HostSampler
+from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -198,7 +198,7 @@ def _labels(version: VersionStatistics, tags: MetricTags) -> dict[str, str]:
 
 def _info_families(reports: Sequence[InstanceReport]) -> list[Family]:
     build = Family("edge_build_info", "gauge", "1, labelled with the versions of the server and of Python")
-    build.add({"version": edge_server.__version__, "python": platform.python_version()}, 1)
+    build.add({"version": __version__, "python": platform.python_version()}, 1)
     models = Family(
         "edge_model_info",
         "gauge",

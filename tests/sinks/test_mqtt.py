@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server import __version__
 from edge_server.config import SinkEntry
 from edge_server.core.back_off import BackOff
 from edge_server.core.frame_stream_types import ClassScore, FrameHeader, FrameResult
@@ -20,6 +19,7 @@ from edge_server.errors import Unsupported
 from edge_server.sinks import mqtt, sink_runner
 from edge_server.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.sinks.sink_runner import SinkRunner
+from edge_server.version import __version__
 
 PATIENCE_S = 20.0
 ID = mqtt.MqttBroker(SinkEntry("home", "mqtt://host", topic="edge_server"), lambda: None)._id

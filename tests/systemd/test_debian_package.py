@@ -101,7 +101,7 @@ def test_a_dependency_that_is_not_installed_ends_the_build_with_its_name(machine
     source = tmp_path / "clone"
     shutil.copytree(ROOT / "systemd", source / "systemd")
     (source / "edge_server").mkdir()
-    (source / "edge_server/__init__.py").write_text('__version__ = "0.1.0"\n')
+    (source / "edge_server/version.py").write_text('__version__ = "0.1.0"\n')
     (source / "LICENSE").write_text("")
     (source / "pyproject.toml").write_text(
         '[project]\nname = "edge-server"\ndependencies = ["numpy", "no-such-thing>=1"]\n'

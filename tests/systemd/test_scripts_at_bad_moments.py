@@ -49,8 +49,8 @@ def test_the_builders_umask_is_not_in_the_package(tmp_path: Path) -> None:
     source = tmp_path / "clone"
     shutil.copytree(ROOT / "systemd", source / "systemd")
     (source / "edge_server").mkdir()
-    (source / "edge_server/__init__.py").write_text('__version__ = "0.1.0"\n')
-    (source / "edge_server/__init__.py").chmod(0o600)
+    (source / "edge_server/version.py").write_text('__version__ = "0.1.0"\n')
+    (source / "edge_server/version.py").chmod(0o600)
     (source / "LICENSE").write_text("")
     (source / "pyproject.toml").write_text(
         '[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n'
@@ -66,4 +66,4 @@ def test_the_builders_umask_is_not_in_the_package(tmp_path: Path) -> None:
     modes = {line.split(None, 5)[5]: line[:10] for line in listed.stdout.splitlines()}
     assert {mode for path, mode in modes.items() if path.endswith("/")} == {"drwxr-xr-x"}
     assert modes["./opt/edge_server/bin/edge-server"] == "-rwxr-xr-x"
-    assert modes["./opt/edge_server/lib/edge_server/__init__.py"] == "-rw-r--r--"
+    assert modes["./opt/edge_server/lib/edge_server/version.py"] == "-rw-r--r--"
