@@ -307,8 +307,8 @@ def _module(name: str, path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def boards() -> Any:
-    """The module tests/governor/boards.py."""
-    return _module("governor_boards", Path(__file__).parent / "governor" / "boards.py")
+    """The module tests/plugins/governor/boards.py."""
+    return _module("governor_boards", Path(__file__).parent / "plugins" / "governor" / "boards.py")
 
 
 @pytest.fixture(scope="session")
@@ -319,8 +319,8 @@ def browsers() -> Any:
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> Any:
-    """The module tests/governor/fake_nvml: GPUs that tell what a test wants, in this process or in another."""
-    return _module("governor_fake_nvml", Path(__file__).parent / "governor" / "fake_nvml" / "__init__.py")
+    """The module tests/plugins/governor/fake_nvml: GPUs that tell what a test wants, in this process or in another."""
+    return _module("governor_fake_nvml", Path(__file__).parent / "plugins" / "governor" / "fake_nvml" / "__init__.py")
 
 
 @pytest.fixture(scope="session")
@@ -345,7 +345,7 @@ def heated() -> Any:
 
 @pytest.fixture
 def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    """Makes a box of files by the name of a board in tests/governor/boards; its `root` is for --sysfs-root."""
+    """Makes a box of files by the name of a board in tests/plugins/governor/boards; its `root` is for --sysfs-root."""
     made = []
 
     def make(name: str) -> Any:

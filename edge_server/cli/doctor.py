@@ -14,8 +14,8 @@ from edge_server.doctor.machine import check_board, check_jetpack, check_memory,
 from edge_server.doctor.permissions import check_permissions, find_user
 from edge_server.doctor.ports import check_ports
 from edge_server.doctor.runtimes import check_runtimes
-from edge_server.governor.sensors.all_sensors import read_machine
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.plugins.governor.sensors.all_sensors import read_machine
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
 

@@ -14,11 +14,11 @@ from edge_server.cli.options import add_alias
 from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
-from edge_server.governor.control_policy import PolicyConstants
-from edge_server.governor.simulation.plots import draw_replay, draw_simulation
-from edge_server.governor.simulation.replay import COLUMNS, StatePeriod, read_recording, replay_policy
-from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
-from edge_server.governor.simulation.thermal_model import ThermalModelConstants
+from edge_server.plugins.governor.control_policy import PolicyConstants
+from edge_server.plugins.governor.simulation.plots import draw_replay, draw_simulation
+from edge_server.plugins.governor.simulation.replay import COLUMNS, StatePeriod, read_recording, replay_policy
+from edge_server.plugins.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
+from edge_server.plugins.governor.simulation.thermal_model import ThermalModelConstants
 
 COLUMN_TITLES = ("WAY", "HOTTEST C", "THROTTLED", "CONTROL", "NORMAL", "BULK", "LATE", "SWITCHES", "J EACH")
 REPLAY_COLUMN_TITLES = ("FROM", "TO", "STATE", "LEAST SHARE", "HOTTEST C", "WHY")

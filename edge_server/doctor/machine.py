@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from edge_server.doctor.finding import Finding, FindingLevel
-from edge_server.governor.readings import MachineReading
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.plugins.governor.readings import MachineReading
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.doctor.finding import Finding, FindingLevel
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _SECTION = "permissions"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.doctor.finding import Finding, FindingLevel
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 DEFAULT_PORTS = {"HTTP": 8000, "gRPC": 8001, "metrics": 8002}
 

@@ -43,7 +43,7 @@ from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.engines.build_queue import EngineBuildQueue
-    from edge_server.governor.governor import Governor
+    from edge_server.plugins.governor.governor import Governor
     from edge_server.serving.cache.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def _engines(
 def _governor(config: ServerConfig) -> Governor | None:
     if not config.governor.is_enabled:
         return None
-    from edge_server.governor.governor import Governor
+    from edge_server.plugins.governor.governor import Governor
 
     state_dir = config.repository.state_dir
     memory = Path(state_dir) / "clock_cap.json" if state_dir else None

@@ -175,8 +175,8 @@ class ServerProcess:
         governor, core = self._core.governor, self._core
         if governor is None:
             return
-        from edge_server.governor.control_loop import ServerCallbacks
-        from edge_server.governor.work_meter import token_work
+        from edge_server.plugins.governor.control_loop import ServerCallbacks
+        from edge_server.plugins.governor.work_meter import token_work
 
         governor.start(
             ServerCallbacks(

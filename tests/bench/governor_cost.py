@@ -35,7 +35,7 @@ from tritonclient.grpc import service_pb2
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.governor.control_policy import PolicyDecision
+from edge_server.plugins.governor.control_policy import PolicyDecision
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 

@@ -11,9 +11,9 @@ import pytest
 
 from edge_server.cli import governor, main
 from edge_server.cli.progress import Progress
-from edge_server.governor.simulation.simulator import SCENARIOS, Strategy
+from edge_server.plugins.governor.simulation.simulator import SCENARIOS, Strategy
 
-TRACE = Path(__file__).parent.parent / "governor" / "recorded" / "synthetic_hot_noon.csv"
+TRACE = Path(__file__).parent.parent / "plugins" / "governor" / "recorded" / "synthetic_hot_noon.csv"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -24,9 +24,9 @@ from edge_server.doctor.machine import check_jetpack, check_memory, check_sensor
 from edge_server.doctor.permissions import ServerUser, check_permissions, find_user
 from edge_server.doctor.ports import check_ports
 from edge_server.doctor.runtimes import check_runtimes, run_probe
-from edge_server.governor.readings import Gpu, MachineReading
-from edge_server.governor.sensors.all_sensors import read_machine
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.plugins.governor.readings import Gpu, MachineReading
+from edge_server.plugins.governor.sensors.all_sensors import read_machine
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 

@@ -406,7 +406,7 @@ def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
             [sys.executable, "-c", code, f"--model-repository={repository.path}", flag],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-        assert ("edge_server.governor" in done.stdout) is is_there
+        assert ("edge_server.plugins.governor" in done.stdout) is is_there
 
 
 # -- files in fleet/monitoring

@@ -1,0 +1,1 @@
+"""Parts of the server that its core does not need, one folder each."""

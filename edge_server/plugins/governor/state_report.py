@@ -1,0 +1,158 @@
+"""Report of the governor's state for GET /edge/v1/governor: one JSON value in common units (W, °C, J)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from edge_server.core.priority import PriorityClass
+from edge_server.plugins.governor.control_loop import GovernorSnapshot
+from edge_server.plugins.governor.energy_model import InferenceCost, WorkKey
+from edge_server.plugins.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone
+
+Json = dict[str, object]
+Shed = Mapping[tuple[PriorityClass, str], int]
+
+
+def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
+    """Return the response to GET /edge/v1/governor. Unknown numbers are null; `missing` gives the reasons."""
+    decision, reading = now.decision, now.reading
+    return {
+        "enabled": True,
+        "state": decision.level.name,
+        "detail": decision.detail,
+        "share": round(decision.share, 4),
+        "limited_by": decision.limited_by,
+        "causes": sorted(cause.value for cause in decision.causes),
+        "sensors_lost": sorted(decision.lost),
+        "may_load": decision.may_load,
+        "temperature_c": _rounded(decision.temperature_c),
+        "predicted_c": _rounded(decision.predicted_c),
+        "set_point_c": _rounded(decision.set_point_c),
+        "steers_by": now.control_zone,
+        "power_w": _watts(reading.power_mw),
+        "power_budget_w": _rounded(decision.power_set_point_w),
+        "power_limit_w": _watts(reading.power_limit_mw),
+        "energy_j": _rounded(now.energy_j),
+        "capacity": round(now.capacity, 3),
+        "busy": round(now.busy_share, 3),
+        "clock_cap_hz": now.clock_cap_hz,
+        "clock_cap_problem": now.clock_problem,
+        "variants_in_force": dict(now.active_variants),
+        "shed": [
+            {"class": level.name.lower(), "reason": reason, "count": count}
+            for (level, reason), count in sorted(shed.items())
+        ],
+        "joules_per_inference": cost_report(now.costs),
+        "box": _box(reading),
+    }
+
+
+def cost_report(costs: Mapping[WorkKey, InferenceCost]) -> list[Json]:
+    """Return the energy cost of each model and batch size; for language models of a token, in each phase."""
+    return [
+        {
+            "model": model,
+            ("batch" if isinstance(batch, int) else "phase"): batch,
+            "joules": float(f"{cost.joules:.4g}"),
+            "watts_above_idle": _rounded(cost.watts),
+            "confidence": round(cost.confidence, 3),
+        }
+        for (model, batch), cost in sorted(costs.items(), key=_sort_key)
+    ]
+
+
+def _sort_key(item: tuple[WorkKey, InferenceCost]) -> tuple[str, bool, int | str]:
+    model, batch = item[0]
+    return model, isinstance(batch, str), batch
+
+
+def _box(reading: MachineReading) -> Json:
+    mode, memory = reading.power_mode, reading.memory
+    return {
+        "board": reading.board,
+        "soc": reading.soc,
+        "l4t": reading.l4t,
+        "jetpack": reading.jetpack,
+        "power_mode": None if mode is None else {"number": mode.number, "name": mode.name},
+        "zones": [_zone(zone) for zone in reading.zones],
+        "throttle_states": {cooler.name: cooler.state for cooler in reading.coolers},
+        "rails": [_rail(rail) for rail in reading.rails],
+        "over_current": _counters(reading.over_current),
+        "throttles": _counters(reading.throttles),
+        "clocks": [
+            {"name": clock.name, "hz": clock.current_hz, "cap_hz": clock.cap_hz, "highest_hz": clock.highest_hz}
+            for clock in reading.clocks
+        ],
+        "fans": [{"name": fan.name, "duty": _rounded(fan.duty, 3), "rpm": fan.rpm} for fan in reading.fans],
+        "gpus": [_gpu(gpu) for gpu in reading.gpus],
+        "memory": {
+            "total_bytes": memory.total_bytes,
+            "available_bytes": memory.available_bytes,
+            "pressure_some_percent": memory.some_percent,
+            "pressure_full_percent": memory.full_percent,
+        },
+        "sources": dict(reading.sources),
+        "missing": dict(reading.missing),
+    }
+
+
+def _zone(zone: Zone) -> Json:
+    trips = zone.trips
+    return {
+        "name": zone.name,
+        "temperature_c": _rounded(zone.temperature_c),
+        "slows_down_at_c": trips.passive_c,
+        "switches_off_at_c": trips.critical_c,
+        "headroom_c": _rounded(zone.headroom_c),
+        "problem": zone.problem,
+    }
+
+
+def _rail(rail: Rail) -> Json:
+    return {
+        "name": rail.name,
+        "power_w": _watts(rail.power_mw),
+        "limit_w": _watts(rail.limit_mw),
+        "is_counted": rail.is_counted,
+        "is_alarmed": rail.is_alarmed,
+        "problem": rail.problem,
+    }
+
+
+def _gpu(gpu: Gpu) -> Json:
+    return {
+        "name": gpu.name or gpu.key,
+        "uuid": gpu.uuid,
+        "is_integrated": gpu.is_integrated,
+        "is_lost": gpu.is_lost,
+        "utilization": _rounded(gpu.utilization, 3),
+        "temperature_c": _rounded(gpu.temperature_c),
+        "power_w": _watts(gpu.power_mw),
+        "power_limit_w": _watts(gpu.power_limit_mw),
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+        "clock_hz": gpu.clock_hz,
+        "held_back_by": sorted(gpu.reasons or ()),
+        "missing": dict(gpu.missing),
+    }
+
+
+def _counters(counters: Iterable[EventCounter]) -> list[Json]:
+    return [
+        {
+            "name": item.name,
+            "meaning": item.slowdown.value,
+            "count": item.count,
+            "per_s": _rounded(item.per_s),
+            "per_s_over_a_minute": _rounded(item.sustained_per_s),
+        }
+        for item in counters
+    ]
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

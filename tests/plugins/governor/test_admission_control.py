@@ -1,0 +1,207 @@
+"""Admission control of the governor: thread safety, texts of rejections, and complete counts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.priority import PriorityClass, priority_class
+from edge_server.core.request_response import Request
+from edge_server.errors import BadModelConfig, ErrorCode, Throttled
+from edge_server.plugins.governor.admission_control import GovernorAdmission
+from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel
+
+CONTROL, NORMAL, BULK = PriorityClass
+HOT = PolicyDecision(ThermalLevel.HOT, 0.3, heat_share=0.3, limited_by="heat", detail="96 °C, to be kept at 95 °C")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _spec(priority_class: str | None = None) -> ModelSpec:
+    parameters = {} if priority_class is None else {"priority_class": priority_class}
+    return ModelSpec("detector", "stub", "", 0, (), (), (), parameters=parameters)
+
+
+def _request(priority: int = 0) -> Request:
+    return Request("detector", {}, priority=priority)
+
+
+def _exhaust(admission: GovernorAdmission, priority: int = 0) -> Throttled:
+    for _ in range(1000):
+        try:
+            admission.admit(_spec(), _request(priority), 0.05)
+        except Throttled as error:
+            return error
+    raise AssertionError("nothing was ever refused")
+
+
+@pytest.mark.parametrize("text", ["control", " Bulk ", "NORMAL"])
+def test_a_model_declares_its_class(text: str) -> None:
+    assert priority_class(_spec(text)).name == text.strip().upper()
+
+
+def test_a_model_that_declares_no_class_is_normal() -> None:
+    assert priority_class(_spec()) is NORMAL
+
+
+@pytest.mark.parametrize("text", ["", "urgent", "1"])
+def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(BadModelConfig, match=r"'detector'.*'priority_class'.*control, normal or bulk, given"):
+        priority_class(_spec(text))
+
+
+def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
+    admission = GovernorAdmission()
+    assert (admission.is_open, admission.share) == (True, 1.0)
+    assert admission.refuse_frame(3) is None
+    assert admission.state().level == "NORMAL"
+
+
+def test_a_refusal_says_why_in_plain_words_and_when_to_come_back() -> None:
+    clock = Clock()
+    admission = GovernorAdmission(clock=clock)
+    admission.apply(HOT, 1.0)
+    error = _exhaust(admission)
+    assert (error.code, error.state) == (ErrorCode.RESOURCE_EXHAUSTED, "HOT")
+    assert str(error) == (
+        "model 'detector' takes no more normal requests for now: the box is HOT: 96 °C, to be kept at 95 °C"
+    )
+    assert error.retry_after_s is not None
+    assert 0.05 <= error.retry_after_s < 1.0
+    clock.now_s += error.retry_after_s
+    assert admission.admit(_spec(), _request(), 0.05) > 0
+
+
+def test_a_request_s_own_priority_goes_before_the_model_s_class() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    _exhaust(admission)
+    with pytest.raises(Throttled, match="bulk"):
+        admission.admit(_spec("control"), _request(3), 0.01)
+    assert admission.admit(_spec("bulk"), _request(1), 0.01) > 0
+    assert admission.admit(_spec("control"), _request(), 0.01) > 0
+
+
+def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took() -> None:
+    clock = Clock()
+    admission = GovernorAdmission(clock=clock)
+    admission.apply(HOT, 1.0)
+    charged_s = admission.admit(_spec(), _request(), 0.0)
+    assert 0 < charged_s < 1e-6
+    admission.settle(charged_s, 2.0)
+    with pytest.raises(Throttled) as caught:
+        admission.admit(_spec(), _request(), 0.0)
+    assert caught.value.retry_after_s == pytest.approx(2.0 / 0.3, abs=0.5)
+
+
+def test_a_plain_number_can_be_settled_too() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    admission.settle(0.01, 0.01)
+
+
+def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(
+        PolicyDecision(ThermalLevel.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0
+    )
+    assert not admission.is_open
+    assert admission.refuse_frame(3) == "the box is WARM: tasks wait"
+    assert admission.refuse_frame(2) is None
+    with pytest.raises(Throttled, match="tasks wait"):
+        admission.admit(_spec("bulk"), _request(), 0.01)
+    assert admission.shed() == {(BULK, "memory"): 2}
+
+
+def test_when_critical_nothing_but_control_goes_on() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(
+        PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0
+    )
+    assert admission.refuse_frame(2) is not None
+    assert admission.refuse_frame(1) is None
+    assert admission.shed() == {(NORMAL, "critical"): 1}
+
+
+@pytest.mark.parametrize("word", ["heat", "power_budget", "sensor_lost", "thermal"])
+def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None:
+    admission = GovernorAdmission(clock=Clock())
+    causes = frozenset({Cause.OVER_CURRENT, Cause.POWER_MODE})
+    admission.apply(PolicyDecision(ThermalLevel.WARM, 0.3, limited_by=word, causes=causes), 1.0)
+    _exhaust(admission)
+    assert admission.shed() == {(NORMAL, word): 1}
+
+
+def test_a_machine_that_is_well_again_admits_everything_again() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    assert (admission.is_open, admission.share, admission.state().detail) == (False, 0.3, HOT.detail)
+    admission.apply(PolicyDecision(), 1.0)
+    assert (admission.is_open, admission.share, admission.decision) == (True, 1.0, PolicyDecision())
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("share", [0.12, 0.3, 0.5])
+@pytest.mark.parametrize("priority", [2, 3])
+def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priority: int) -> None:
+    clock = Clock()
+    admission = GovernorAdmission(0.0, clock, seed=1)
+    admission.apply(PolicyDecision(ThermalLevel.HOT, share, limited_by="heat"), 1.0)
+    taken: Counter[int] = Counter()
+    for _ in range(3600):
+        for stream in range(4):
+            clock.now_s += 1 / 120
+            if admission.refuse_frame(priority) is None:
+                charged_s = admission.admit(_spec(), _request(priority), 0.01)
+                admission.settle(charged_s, 0.01)
+                taken[stream] += 1
+    assert sum(taken.values()) * 0.01 == pytest.approx(share * 120, rel=0.05)
+    assert min(taken.values()) > 0.8 * max(taken.values())
+
+
+def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is_lost() -> None:
+    admission = GovernorAdmission()
+    admission.apply(HOT, 1.0)
+    refused: Counter[PriorityClass] = Counter()
+    lock = threading.Lock()
+
+    def ask(priority: int) -> None:
+        mine = 0
+        for index in range(500):
+            try:
+                charged_s = admission.admit(_spec(), _request(priority), 0.01)
+            except Throttled:
+                mine += 1
+            else:
+                admission.settle(charged_s, 0.0 if index % 2 else 0.01)
+            if admission.refuse_frame(priority) is not None:
+                mine += 1
+            if index % 50 == 0:
+                admission.apply(HOT, 1.0)
+        with lock:
+            refused[PriorityClass.of_priority(priority)] += mine
+
+    threads = [threading.Thread(target=ask, args=(1 + index % 3,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused[BULK] > 0
+    counted: Counter[PriorityClass] = Counter()
+    for (priority, _), count in admission.shed().items():
+        counted[priority] += count
+    assert counted == refused
+
+
+def test_is_open_is_a_plain_attribute() -> None:
+    assert "is_open" in vars(GovernorAdmission())
+    assert not hasattr(type(GovernorAdmission()), "is_open")

@@ -1,0 +1,120 @@
+"""Clock cap of the GPU: when it changes, how it is applied, and that it is always removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.plugins.governor.clock_cap import ClockCap, ClockRule
+from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
+from edge_server.plugins.governor.sensors.devfreq_cap import DevfreqCap
+
+SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
+
+
+def test_the_clock_goes_down_by_steps_and_never_below_its_floor() -> None:
+    rule = ClockRule()
+    parts = [rule.step(SHORT, second / 2) for second in range(400)]
+    assert parts[0] == 1.0
+    assert sorted(set(parts), reverse=True) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_the_clock_comes_back_slowly_and_whole() -> None:
+    rule = ClockRule()
+    for second in range(100):
+        rule.step(SHORT, float(second))
+    assert [rule.step(PolicyDecision(), 100.0 + second) for second in range(59)][-1] == 0.5
+    assert [rule.step(PolicyDecision(), 159.0 + second) for second in range(400)][-1] == 1.0
+
+
+def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:
+    rule = ClockRule()
+    lost = replace(SHORT, lost=frozenset({"temperature"}))
+    assert [rule.step(lost, float(second)) for second in range(100)][-1] == 1.0
+
+
+def squeeze(cap: ClockCap, begin_s: float = 0.0) -> None:
+    for second in range(25):
+        cap.step(SHORT, begin_s + second)
+
+
+def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    actuator = DevfreqCap(board.root)
+    before_hz = actuator.highest_hz()
+    assert before_hz is not None
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    steps = [int(word) for word in (path.parent / "available_frequencies").read_text().split()]
+    cap = ClockCap(actuator, tmp_path / "clock_cap.json")
+    squeeze(cap)
+    assert cap.cap_hz in steps
+    assert cap.cap_hz == int(path.read_text()) < before_hz
+    cap.close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+
+
+def test_a_cap_left_behind_by_a_crash_is_lifted_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    before_hz = int(path.read_text())
+    killed = ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
+    squeeze(killed)
+    assert int(path.read_text()) < before_hz
+    ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+    killed.close()
+
+
+class Refusing(DevfreqCap):
+    asked = 0
+
+    def cap(self, at_hz: int) -> int:
+        self.asked += 1
+        raise PermissionError("max_freq: Permission denied")
+
+
+def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_board: Any) -> None:
+    actuator = Refusing(make_board("orin_nano_jp6").root)
+    cap = ClockCap(actuator)
+    squeeze(cap)
+    squeeze(cap, 100.0)
+    assert (cap.cap_hz, actuator.asked) == (None, 1)
+    assert "Permission denied" in cap.problem
+
+
+def test_a_cap_that_is_refused_leaves_nothing_for_the_next_run_to_lift(
+    make_board: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = make_board("orin_nano_jp6")
+    memory = tmp_path / "clock_cap.json"
+    cap = ClockCap(Refusing(board.root), memory)
+    squeeze(cap)
+    cap.close()
+    assert "Permission denied" in cap.problem
+    # What the operator sets after this is theirs.
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    path.write_text("510000000\n")
+    ClockCap(DevfreqCap(board.root), memory).close()
+    assert int(path.read_text()) == 510_000_000
+    assert not memory.exists()
+    assert "left behind" not in caplog.text
+
+
+def test_a_cap_left_behind_that_cannot_be_lifted_is_remembered_for_who_can(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    memory = tmp_path / "clock_cap.json"
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    before_hz = int(path.read_text())
+    killed = ClockCap(DevfreqCap(board.root), memory)
+    squeeze(killed)
+    without_the_right = Refusing(board.root)
+    without_the_right.restore = without_the_right.cap  # type: ignore[assignment, method-assign]
+    squeeze(ClockCap(without_the_right, memory))
+    ClockCap(DevfreqCap(board.root), memory).close()
+    assert int(path.read_text()) == before_hz
+    killed.close()

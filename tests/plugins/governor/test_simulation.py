@@ -1,0 +1,201 @@
+"""Thermal model, comparison of strategies against heat, and replays of recorded temperatures."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import edge_server
+from edge_server.core.priority import PriorityClass
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.governor.control_policy import PolicyConstants, ThermalLevel
+from edge_server.plugins.governor.simulation.replay import COLUMNS, RecordedReading, read_recording, replay_policy
+from edge_server.plugins.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
+from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
+
+CONTROL, NORMAL, BULK = PriorityClass
+
+
+def _short(name: str, seconds: float = 900.0) -> Scenario:
+    return dataclasses.replace(SCENARIOS[name], duration_s=seconds)
+
+
+def test_the_thermal_model_settles_where_its_resistances_say() -> None:
+    constants = ThermalModelConstants(trip_c=400.0, critical_c=500.0, leakage_w_at_50=1e-6)
+    plant = ThermalModel(constants, ambient_c=20.0)
+    for _ in range(40_000):
+        plant.step(1.0, 0.1)
+    assert plant.power_w == pytest.approx(22.0, abs=0.01)
+    assert plant.chip_c == pytest.approx(20.0 + 22.0 * 3.2, abs=0.1)
+    assert plant.energy_j == pytest.approx(22.0 * 4000, rel=0.01)
+
+
+def test_the_thermal_model_throttles_above_its_trip_and_recovers_below() -> None:
+    plant = ThermalModel(ambient_c=60.0)
+    for _ in range(9000):
+        plant.step(1.0, 0.1)
+    assert plant.is_throttled
+    assert plant.clock < 0.8
+    assert plant.chip_c == pytest.approx(99.0, abs=2.0)
+    for _ in range(200):
+        plant.step(0.0, 0.1)
+    assert not plant.is_throttled
+
+
+def test_a_long_step_is_taken_in_short_ones() -> None:
+    once, often = ThermalModel(ambient_c=40.0), ThermalModel(ambient_c=40.0)
+    once.step(0.7, 5.0)
+    for _ in range(50):
+        often.step(0.7, 0.1)
+    assert once.chip_c == pytest.approx(often.chip_c)
+
+
+@given(
+    busy=st.floats(0, 1),
+    constants=st.fixed_dictionaries(
+        {},
+        optional={
+            "chip_j_per_k": st.floats(1, 1000),
+            "sink_j_per_k": st.floats(1, 1e5),
+            "chip_to_sink_k_per_w": st.floats(1, 10),
+            "sink_to_air_k_per_w": st.floats(0.5, 100),
+            "dynamic_w": st.floats(0.1, 1000),
+            "leakage_w_at_50": st.floats(0.001, 50),
+            "leakage_doubles_every_k": st.floats(1, 100),
+        },
+    ),
+)
+def test_no_machine_that_can_be_described_runs_out_of_numbers(busy: float, constants: dict[str, float]) -> None:
+    plant = ThermalModel(ThermalModelConstants(**constants), ambient_c=55.0)  # type: ignore[arg-type]
+    for _ in range(300):
+        plant.step(busy, 0.1)
+    assert math.isfinite(plant.chip_c)
+    assert math.isfinite(plant.energy_j)
+
+
+@pytest.mark.parametrize(
+    ("constants", "words"),
+    [
+        ({"chip_j_per_k": 0.001}, "expected at least 1 s"),
+        ({"sink_to_air_k_per_w": 0.0}, "sink_to_air_k_per_w: expected a number above 0"),
+        ({"dynamic_w": math.nan}, "dynamic_w"),
+        ({"idle_w": math.inf}, "idle_w"),
+        ({"clock_steps": 1}, "at least 2 clock_steps"),
+        ({"lowest_clock": 1.5}, "lowest_clock"),
+        ({"critical_c": 90.0}, "expected critical_c above trip_c"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(constants: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ThermalModelConstants(**constants)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_the_same_seed_gives_the_same_course_and_another_one_another(strategy: Strategy) -> None:
+    first, again, other = (simulate(_short("ambient-55", 300.0), strategy, seed=seed) for seed in (4, 4, 5))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_governor_keeps_the_machine_from_throttling_and_control_in_time(name: str) -> None:
+    outcome = simulate(_short(name, 2700.0 if name in ("step", "dead-fan") else 1500.0), Strategy.GOVERNOR)
+    assert outcome.throttled_s == 0.0
+    assert outcome.hottest_c <= outcome.set_point_c + 2.5
+    assert outcome.on_time_part(CONTROL) >= 0.99
+    assert outcome.late == 0
+    assert outcome.on_time_part(CONTROL) >= outcome.on_time_part(NORMAL) >= outcome.on_time_part(BULK)
+
+
+@pytest.mark.soak
+def test_a_lighter_variant_serves_more_than_rates_alone_and_is_switched_rarely() -> None:
+    light = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR_VARIANT)
+    rates = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR)
+    assert light.throttled_s == 0.0
+    assert light.hottest_c <= light.set_point_c + 2.5
+    assert 1 <= light.switches <= 2
+    for priority in PriorityClass:
+        assert light.on_time_part(priority) >= rates.on_time_part(priority)
+    assert light.on_time_part(NORMAL) > 0.95 > rates.on_time_part(NORMAL)
+
+
+def test_what_the_governor_is_compared_with_throttles_or_cuts_every_class() -> None:
+    def run(strategy: Strategy) -> SimulationResult:
+        return simulate(_short("ambient-55"), strategy)
+
+    kernel, deadlines, bang_bang = map(run, (Strategy.KERNEL_ONLY, Strategy.KERNEL_AND_DEADLINES, Strategy.BANG_BANG))
+    assert kernel.throttled_part > 0.5
+    assert deadlines.throttled_part > 0.5
+    assert deadlines.late < 0.01 * kernel.late, "what cannot be in time is not begun"
+    assert deadlines.on_time_part(NORMAL) > kernel.on_time_part(NORMAL)
+    assert bang_bang.throttled_part == 0.0
+    assert bang_bang.on_time_part(CONTROL) < 0.9
+
+
+def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> None:
+    """The honest part: at full clock fewer answers fit into the same heat. If this turns, the documents are wrong."""
+    governor = simulate(_short("ambient-55"), Strategy.GOVERNOR)
+    kernel = simulate(_short("ambient-55"), Strategy.KERNEL_AND_DEADLINES)
+    assert sum(governor.on_time.values()) < sum(kernel.on_time.values())
+
+
+def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
+    lines = ["time_s, temperature_c,note,power_w\n", "0,60.5,start,10\n", "0.5,,,nan\n", "1.0, 61 ,x,\n"]
+    assert read_recording(lines, "trace.csv") == [
+        RecordedReading(0.0, 60.5, 10.0),
+        RecordedReading(0.5),
+        RecordedReading(1.0, 61.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a first line with time_s and temperature_c, given nothing"),
+        ("a,b\n1,2\n", "given a, b"),
+        ("time_s,temperature_c\n0,50\n1,warm\n", "line 3: temperature_c: expected a number or nothing, given 'warm'"),
+        ("time_s,temperature_c\n5,50\n1,50\n", "line 3: expected a time_s that does not go back, given '1'"),
+        ("time_s,temperature_c\n,50\n", "line 2: expected a time_s"),
+        ("time_s,temperature_c\ninf,50\n", "line 2: expected a time_s"),
+        ("time_s,temperature_c\n0,50\n", "expected two readings or more, given 1"),
+        ('time_s,temperature_c\n0,"' + "9" * 200_000 + '"\n', "field larger than field limit"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_refused_with_the_place(text: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        read_recording(text.splitlines(keepends=True), "trace.csv")
+
+
+def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
+    samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
+    samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
+    samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
+    replayed = replay_policy(samples, PolicyConstants())
+    levels = [item.level for item in replayed.periods]
+    assert levels == [ThermalLevel.NORMAL, ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.WARM, ThermalLevel.NORMAL]
+    assert replayed.periods[0].from_s == 0.0
+    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.periods))
+    assert replayed.periods[2].least_share < 1.0
+    assert replayed.periods[2].hottest_c == pytest.approx(99.9)
+    assert "no reading of temperature" in replayed.periods[3].detail
+    assert len(replayed.time_s) == len(replayed.share) == len(replayed.set_point_c) == len(samples)
+
+
+def test_the_columns_of_a_trace_are_the_fields_of_a_sample() -> None:
+    assert tuple(item.name for item in dataclasses.fields(RecordedReading)) == COLUMNS
+
+
+def test_only_the_command_line_imports_the_simulation() -> None:
+    package = Path(edge_server.__file__).parent
+    importers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "governor.simulation" in path.read_text() and path.parent.name != "simulation"
+    }
+    assert importers == {str(Path("cli", "governor.py"))}
