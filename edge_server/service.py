@@ -151,8 +151,10 @@ class InferenceService:
         traces: Traces | None = None,
         engines: EngineSource | None = None,
         digest_of: Callable[[str, int, str], str] = lambda name, version, fingerprint: "",
+        may_serve: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`engines` None: no engines are built on this machine. `digest_of`: see ContentDigests.get."""
+        """`engines` None: no engines are built on this machine. `digest_of`: see ContentDigests.get. `may_serve`:
+        whether each other part is there without which the server is not ready."""
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.traces = traces or Traces()
@@ -160,6 +162,7 @@ class InferenceService:
         self.variants = Variants(manager)
         self._engines = engines
         self._digest_of = digest_of
+        self._may_serve = may_serve
         self._manager = manager
         self._table = manager.table
         self._handles: tuple[Mapping[str, Routes], dict[tuple[str, int | None], Handle]] = ({}, {})
@@ -200,7 +203,7 @@ class InferenceService:
 
     def is_ready(self) -> bool:
         """Return whether the server, and every model that counts for `Readiness`, accepts inference."""
-        if self._is_stopping or self.is_in_drain_delay or not self.has_started:
+        if self._is_stopping or self.is_in_drain_delay or not self.has_started or not self._may_serve():
             return False
         return self._readiness is Readiness.ANY or not self._manager.has_unserved(
             ever_served=self._readiness is Readiness.KEEPS_SERVING

@@ -31,28 +31,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
-    "plugins": {"core", "errors", "config", "telemetry"},
+    "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "streams", "frontends"},
+    "plugins": {
+        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
+        "streams", "frontends", "backends", "client", "plugin", "cli", "engines",
+    },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "streams": {"core", "errors", "config", "telemetry", "memory", "vision", "service"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol", "streams"},
     "sources": {"core", "errors", "config", "telemetry", "vision", "service", "streams"},
     "sinks": {"core", "errors", "config", "telemetry"},
-    "ros": {"client", "core", "errors"},
     "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
-    "tuning": {"client", "core", "errors", "protocol", "repository", "backends", "engines", "serving"},
     "process": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "streams", "sources", "sinks", "frontends", "plugins", "engines", "backends",
+        "streams", "sources", "sinks", "frontends", "plugin", "engines", "backends",
     },
-    "doctor": {"core", "errors", "config", "plugins", "backends"},
     "ray": {"config", "errors", "process"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "sources", "sinks", "frontends", "process", "backends", "client", "plugins", "ros", "tuning", "doctor",
+        "sources", "sinks", "frontends", "process", "backends", "client", "plugin",
     },
     "__main__": {"cli"},
 }  # fmt: skip
 """Package or module -> what of edge_server it may import, itself aside, and what is EVERYBODYS."""
+
+PLUGINS_BELOW = {
+    ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
+}
+"""(Plugin, another plugin) -> why it imports from there."""
 
 EVERYBODYS = ("version", "lazy_import", "control_group")
 
@@ -68,7 +74,7 @@ PARTS_OF_BACKENDS = {
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/", "ray.py"),
     "hpack": ("frontends/http2/",),
-    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "tuning/load/grpc_client.py", "ray.py"),
+    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "plugins/tuning/load/grpc_client.py", "ray.py"),
     "ray": ("ray.py",),
     "starlette": ("ray.py",),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
@@ -91,7 +97,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "onnx": (),
     "orjson": ("frontends/v2/json_parser.py",),
     "opentelemetry": ("telemetry/opentelemetry_export.py",),
-    "rclpy": ("ros/ros2_package/",),
+    "rclpy": ("plugins/ros/ros2_package/",),
     "tritonclient": (),
     "watchdog": ("repository/file_events",),
     "torch": (),
@@ -180,6 +186,30 @@ def test_the_direction_of_imports() -> None:
     assert wrong == []
 
 
+def test_a_plugin_imports_another_one_only_for_a_reason() -> None:
+    found = {
+        (item.path.split("/")[1], item.target.split(".")[2])
+        for item in inner_imports()
+        if item.owner == "plugins" and item.part == "plugins" and item.path.count("/") > 1
+    }
+    assert {pair for pair in found if pair[0] != pair[1]} == set(PLUGINS_BELOW)
+
+
+def test_entries_of_plugins_import_little() -> None:
+    """They are imported at each start. Their settings are declared beside them."""
+    wrong = []
+    for item in imports():
+        _, _, name = item.path.partition("plugins/")
+        plugin, _, file = name.partition("/")
+        if file not in ("plugin.py", "settings.py") or not item.is_at_start:
+            continue
+        ours = ("edge_server.plugin.", "edge_server.config.setting.", f"edge_server.plugins.{plugin}.settings.")
+        library = item.target.split(".")[0]
+        if library not in sys.stdlib_module_names and not item.target.startswith(ours):
+            wrong.append(str(item))
+    assert wrong == []
+
+
 def test_the_package_itself_imports_only_its_version_and_the_embeddable_server_at_its_first_use() -> None:
     found = [item for item in inner_imports() if item.path == "__init__.py" and item.part != "version"]
     assert {item.target for item in found if not item.target.startswith("edge_server.process.embedded")} == set()
@@ -241,11 +271,11 @@ def test_a_library_is_imported_only_behind_its_fence() -> None:
 
 def test_what_serves_imports_no_submodule_of_a_deferred_library() -> None:
     """Two threads could wait for each other for ever: see lazy_import. Backends are imported after numpy."""
-    after_numpy = ("backends", "cli", "client", "tuning")
+    after_numpy = ("backends", "cli", "client", "plugins/tuning")
     wrong = [
         str(item)
         for item in imports()
-        if item.target.startswith("numpy.") and item.is_at_start and item.owner not in after_numpy
+        if item.target.startswith("numpy.") and item.is_at_start and not item.path.startswith(after_numpy)
     ]
     assert wrong == []
 

@@ -2,7 +2,8 @@
 `python docs/reference/generate.py`.
 
 The commands come from their argparse parsers, the settings of `serve` from their declarations in
-edge_server/config/server_config.py. tests/config/test_reference.py compares the result of `generate` with the files.
+edge_server/config/server_config.py and in plugins. tests/config/test_reference.py compares the result of `generate`
+with the files.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import shell_files
-from parsers import actions_of, help_of, inner_parsers, is_command, parsers_of, shown_value, takes_value
+from parsers import (
+    COMMANDS,
+    SETTINGS,
+    actions_of,
+    help_of,
+    inner_parsers,
+    is_command,
+    parsers_of,
+    shown_value,
+    takes_value,
+)
 
-from edge_server.cli.main import COMMANDS
 from edge_server.config.printing import default_text
-from edge_server.config.server_config import SETTINGS, TITLES
 from edge_server.config.setting_sources import CONFIG_FLAG, CONFIG_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +44,8 @@ def generate() -> dict[str, str]:
 def _commands() -> str:
     parts = [_NOTE, "# Commands\n", "`edge-server COMMAND --help` prints the same. The settings of `serve` are in "]
     parts[-1] += "[configuration.md](configuration.md).\n"
-    for name, text in COMMANDS.items():
+    for name, command in COMMANDS.items():
+        text = command.summary
         parts.append(f"## edge-server {name}\n\n{text[0].upper()}{text[1:]}.\n")
         if name == "check":
             # It has the options of `serve` and no parser of its own.
@@ -82,10 +92,10 @@ def _configuration() -> str:
         "Flags that Triton has carry Triton's names.",
     ]
     section = ""
-    for setting in SETTINGS:
+    for setting in SETTINGS.settings:
         if setting.section != section:
             section = setting.section
-            lines += ["", f"## {TITLES[section]}: `[{section}]`", ""]
+            lines += ["", f"## {SETTINGS.titles[section]}: `[{section}]`", ""]
             lines += ["| Flag | Key | Variable | Default | Meaning |", "|---|---|---|---|---|"]
         is_fixed = not callable(setting.default)
         default = default_text(setting) if is_fixed else ""

@@ -9,9 +9,13 @@ import io
 from dataclasses import dataclass
 from unittest import mock
 
-from edge_server.cli.main import COMMANDS
-from edge_server.config.server_config import SETTINGS
+from edge_server.cli.main import all_commands
+from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting_sources import CONFIG_FLAG, PRINT_FLAG
+from edge_server.plugin import own_plugins
+
+COMMANDS = all_commands(own_plugins())
+SETTINGS = DeclaredSettings(own_plugins())
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def parser_of(module: str) -> argparse.ArgumentParser:
 
     with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
         try:
-            importlib.import_module(f"edge_server.cli.{module}").run([])
+            importlib.import_module(module).run([])
         except _ParserFound as found:
             parser: argparse.ArgumentParser = found.args[0]
             return parser
@@ -71,8 +75,10 @@ def parser_of(module: str) -> argparse.ArgumentParser:
 
 def parsers_of(command: str) -> list[argparse.ArgumentParser]:
     """Return the parsers of a command; none for `serve` and `check`, whose options are the settings."""
-    modules = ("ros_bridge", "ros_replay") if command == "ros" else () if command in ("serve", "check") else (command,)
-    return [parser_of(module) for module in modules]
+    if command in ("serve", "check"):
+        return []
+    module = COMMANDS[command].module
+    return [parser_of(name) for name in ((f"{module}_bridge", f"{module}_replay") if command == "ros" else (module,))]
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -115,8 +121,8 @@ def help_of(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 def commands() -> list[Command]:
     """Return all commands, a command with sub-commands before these."""
     found = []
-    for name, summary in COMMANDS.items():
-        parsers = parsers_of(name)
+    for name, command in COMMANDS.items():
+        summary, parsers = command.summary, parsers_of(name)
         if name in ("serve", "check"):
             found.append(Command((name,), summary, _description_of(name), (*_DIRECTORIES[name], *_settings())))
         elif name == "ros":
@@ -161,7 +167,7 @@ def _description_of(name: str) -> str:
 def _settings() -> list[Option]:
     found = [Option((CONFIG_FLAG,), "path", (), "Configuration file in TOML.")]
     found.append(Option((PRINT_FLAG,), "", (), "Print the effective settings, each with its origin."))
-    for setting in SETTINGS:
+    for setting in SETTINGS.settings:
         names = (setting.flag, *setting.aliases)
         value = setting.kind.metavar
         choices = tuple(value.split("|")) if "|" in value else ("true", "false") if value == "boolean" else ()

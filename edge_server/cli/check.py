@@ -13,6 +13,7 @@ from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.errors import EdgeServerError, NotWarmedUp
+from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
@@ -35,9 +36,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     flags = [word if word.startswith("-") else f"--model-repository={word}" for word in arguments]
     # Only warnings are logged: the table and the reasons report the rest.
-    parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment())
+    plugins, problems = find_plugins()
+    parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment(), plugins)
+    for problem in problems:
+        print(f"WARNING {problem}", file=sys.stderr)
     config = _one_by_one(parsed.config)
-    core = build(config, setup_logging(config.log))
+    core = build(config, setup_logging(config.log), plugins)
     try:
         with busy_line("loading models"):
             copy_first(config.repository, core.mirrors)

@@ -62,6 +62,7 @@ def find_failures(report: Mapping[str, Any]) -> list[str]:
     entries = [IndexEntry(row["name"], row["version"], row["state"], row["reason"]) for row in report["models"]]
     for entry in find_failed(entries):
         problems.append(reason_line(entry.name, entry.version, entry.reason or "is not served"))
+    problems += [f"plugin {item['name']}: {item['error']}" for item in report.get("plugins", ()) if item["error"]]
     return problems
 
 

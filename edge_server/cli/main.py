@@ -8,42 +8,54 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from edge_server.config import ConfigError, nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
+from edge_server.plugin import Command, Plugin, find_plugins, own_plugins
 from edge_server.version import __version__
 
-COMMANDS = {
-    "serve": "serve the models of one or more repositories until stopped",
-    "check": "load and warm up every model of a repository, run one inference each, and print a table",
-    "optimize": "compare all runtimes and precisions for a model on this machine, and save the best one",
-    "doctor": "examine this machine, list problems for serving models, and say how to fix them",
-    "status": "show the models of a running server",
-    "fleet": "show the models of many running servers in one table, and which servers differ",
-    "models": "show all versions of the models of a running server, with states and reasons",
-    "events": "follow the events of a running server",
-    "pull": "download a model into a repository and verify its SHA-256",
-    "sign": "list and sign the files of models, for servers that accept only signed models",
-    "rollback": "pin a model of a running server to an earlier version, or remove the pin",
-    "stream": "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",
-    "view": "show the frame streams of a running server in the Foxglove viewer",
-    "governor": "test the control policy for heat and power, on a simulated board or recorded temperatures",
-    "chat": "talk to a language model of a running server",
-    "perf": "measure latency and throughput of a model on a running server under load",
-    "analyze": "search for the best configuration of a model on this machine, within limits of latency and memory",
-    "ros": "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
-}
-"""Command -> description. Each is `run(arguments) -> exit code` in the module of the same name."""
+COMMANDS = tuple(
+    Command(name, summary, f"edge_server.cli.{name}")
+    for name, summary in {
+        "serve": "serve the models of one or more repositories until stopped",
+        "check": "load and warm up every model of a repository, run one inference each, and print a table",
+        "status": "show the models of a running server",
+        "fleet": "show the models of many running servers in one table, and which servers differ",
+        "models": "show all versions of the models of a running server, with states and reasons",
+        "events": "follow the events of a running server",
+        "pull": "download a model into a repository and verify its SHA-256",
+        "sign": "list and sign the files of models, for servers that accept only signed models",
+        "rollback": "pin a model of a running server to an earlier version, or remove the pin",
+        "stream": "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",
+        "view": "show the frame streams of a running server in the Foxglove viewer",
+        "chat": "talk to a language model of a running server",
+    }.items()
+)
+"""The commands of the core."""
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the environment, reported in one line. Any other OSError is a defect and keeps its stack trace."""
 
-USAGE = "usage: edge-server COMMAND [OPTIONS]\n\n" + "\n".join(
-    f"  {name:9} {text}" for name, text in COMMANDS.items()
-) + "\n\n  edge-server COMMAND --help shows the options; edge-server --version shows the version."  # fmt: skip
+
+def all_commands(plugins: Sequence[Plugin]) -> dict[str, Command]:
+    """Return the commands of the core and of plugins, by name."""
+    return {command.name: command for command in (*COMMANDS, *(item for plugin in plugins for item in plugin.commands))}
+
+
+def usage(commands: Mapping[str, Command]) -> str:
+    lines = [f"  {command.name:9} {command.summary}" for command in commands.values()]
+    return "\n".join(
+        [
+            "usage: edge-server COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "  edge-server COMMAND --help shows the options; edge-server --version shows the version.",
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,19 +107,21 @@ def _is_reader_gone(stream: TextIO | None) -> bool:
 def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
+        print(usage(all_commands(find_plugins().plugins)))
         return ExitCode.OK if arguments else ExitCode.USAGE
     if arguments[0] == "--version":
         print(f"edge-server {__version__}")
         return 0
     name, *rest = arguments
-    if name not in COMMANDS:
+    command = _find_command(name)
+    if command is None:
+        commands = all_commands(find_plugins().plugins)
         # Suggest a similar command, or else show all commands.
-        hint = nearest(name, COMMANDS) or f"\n{USAGE}"
+        hint = nearest(name, commands) or f"\n{usage(commands)}"
         print(f"edge-server: there is no command '{name}'{hint}", file=sys.stderr)
         return ExitCode.USAGE
     try:
-        code: int = importlib.import_module(f"edge_server.cli.{name}").run(rest)
+        code: int = importlib.import_module(command.module).run(rest)
     except (ConfigError, EdgeServerError) as error:
         print(f"edge-server {name}: {error}", file=sys.stderr)
         return ExitCode.CONFIG if isinstance(error, ConfigError) else ExitCode.CANNOT_START
@@ -121,3 +135,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"edge-server {name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return code
+
+
+def _find_command(name: str) -> Command | None:
+    """Look where it costs least first: in the core, in this package's plugins, in other packages."""
+    places: tuple[Callable[[], Sequence[Plugin]], ...] = (tuple, own_plugins, lambda: find_plugins().plugins)
+    for plugins in places:
+        command = all_commands(plugins()).get(name)
+        if command is not None:
+            return command
+    return None

@@ -15,6 +15,7 @@ from edge_server.config.merge_settings import parse_serve
 from edge_server.config.printing import describe, help_text
 from edge_server.config.setting_sources import process_environment, set_library_defaults
 from edge_server.lazy_import import defer_import
+from edge_server.plugin import Plugin, find_plugins
 from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager
 
@@ -27,27 +28,36 @@ _THREAD_END_S = 1.0
 def run(arguments: Sequence[str]) -> int:
     """Serve with the settings of arguments, environment and configuration file; return the exit code."""
     set_library_defaults()
-    parsed = parse_serve(arguments, process_environment())
+    plugins, problems = find_plugins()
+    parsed = parse_serve(arguments, process_environment(), plugins)
     if parsed.asks_help:
-        print(help_text())
+        print(help_text(parsed.declared))
         return 0
     if parsed.asks_print:
         print(describe(parsed))
         return 0
     settings = setup_logging(parsed.config.log)
-    for warning in parsed.warnings:
+    for warning in (*problems, *parsed.warnings):
         log.warning("%s", warning)
     manager = ServiceManager.from_environment(process_environment(), os.getpid())
     if manager.is_present:
         # When systemd's watchdog sends SIGABRT, write the stacks of all threads to the journal.
         faulthandler.enable()
-    code = _serve(parsed.config, settings, manager, lambda: parse_serve(arguments, process_environment()).config)
+
+    def read_again() -> ServerConfig:
+        return parse_serve(arguments, process_environment(), plugins).config
+
+    code = _serve(parsed.config, settings, manager, read_again, plugins)
     _exit_if_threads_remain(code)
     return code
 
 
 def _serve(
-    config: ServerConfig, settings: LogSettings, manager: ServiceManager, read_again: Callable[[], ServerConfig]
+    config: ServerConfig,
+    settings: LogSettings,
+    manager: ServiceManager,
+    read_again: Callable[[], ServerConfig],
+    plugins: Sequence[Plugin],
 ) -> int:
     # numpy is imported with the first model. Of aiohttp, only the server modules are imported, not the client.
     defer_import("numpy")
@@ -55,7 +65,7 @@ def _serve(
     from edge_server.process.server import serve
     from edge_server.process.systemd_supervision import ProcessEnvironment
 
-    return serve(config, settings, ProcessEnvironment(manager, read_again))
+    return serve(config, settings, ProcessEnvironment(manager, read_again), plugins)
 
 
 def _exit_if_threads_remain(code: int) -> None:

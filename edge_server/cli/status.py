@@ -146,6 +146,7 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
         "cameras": _request_optional(options, "/edge/v1/cameras"),
         "governor": _request_optional(options, "/edge/v1/governor"),
         "engines": _request_optional(options, "/edge/v1/engines"),
+        "plugins": (_request_optional(options, "/edge/v1/plugins") or {}).get("plugins", []),
     }
 
 
@@ -182,6 +183,12 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(governor_lines(report["governor"], sys.stdout))
     if report["engines"] is not None and report["engines"]["enabled"]:
         lines.append(engine_lines(report["engines"]))
+    for plugin in report["plugins"]:
+        if plugin["error"]:
+            lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")
+        for row in plugin["rows"]:
+            mark = "" if row["state"] == "ok" else f"{row['state'].upper()} "
+            lines.append(f"{mark}{row['title']}: {row['text']}")
     for model in models:
         lines += [f"WARNING {reason_line(model['name'], model['version'], text)}" for text in model.get("warnings", ())]
     lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]

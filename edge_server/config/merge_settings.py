@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server.config.cache_config import chosen_cache, with_credentials
-from edge_server.config.server_config import SETTINGS, ServerConfig
+from edge_server.config.server_config import DeclaredSettings, ServerConfig, SettingOwner
 from edge_server.config.setting import ConfigError, Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
 from edge_server.config.sources_config import read_entries
@@ -19,12 +19,13 @@ _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
 @dataclass(frozen=True, slots=True)
 class ServeArguments:
-    """Merged configuration and its origins.
+    """Merged configuration and its origins. `declared`: the settings that may be given.
 
     `origins` maps setting names to "flag --x", "environment X" or "file F"; settings not in it have their default.
-    With `asks_help` or `asks_print` the caller prints `help_text()` or `describe(...)` instead of serving.
+    With `asks_help` or `asks_print` the caller prints `help_text(...)` or `describe(...)` instead of serving.
     """
 
+    declared: DeclaredSettings
     config: ServerConfig
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
@@ -32,19 +33,22 @@ class ServeArguments:
     asks_print: bool = False
 
 
-def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> ServeArguments:
+def parse_serve(
+    argv: Sequence[str], environ: Mapping[str, str], plugins: Sequence[SettingOwner] = ()
+) -> ServeArguments:
     """Merge the arguments of `serve` (without program and command), the environment and the configuration file.
 
     Raises ConfigError with one sentence for the operator.
     """
-    flags = read_flags(argv)
+    declared = DeclaredSettings(plugins)
+    flags = read_flags(argv, declared)
     if flags.asks_help:
-        return ServeArguments(ServerConfig(), {}, (), asks_help=True)
+        return ServeArguments(declared, ServerConfig(), {}, (), asks_help=True)
     path = flags.config_file or environ.get(CONFIG_VARIABLE, "")
-    layers = [read_file(path) if path else {}, read_environment(environ), flags.given]
+    layers = [read_file(path, declared) if path else {}, read_environment(environ, declared), flags.given]
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for setting in SETTINGS:
+    for setting in declared.settings:
         given = [layer[setting.name] for layer in layers if setting.name in layer]
         if not given:
             continue
@@ -57,14 +61,20 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str]) -> ServeArgumen
         else:
             parsed = _parse(setting, given[-1])
             table[setting.field] = parsed if setting.separator else parsed[-1]
-    config = ServerConfig()
+    plugin_tables = {name: settings(**tables.pop(name, {})) for name, settings in declared.plugin_tables.items()}
+    config = ServerConfig(plugin_tables=plugin_tables)
     changes: dict[str, Any] = {
         name: table if name + "." == BACKENDS else replace(getattr(config, name), **table)
         for name, table in tables.items()
     }
     config = _fill_defaults(replace(config, **changes), environ)
     _check(config, needs_repository=not flags.asks_print)
-    return ServeArguments(config, origins, (*flags.warnings, *_find_warnings(config)), asks_print=flags.asks_print)
+    warnings = [
+        *flags.warnings,
+        *_find_warnings(config),
+        *(text for plugin in plugins for text in plugin.check(config)),
+    ]
+    return ServeArguments(declared, config, origins, tuple(warnings), asks_print=flags.asks_print)
 
 
 def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import textwrap
 
 from edge_server.config.cache_config import CacheSettings
 from edge_server.config.merge_settings import ServeArguments
-from edge_server.config.server_config import SETTINGS, TITLES, RestrictedGroup
+from edge_server.config.server_config import DeclaredSettings, RestrictedGroup
 from edge_server.config.setting import Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
 from edge_server.config.sources_config import SinkEntry, SourceEntry, entry_text
@@ -16,7 +16,7 @@ from edge_server.config.sources_config import SinkEntry, SourceEntry, entry_text
 _SECRET = "***"
 
 
-def help_text() -> str:
+def help_text(declared: DeclaredSettings) -> str:
     """Return the text of `serve --help`."""
     lines = [
         "usage: edge-server serve --model-repository=FOLDER [--flag=value ...]",
@@ -31,10 +31,10 @@ def help_text() -> str:
         "  --help",
     ]
     section = ""
-    for setting in SETTINGS:
+    for setting in declared.settings:
         if setting.section != section:
             section = setting.section
-            lines += ["", f"{TITLES[section]} (table [{section}] of a configuration file):"]
+            lines += ["", f"{declared.titles[section]} (table [{section}] of a configuration file):"]
         lines += [f"  {setting.flag} <{setting.kind.metavar}>"]
         lines += textwrap.wrap(setting.help, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
         names = setting.variable
@@ -58,13 +58,14 @@ def describe(arguments: ServeArguments) -> str:
     """Return the effective settings as TOML, each with its origin as a comment. Secrets are masked."""
     lines: list[str] = []
     section = ""
-    for setting in SETTINGS:
+    for setting in arguments.declared.settings:
         if setting.name == BACKENDS:
             continue
         if setting.section != section:
             section = setting.section
             lines += ["", f"[{section}]"]
-        value = getattr(getattr(arguments.config, section), setting.field)
+        table = arguments.config.plugin_tables.get(section) or getattr(arguments.config, section)
+        value = getattr(table, setting.field)
         lines.append(f"{setting.field} = {_toml(value)}  # {arguments.origins.get(setting.name, 'default')}")
     for backend, settings in sorted(arguments.config.backends.items()):
         name = f"backends.{_key(backend)}" if backend else "backends"

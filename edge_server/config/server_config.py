@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from edge_server.config.cache_config import CacheConfig
 from edge_server.config.setting import (
@@ -27,7 +27,9 @@ from edge_server.config.setting import (
     TEXT,
     Kind,
     Setting,
+    SettingTable,
     choice,
+    declared_setting,
     integer,
     nearest,
     number,
@@ -546,57 +548,6 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class GovernorConfig:
-    """Governor, which keeps the machine within its heat and power limits."""
-
-    is_enabled: bool = setting(
-        True,
-        "--governor",
-        BOOLEAN,
-        "Keep the box within its heat and power limits: shed the least important requests before it throttles.",
-    )
-    power_budget_watts: float = setting(
-        0.0,
-        "--power-budget-watts",
-        number(0, 100_000),
-        "Watts that the box may draw on average; 0: the limit that the box itself enforces, if it reports one.",
-    )
-    temperature_limit_c: float = setting(
-        0.0,
-        "--temperature-limit",
-        number(0, 150),
-        "Temperature limit in degrees Celsius; 0: 4 degrees below the point at which the box throttles itself.",
-    )
-    control_floor_percent: float = setting(
-        20.0,
-        "--control-floor-percent",
-        number(0, 100),
-        "Per cent of full throughput that requests of class control keep in every state.",
-    )
-    interval_ms: int = setting(
-        500, "--governor-interval-ms", integer(50, 2_000), "Milliseconds between two readings of the sensors."
-    )
-    load_wait_s: float = setting(
-        60.0,
-        "--governor-load-wait-secs",
-        number(0, 86_400),
-        "Most seconds that the load of a model waits for a hot box to cool.",
-    )
-    sysfs_root: str = setting(
-        "/",
-        "--sysfs-root",
-        PATH,
-        "Folder that contains /sys, /proc and /etc for reading sensors; other than / for tests and recorded boxes.",
-    )
-    grants_clock_cap: bool = setting(
-        False,
-        "--grant-clock-cap",
-        BOOLEAN,
-        "Let the governor lower the GPU's highest clock, which needs write permission. It is restored at the end.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class RateLimitConfig:
     """Triton's rate limiter. A resource is (name, count, device); device None: each device, and global resources."""
 
@@ -793,7 +744,6 @@ class ServerConfig:
     sources: SourcesConfig = _table("Cameras of the server", SourcesConfig)
     frigate: FrigateConfig = _table("Frigate", FrigateConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
-    governor: GovernorConfig = _table("Governor", GovernorConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)
     engines: EngineConfig = _table("TensorRT engines", EngineConfig)
     memory: MemoryConfig = _table("Shared memory", MemoryConfig)
@@ -801,17 +751,42 @@ class ServerConfig:
     log: LogConfig = _table("Log", LogConfig)
     trace: TraceConfig = _table("Trace", TraceConfig)
     lifecycle: LifecycleConfig = _table("Server", LifecycleConfig)
+    plugin_tables: Mapping[str, object] = field(default_factory=dict)
+    """The tables of plugins, by their names. See `table`."""
+
+    def table(self, settings: type[T]) -> T:
+        """Return the table of a plugin, given its class; the defaults if it is not there."""
+        given = [table for table in self.plugin_tables.values() if isinstance(table, settings)]
+        return given[0] if given else settings()
 
 
-def _declared_settings() -> Iterator[Setting]:
+class SettingOwner(Protocol):
+    """What brings settings of its own: a plugin."""
+
+    tables: Sequence[SettingTable]
+
+    def check(self, config: ServerConfig) -> Sequence[str]:
+        """Return warnings. Raises ConfigError."""
+
+
+class DeclaredSettings:
+    """All settings that may be given: those of the core, and those of plugins' tables."""
+
+    def __init__(self, plugins: Sequence[SettingOwner] = ()) -> None:
+        plugin_tables = [table for plugin in plugins for table in plugin.tables]
+        self.plugin_tables = {table.name: table.settings for table in plugin_tables}
+        self.settings = (*_core_settings(), *(item for table in plugin_tables for item in table.declared()))
+        self.titles = {item.name: item.metadata["title"] for item in fields(ServerConfig) if item.metadata}
+        """Table -> heading."""
+        self.titles |= {table.name: table.title for table in plugin_tables}
+        self.by_name = {item.name: item for item in self.settings}
+        self.by_variable = {item.variable: item for item in self.settings}
+        self.by_flag = {flag: item for item in self.settings for flag in (item.flag, *item.aliases)}
+
+
+def _core_settings() -> Iterator[Setting]:
     for table in fields(ServerConfig):
-        inner = fields(table.default_factory) if is_dataclass(table.default_factory) else (table,)
-        for item in inner:
-            if "setting" in item.metadata:
-                key = "" if item is table else item.name
-                default = item.default if item.default_factory is MISSING else item.default_factory
-                yield Setting(f"{table.name}.{key}", default, **item.metadata["setting"])
-
-
-SETTINGS = tuple(_declared_settings())
-TITLES: Mapping[str, str] = {table.name: table.metadata["title"] for table in fields(ServerConfig)}
+        if is_dataclass(table.default_factory):
+            yield from SettingTable(table.name, "", table.default_factory).declared()
+        elif "setting" in table.metadata:
+            yield declared_setting(f"{table.name}.", table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -82,6 +82,28 @@ def setting(
     else:
         made = field(default=default, metadata=metadata)
     return made  # type: ignore[no-any-return]
+
+
+def declared_setting(name: str, item: Field[Any]) -> Setting:
+    """Return the setting that a dataclass field declares."""
+    default = item.default if item.default_factory is MISSING else item.default_factory
+    return Setting(name, default, **item.metadata["setting"])
+
+
+@dataclass(frozen=True, slots=True)
+class SettingTable:
+    """Table of settings: its name in the TOML file, its heading in --help, and the dataclass of its settings."""
+
+    name: str
+    title: str
+    settings: type[Any]
+
+    def declared(self) -> list[Setting]:
+        return [
+            declared_setting(f"{self.name}.{item.name}", item)
+            for item in fields(self.settings)
+            if "setting" in item.metadata
+        ]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from edge_server.config.server_config import SETTINGS, TITLES
+from edge_server.config.absent_plugins import missing_plugin
+from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
 from edge_server.config.toml_file import read_toml
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
@@ -23,10 +24,7 @@ CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
 PRINT_FLAG = "--print-config"
 BACKENDS = "backends."
 
-_BY_NAME = {setting.name: setting for setting in SETTINGS}
-_BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
-_BY_FLAG = {flag: setting for setting in SETTINGS for flag in (setting.flag, *setting.aliases)}
-_ALL_FLAGS = (*_BY_FLAG, *IGNORED, *TRACE_FLAGS, CONFIG_FLAG, PRINT_FLAG, "--help")
+_OTHER_FLAGS = (*IGNORED, *TRACE_FLAGS, CONFIG_FLAG, PRINT_FLAG, "--help")
 
 # Variables that Kubernetes sets in every container for a service called "edge-server".
 _SERVICE_VARIABLE = re.compile(
@@ -71,7 +69,7 @@ def set_library_defaults() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def read_flags(argv: Sequence[str]) -> Flags:
+def read_flags(argv: Sequence[str], declared: DeclaredSettings) -> Flags:
     """Read `--flag=value`, `--flag value` and, if the kind allows it, `--flag` alone.
 
     A value that starts with "--" needs the first form. A repeated flag adds a value to a repeatable setting, and
@@ -95,19 +93,20 @@ def read_flags(argv: Sequence[str]) -> Flags:
             flags.warnings.append(f"{flag} is ignored: {IGNORED[flag]}")
         elif flag in TRACE_FLAGS:
             flags.warnings.append(f"{flag} is deprecated, use --trace-config {TRACE_FLAGS[flag]}=...")
-            _read_flag(flags, "--trace-config", f"{TRACE_FLAGS[flag]}={_required(flag, value, rest)}", rest)
-        elif flag in _BY_FLAG:
-            _read_flag(flags, flag, value, rest)
+            text = f"{TRACE_FLAGS[flag]}={_required(flag, value, rest)}"
+            _read_flag(flags, declared.by_flag["--trace-config"], "--trace-config", text, rest)
+        elif flag in declared.by_flag:
+            _read_flag(flags, declared.by_flag[flag], flag, value, rest)
         elif token.startswith("-"):
-            raise ConfigError(f"unknown flag {flag}{nearest(flag, _ALL_FLAGS)}")
+            missing = missing_plugin(flag)
+            raise ConfigError(missing or f"unknown flag {flag}{nearest(flag, (*declared.by_flag, *_OTHER_FLAGS))}")
         else:
             more = f", did you mean '--model-repository={token}'?" if os.path.isdir(token) else ""
             raise ConfigError(f"unexpected argument '{token}'{more}")
     return flags
 
 
-def _read_flag(flags: Flags, flag: str, value: str | None, rest: deque[str]) -> None:
-    setting = _BY_FLAG[flag]
+def _read_flag(flags: Flags, setting: Setting, flag: str, value: str | None, rest: deque[str]) -> None:
     if value is None and setting.kind.may_stand_alone:
         value = rest.popleft() if rest and _parses(setting, rest[0]) else "true"
     text = _required(flag, value, rest)
@@ -134,7 +133,7 @@ def _required(flag: str, value: str | None, rest: deque[str]) -> str:
     return rest.popleft()
 
 
-def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+def read_environment(environ: Mapping[str, str], declared: DeclaredSettings) -> dict[str, Given]:
     """Read the variables EDGE_SERVER_*. Empty ones count as not set. Raises ConfigError."""
     given = {}
     for variable, text in environ.items():
@@ -142,9 +141,11 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
             continue
         if _SERVICE_VARIABLE.fullmatch(variable):
             continue
-        setting = _BY_VARIABLE.get(variable)
+        setting = declared.by_variable.get(variable)
         if setting is None:
-            raise ConfigError(f"unknown environment variable {variable}{nearest(variable, _BY_VARIABLE)}")
+            missing = missing_plugin("--" + variable.removeprefix(VARIABLE_PREFIX).lower().replace("_", "-"), variable)
+            hint = nearest(variable, declared.by_variable)
+            raise ConfigError(missing or f"unknown environment variable {variable}{hint}")
         if setting.separator == ":":
             parts = _PATHS.findall(text)
         else:
@@ -155,28 +156,29 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
-def read_file(path: str) -> dict[str, Given]:
-    """Read a TOML file. Its tables and keys are the fields of ServerConfig and of their classes. Raises ConfigError."""
+def read_file(path: str, declared: DeclaredSettings) -> dict[str, Given]:
+    """Read a TOML file. Its tables and keys are those of the declared settings. Raises ConfigError."""
     document = read_toml(path, CONFIG_FLAG)
     given: dict[str, Given] = {}
     for section, table in document.items():
-        if section not in TITLES and not isinstance(table, dict):
-            names_in_tables = [item.name for item in SETTINGS if item.name == f"{item.section}.{section}"]
+        if section not in declared.titles and not isinstance(table, dict):
+            names_in_tables = [name for name in declared.by_name if name.endswith(f".{section}")]
             hint = f", did you mean {' or '.join(names_in_tables)}?" if names_in_tables else ""
             raise ConfigError(f"{path}: key {section} is in no table{hint}")
-        if section not in TITLES:
-            raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, TITLES)}")
+        if section not in declared.titles:
+            missing = missing_plugin(section, f"{path}: table [{section}]")
+            raise ConfigError(missing or f"{path}: unknown table [{section}]{nearest(section, declared.titles)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section} must be a table [{section}]")
         if section + "." == BACKENDS:
             given[BACKENDS] = Given(tuple(_backend_texts(path, table)), f"file {path}")
             continue
-        names = [setting.name for setting in SETTINGS if setting.section == section]
+        names = [item.name for item in declared.settings if item.section == section]
         for key, value in table.items():
             name = f"{section}.{key}"
             if name not in names:
                 raise ConfigError(f"{path}: unknown key {name}{nearest(name, names)}")
-            setting = _BY_NAME[name]
+            setting = declared.by_name[name]
             values = cast("list[object]", value) if setting.separator and isinstance(value, list) else [value]
             given[name] = Given(tuple(_toml_text(path, setting, item) for item in values), f"file {path}")
     return given

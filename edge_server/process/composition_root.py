@@ -4,7 +4,7 @@ engines). Opens no port."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +17,13 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, OutputCheck, ReloadPolicy
 from edge_server.engines.build_capability import BuildCapability, find_capability
+from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.plugin import Plugin, ServingCore
+from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.remote.repository_list import RepositoryList
@@ -29,7 +32,6 @@ from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving.execution.admission_control import ADMIT_ALL
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.limits import ManagerLimits
@@ -43,7 +45,6 @@ from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.engines.build_queue import EngineBuildQueue
-    from edge_server.plugins.governor.governor import Governor
     from edge_server.serving.cache.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
@@ -64,18 +65,16 @@ class ServerParts:
     loads: LoadCounts
     mirrors: RepositoryList
     digests: ContentDigests
-    governor: Governor | None = None
+    plugins: RunningPlugins
+    frames: FrameService
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
-    lose_gpu: Callable[[str | None, str], None] = lambda uuid, reason: None
-    """Called with the UUID and the reason when NVML reports the loss of a GPU."""
 
     def close(self, timeout_s: float) -> bool:
         """Refuse new requests, drain for at most `timeout_s`, and close every model. Return False if requests had to
         fail."""
+        self.plugins.begin_stop()
         self.service.stop_accepting()
-        if self.governor is not None:
-            self.governor.load_throttle.close()
         if self.engines is not None:
             self.engines.end()
         is_clean = self.manager.close(timeout_s)
@@ -84,8 +83,7 @@ class ServerParts:
         if self.cache is not None:
             self.cache.close()
         self.timer.close()
-        if self.governor is not None:
-            self.governor.close()
+        self.plugins.stop(timeout_s)
         self.digests.close()
         self.mirrors.close()
         self.source.close()
@@ -93,20 +91,24 @@ class ServerParts:
 
 
 def build(
-    config: ServerConfig, log_settings: LogSettings, on_stranded: Callable[[str], None] = lambda reason: None
+    config: ServerConfig,
+    log_settings: LogSettings,
+    plugins: Sequence[Plugin] = (),
+    on_stranded: Callable[[str], None] = lambda reason: None,
 ) -> ServerParts:
     """Build the server without its front ends. No model is loaded yet.
 
     `on_stranded` is called when a model that lost its GPU cannot be loaded elsewhere. Raises EdgeServerError for a
-    repository that cannot be read.
+    repository that cannot be read, and ConfigError of a plugin.
     """
+    running = RunningPlugins(plugins, config)
     repository = config.repository
     mirrors = RepositoryList(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
     )
     scanner = _scanner(repository, mirrors)
     capability = find_capability(config.engines)
-    options = _resolve_options(repository, capability)
+    options = _resolve_options(repository, capability, running)
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
     options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
@@ -115,21 +117,22 @@ def build(
     timer = Timer()
     events = EventBus()
     cache = _cache(config)
-    governor = _governor(config)
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, governor, cache, gpus, lambda: service, on_stranded)
-    engines = None if capability is None else _engines(config, manager, events, governor, gpus)
+    manager = _manager(config, timer, events, running, cache, gpus, lambda: service, on_stranded)
+    engines = None if capability is None else _engines(config, manager, events, running, gpus)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
-    service = _service(config, manager, source, events, shared_memory, log_settings, engines, digests)
+    service = _service(config, manager, source, events, shared_memory, log_settings, engines, digests, running)
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions, manager.index)
     events.subscribe(loads.receive)
+    frames = FrameService(service, running.frame_admission(), config.frames)
     lose_gpu = _lose_gpu(manager, devices)
+    running.build(ServingCore(service, config, events, frames.refused_counts, manager.resume, lose_gpu))
     return ServerParts(
-        service, manager, source, timer, events, loads, mirrors, digests, governor, cache, engines, lose_gpu
+        service, manager, source, timer, events, loads, mirrors, digests, running, frames, cache, engines
     )
 
 
@@ -146,10 +149,12 @@ def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
     return scanner
 
 
-def _resolve_options(config: RepositoryConfig, capability: BuildCapability | None) -> ResolveOptions:
+def _resolve_options(
+    config: RepositoryConfig, capability: BuildCapability | None, plugins: RunningPlugins
+) -> ResolveOptions:
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
-        checks=(_check_chat_template, priority_class),
+        checks=(_check_chat_template, priority_class, *plugins.model_checks()),
         output_check=_check_vision,
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
@@ -162,7 +167,7 @@ def _manager(
     config: ServerConfig,
     timer: Timer,
     events: EventBus,
-    governor: Governor | None,
+    plugins: RunningPlugins,
     cache: ResponseCache | None,
     gpus: Gpus,
     server: Callable[[], ServerCalls],
@@ -175,8 +180,8 @@ def _manager(
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
         limits=_limits(config),
-        admission_control=ADMIT_ALL if governor is None else governor.admission,
-        ask_room=memory.refusal if governor is None else governor.load_throttle.wrap(memory.refusal),
+        admission_control=plugins.admission(),
+        ask_room=plugins.load_gate(memory.refusal),
         limiter=_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,
@@ -194,6 +199,7 @@ def _service(
     log_settings: LogSettings,
     engines: EngineBuildQueue | None,
     digests: ContentDigests,
+    plugins: RunningPlugins,
 ) -> InferenceService:
     return InferenceService(
         manager,
@@ -208,6 +214,7 @@ def _service(
         traces=Traces(config.trace),
         engines=engines,
         digest_of=digests.get,
+        may_serve=lambda: plugins.may_serve,
     )
 
 
@@ -285,36 +292,20 @@ def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
 
 
 def _engines(
-    config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None, gpus: Gpus
+    config: ServerConfig, manager: Manager, events: EventBus, plugins: RunningPlugins, gpus: Gpus
 ) -> EngineBuildQueue | None:
     from edge_server.engines.build_queue_factory import make_build_queue
-
-    def may_build() -> str:
-        """Return the reason why no engine may be built now, "" if one may."""
-        decision = None if governor is None else governor.decision()
-        if decision is None or decision.may_load:
-            return ""
-        return f"the box is {decision.level.name}: {decision.detail}"
 
     return make_build_queue(
         config.engines,
         manager,
         events.publish,
-        may_build,
+        plugins.heavy_work_refusal,
         gpus.lost,
         floor_mb=config.memory.floor_mb,
-        root=Path(config.governor.sysfs_root),
+        # Engines read the machine where the governor does.
+        root=Path(getattr(config.plugin_tables.get("governor"), "sysfs_root", "/")),
     )
-
-
-def _governor(config: ServerConfig) -> Governor | None:
-    if not config.governor.is_enabled:
-        return None
-    from edge_server.plugins.governor.governor import Governor
-
-    state_dir = config.repository.state_dir
-    memory = Path(state_dir) / "clock_cap.json" if state_dir else None
-    return Governor(config.governor, memory, has_gpu_metrics=config.metrics.has_gpu_metrics)
 
 
 def _limiter(config: RateLimitConfig) -> RateLimiter | None:

@@ -37,6 +37,7 @@ from edge_server.frontends.grpc.direct_call import RpcError as RpcError
 from edge_server.frontends.grpc.rpc_table import served_methods
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.version_text import parse_version
+from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build
 from edge_server.process.server import ServerProcess
 from edge_server.process.systemd_supervision import EndRequest, ProcessEnvironment, summary
@@ -105,7 +106,8 @@ class Server:
         given: dict[str, object] = {"model_repository": model_repository}
         for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
             given |= {f"allow_{name}": False} if port is None else {f"{name}_port": port}
-        self._config = parse_serve(_flags(given | settings), {}).config
+        self._plugins = find_plugins().plugins
+        self._config = parse_serve(_flags(given | settings), {}, self._plugins).config
         self._lock = threading.Lock()
         self._core: ServerParts | None = None
         self._process: ServerProcess | None = None
@@ -133,7 +135,7 @@ class Server:
             if self._thread is None:
                 log_settings = LogSettings(self._config.log, sets_levels=False)
                 end = EndRequest()
-                self._core = build(self._config, log_settings)
+                self._core = build(self._config, log_settings, self._plugins)
                 self._process = ServerProcess(self._config, self._core, ProcessEnvironment(), log_settings, end)
                 # Without the keys of the configuration, which are for the ports.
                 self._methods = served_methods(self._core.service, GrpcConfig())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from edge_server.frontends.http.engine_endpoints import EngineEndpoints, EngineV
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints
-from edge_server.frontends.http.governor_endpoints import GovernorEndpoints, GovernorView
 from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 from edge_server.frontends.http.page_endpoints import PageEndpoints
@@ -43,7 +42,8 @@ def http_routes(
     view: Callable[[str], AbstractContextManager[StreamView]] = _no_view,
     metrics_port: Callable[[], int | None] = lambda: None,
     cameras: Callable[[], CamerasReport] | None = None,
-    governor: GovernorView | None = None,
+    plugin_routes: Sequence[Route] = (),
+    health_headers: Callable[[], Mapping[str, str]] = dict,
     engines: EngineView | None = None,
     allows_code_upload: bool = False,
 ) -> Sequence[Route]:
@@ -52,7 +52,6 @@ def http_routes(
     `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
     """
     access = front.access_check
-    level = None if governor is None else lambda: governor.state().level
     # In the document, these stand between the lines of other parts.
     versions, activity, *pins = OperatorEndpoints(service, access).routes()
     pictures = ViewEndpoints(
@@ -66,14 +65,14 @@ def http_routes(
         *GenerationEndpoints(service, config.header_pattern).routes(),
         *OpenAiEndpoints(service, front.may_change_models).routes(),
         *DeepStackEndpoints(service).routes(),
-        *ControlEndpoints(service, level, allows_code_upload=allows_code_upload).routes(),
+        *ControlEndpoints(service, health_headers, allows_code_upload=allows_code_upload).routes(),
         *events.routes(),
         versions,
         *CameraEndpoints(streams, cameras).routes(),
-        *GovernorEndpoints(governor).routes(),
         activity,
         *EngineEndpoints(engines, access).routes(),
         *pins,
         *pictures.routes(),
+        *plugin_routes,
         *PageEndpoints(service, access, pictures.check, metrics_port).routes(),
     )

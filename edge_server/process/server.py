@@ -15,7 +15,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,14 +27,13 @@ from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
-from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
+from edge_server.plugin import Plugin
 from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
-from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
@@ -58,9 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GOVERNOR_TIMEOUT_S = 15.0
-"""Longest time between two steps of the governor's loop before it counts as hung; it steps at least twice a second."""
-
 _CLOSING_S = 15.0
 """Longest time to close models and front ends after the drain; reported to systemd."""
 
@@ -78,7 +74,12 @@ _FRONT_END_GRACE_S = 2.0
 """Longest time for a front end to write the last responses after the drain."""
 
 
-def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessEnvironment | None = None) -> int:
+def serve(
+    config: ServerConfig,
+    log_settings: LogSettings,
+    environment: ProcessEnvironment | None = None,
+    plugins: Sequence[Plugin] = (),
+) -> int:
     """Serve until a signal or an internal request ends the server; return the exit code.
 
     Raises EdgeServerError when the server cannot start as configured.
@@ -88,7 +89,7 @@ def serve(config: ServerConfig, log_settings: LogSettings, environment: ProcessE
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
     on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
-    core = build(config, log_settings, on_stranded)
+    core = build(config, log_settings, plugins, on_stranded)
     process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
 
     async def run() -> int:
@@ -123,8 +124,7 @@ class ServerProcess:
                 trust_policy(new.repository.requires_checksums, new.repository.public_key)
             ),
         )
-        admission: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
-        self._frames = FrameService(core.service, admission, config.frames)
+        self._frames = core.frames
         self._cameras: Cameras | None = None
         """Set before the models are loaded, if there are sources or sinks."""
         self._tokens = Tokens(config.auth.tokens_file)
@@ -159,7 +159,7 @@ class ServerProcess:
         self._loop = asyncio.get_running_loop()
         if self._must_stop:
             self._stop.set()
-        self._start_governor()
+        self._core.plugins.start()
         self._supervision.begin()
         try:
             await self._open_front_ends()
@@ -170,26 +170,6 @@ class ServerProcess:
             return self.end.code or (ExitCode.OK if is_clean else ExitCode.FAILED)
         finally:
             await self._close()
-
-    def _start_governor(self) -> None:
-        governor, core = self._core.governor, self._core
-        if governor is None:
-            return
-        from edge_server.plugins.governor.control_loop import ServerCallbacks
-        from edge_server.plugins.governor.work_meter import token_work
-
-        governor.start(
-            ServerCallbacks(
-                statistics=lambda: core.service.statistics(None, None),
-                token_work=lambda: token_work(core.service.model_families()),
-                refused_frames=self._frames.refused_counts,
-                variant_pairs=core.service.variants.pairs,
-                use_variants=core.service.variants.choose,
-                resume=core.manager.resume,
-                publish=core.events.publish,
-                gpu_lost=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
-            )
-        )
 
     def stop(self) -> None:
         """Make `run` drain, close and return. Returns at once. For any thread."""
@@ -210,14 +190,12 @@ class ServerProcess:
 
     def _checks(self) -> list[Check]:
         """Return the checks of the systemd watchdog, in addition to that of the event loop."""
-        lifecycle, governor = self._config.lifecycle, self._core.governor
+        lifecycle = self._config.lifecycle
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
-        checks: list[Check] = [
-            HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns)
+        return [
+            HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns),
+            self._core.plugins.problem,
         ]
-        if governor is not None:
-            checks.append(lambda: _governor_problem(governor.seconds_since_step()))
-        return checks
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -264,8 +242,9 @@ class ServerProcess:
             view=self._frames.view,
             metrics_port=lambda: self.ports.get("metrics"),
             cameras=self._report_cameras if self._config.sources.is_used else None,
-            governor=self._core.governor,
             engines=self._core.engines,
+            plugin_routes=self._core.plugins.routes(),
+            health_headers=self._core.plugins.health_headers,
             allows_code_upload=self._config.repository.allows_code_upload,
         )
         events.open()
@@ -364,8 +343,7 @@ class ServerProcess:
             metrics.add_source(cuda_memory_families(lambda: (cuda.copies.read_bytes, cuda.copies.written_bytes)))
         if self._core.cache is not None:
             metrics.add_source(cache_families(self._core.cache.statistics))
-        if self._core.governor is not None:
-            metrics.add_source(self._core.governor.families)
+        metrics.add_source(lambda: list(self._core.plugins.families()))
         if self._core.engines is not None:
             metrics.add_source(self._core.engines.families)
         return metrics
@@ -406,6 +384,7 @@ class ServerProcess:
         if not is_settled:
             return True
         core.service.started()
+        core.plugins.models_settled()
         if core.engines is not None:
             core.engines.start()
         must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
@@ -542,10 +521,6 @@ class ServerProcess:
         await self._supervision.end()
         if self._stop.is_set():
             log.info("stopped")
-
-
-def _governor_problem(idle_s: float) -> str:
-    return "" if idle_s < _GOVERNOR_TIMEOUT_S else f"the governor's loop has made no step for {idle_s:.0f} s"
 
 
 def _host(address: str) -> str:

@@ -194,12 +194,12 @@ def _changed(before: ServerConfig, after: ServerConfig) -> set[str]:
 
 def _flat(config: ServerConfig) -> Mapping[str, object]:
     values: dict[str, object] = {}
-    for section in dataclasses.fields(config):
-        part = getattr(config, section.name)
-        if dataclasses.is_dataclass(part):
-            values |= {f"{section.name}.{item.name}": getattr(part, item.name) for item in dataclasses.fields(part)}
+    tables = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    for name, table in (tables | tables.pop("plugin_tables")).items():
+        if dataclasses.is_dataclass(table):
+            values |= {f"{name}.{item.name}": getattr(table, item.name) for item in dataclasses.fields(table)}
         else:
-            values[section.name] = part
+            values[name] = table
     return values
 
 

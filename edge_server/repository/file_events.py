@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 # watchdog 7.1 may watch a new folder twice and warns about it. The second watch replaces the first; nothing is lost.
 warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning, r"watchdog\.")
 
+# watchdog 7.1 logs an error when its thread reads once more after an ordinary stop.
+logging.getLogger("watchdog.observers.inotify").addFilter(
+    lambda record: "called when the thread is inactive" not in str(record.msg)
+)
+
 POLL_S = 1.0
 """Polling interval in seconds for a local or layered file system; a remote one gets twice that."""
 

@@ -37,7 +37,7 @@ import onnxruntime
 import tritonclient.grpc as triton_grpc
 from PIL import Image, ImageDraw, ImageFont
 
-from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
+from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.process.composition_root import build, first_desired_state
@@ -135,7 +135,6 @@ def tell(title: str, calls: dict[str, Call], rounds: int) -> None:
 def serving_core(repository: Path) -> Iterator[Any]:
     config = ServerConfig(
         repository=RepositoryConfig(paths=(str(repository),), control_mode="explicit", load_models=("*",)),
-        governor=GovernorConfig(is_enabled=False),
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
     made.service.set_desired_state(first_desired_state(config.repository, made.source))

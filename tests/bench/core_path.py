@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
+from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.process.composition_root import build, first_desired_state
@@ -50,7 +50,6 @@ def serving_core(folder: Path) -> Iterator[Any]:
     (folder / "small" / "config.pbtxt").write_text(CONFIG)
     config = ServerConfig(
         repository=RepositoryConfig(paths=(str(folder),), control_mode="explicit", load_models=("*",)),
-        governor=GovernorConfig(is_enabled=False),
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
     made.service.set_desired_state(first_desired_state(config.repository, made.source))

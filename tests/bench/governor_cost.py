@@ -32,10 +32,13 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
+from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.plugin import own_plugins
+from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.control_policy import PolicyDecision
+from edge_server.plugins.governor.settings import GovernorConfig
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
@@ -130,14 +133,15 @@ def core(repository: Path, way: str) -> Iterator[ServerParts]:
     """Yield a serving core in this process. Nobody looks at the box: here it is the gate alone that costs."""
     config = ServerConfig(
         repository=RepositoryConfig(paths=(str(repository),), control_mode="explicit", load_models=("*",)),
-        governor=GovernorConfig(is_enabled=way != OFF),
+        plugin_tables={"governor": GovernorConfig(is_enabled=way != OFF)},
     )
-    made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
+    made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)), own_plugins())
     made.service.set_desired_state(first_desired_state(config.repository, made.source))
     made.manager.wait_settled(timeout_s=60)
     if way == HELD:
-        assert made.governor is not None
-        made.governor.admission.apply(PolicyDecision(share=0.98), capacity=1.0)
+        admission = made.plugins.admission()
+        assert isinstance(admission, GovernorAdmission)
+        admission.apply(PolicyDecision(share=0.98), capacity=1.0)
     try:
         yield made
     finally:

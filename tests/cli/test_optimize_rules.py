@@ -17,17 +17,17 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
+from edge_server.plugins.tuning.trial import report, write_configuration
+from edge_server.plugins.tuning.trial.accelerators import openvino_candidates
+from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
+from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate, config_of
+from edge_server.plugins.tuning.trial.candidate_list import candidates_for
+from edge_server.plugins.tuning.trial.child_process import CandidateFailed
+from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
+from edge_server.plugins.tuning.trial.output_difference import OutputDifference, compare
+from edge_server.plugins.tuning.trial.sample_inputs import batch_of, from_file, random_samples
+from edge_server.plugins.tuning.trial.tensor_files import load_tensors, save_tensors
 from edge_server.repository.pbtxt import parse_text, read_file
-from edge_server.tuning.trial import report, write_configuration
-from edge_server.tuning.trial.accelerators import openvino_candidates
-from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
-from edge_server.tuning.trial.candidate import RuntimeCandidate, config_of
-from edge_server.tuning.trial.candidate_list import candidates_for
-from edge_server.tuning.trial.child_process import CandidateFailed
-from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
-from edge_server.tuning.trial.output_difference import OutputDifference, compare
-from edge_server.tuning.trial.sample_inputs import batch_of, from_file, random_samples
-from edge_server.tuning.trial.tensor_files import load_tensors, save_tensors
 
 NO_GPU = "there is no GPU"
 OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}

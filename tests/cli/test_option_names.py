@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli import analyze, governor, main, optimize, perf, stream
+from edge_server.cli import main, stream
+from edge_server.plugins.governor import command as governor
+from edge_server.plugins.tuning import analyze, optimize, perf
 
 PARSERS = {"perf": perf, "stream": stream, "optimize": optimize, "analyze": analyze}
 NEEDED = {

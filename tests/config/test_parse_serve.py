@@ -3,15 +3,20 @@ import dataclasses
 import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
-from edge_server.config.server_config import SETTINGS
-from edge_server.config.setting_sources import _ALL_FLAGS
+from edge_server.config.absent_plugins import PLUGIN_OF
+from edge_server.config.server_config import DeclaredSettings
+from edge_server.config.setting_sources import _OTHER_FLAGS
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
+from edge_server.plugin import own_plugins
 
+PLUGINS = own_plugins()
+DECLARED = DeclaredSettings(PLUGINS)
+SETTINGS = DECLARED.settings
 REPOSITORY = "--model-repository=/models"
 
 
 def parse(*argv, **environ):
-    return parse_serve([REPOSITORY, *argv], environ)
+    return parse_serve([REPOSITORY, *argv], environ, PLUGINS)
 
 
 def config(*argv, **environ):
@@ -50,16 +55,18 @@ response-cache-byte-size trace-file trace-level trace-rate trace-count trace-log
 
 
 def test_every_flag_of_triton_is_known():
-    assert {f"--{name}" for name in TRITON_FLAGS.split()} <= set(_ALL_FLAGS)
+    assert {f"--{name}" for name in TRITON_FLAGS.split()} <= {*DECLARED.by_flag, *_OTHER_FLAGS}
 
 
 def test_every_field_of_every_slice_has_exactly_one_row_in_the_table():
     fields = [
         f"{section.name}.{field.name}"
         for section in dataclasses.fields(ServerConfig)
-        if section.name != "backends"
+        if section.name not in ("backends", "plugin_tables")
         for field in dataclasses.fields(getattr(ServerConfig(), section.name))
     ]
+    fields += [f"{name}.{field.name}" for name, table in DECLARED.plugin_tables.items()
+               for field in dataclasses.fields(table)]  # fmt: skip
     fields.remove("log.journal_stream")  # the system sets it, not the operator
     assert sorted(setting.name for setting in SETTINGS) == sorted([*fields, "backends."])
 
@@ -334,7 +341,7 @@ def test_a_repository_is_needed_to_serve_but_not_to_print_or_help():
 
 
 def test_help_names_every_flag_variable_and_default():
-    text = help_text()
+    text = help_text(DECLARED)
     for setting in SETTINGS:
         assert setting.flag in text
         assert setting.variable in text
@@ -353,7 +360,7 @@ def test_the_printed_configuration_reads_back_as_the_same_configuration(toml):
         "--load-model=\u00e4",
         "--load-model=b",
     )
-    again = parse_serve([toml(describe(given))], {})
+    again = parse_serve([toml(describe(given))], {}, PLUGINS)
     assert again.config == given.config
 
 
@@ -392,3 +399,12 @@ def test_whether_a_lost_gpu_ends_the_process_is_said_by_flag_or_variable():
     assert not parse().config.lifecycle.exits_on_gpu_loss
     assert parse("--exit-on-gpu-loss").config.lifecycle.exits_on_gpu_loss
     assert parse(EDGE_SERVER_EXIT_ON_GPU_LOSS="true").config.lifecycle.exits_on_gpu_loss
+
+
+def test_the_settings_of_each_plugin_of_this_package_are_known_when_it_is_absent():
+    declared = {item.flag: item.section for item in SETTINGS if item.section in DECLARED.plugin_tables}
+    owners = {table.name: plugin.name for plugin in PLUGINS for table in plugin.tables}
+    expected = {flag: owners[section] for flag, section in declared.items()} | owners
+    assert expected == PLUGIN_OF
+    with pytest.raises(ConfigError, match=r"EDGE_SERVER_SYSFS_ROOT needs the plugin 'governor'"):
+        parse_serve([REPOSITORY], {"EDGE_SERVER_SYSFS_ROOT": "/x"})

@@ -34,6 +34,7 @@ import pytest
 
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.sources_config import SourcesConfig, read_entries
+from edge_server.plugin import own_plugins
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment
@@ -52,9 +53,10 @@ OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
+    "--site-needs-contact",
 }  # fmt: skip
-"""Options of curl, python, docker, systemd, the installer, the package builder and the tests; and the misspelling in an
-error message."""
+"""Options of curl, python, docker, systemd, the installer, the package builder and the tests; the misspelling in an
+error message; and the plugin of plugins.md."""
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def read_toml(path: Path) -> None:
     if "[[" in path.read_text():
         read_entries(SourcesConfig(file=str(path)))
     else:
-        parse_serve(["--model-repository=models", f"--config={path}"], {})
+        parse_serve(["--model-repository=models", f"--config={path}"], {}, own_plugins())
 
 
 def read_pbtxt(path: Path) -> None:
@@ -187,8 +189,8 @@ def test_arguments_are_those_of_their_commands(monkeypatch: pytest.MonkeyPatch) 
     parsers = importlib.import_module("parsers")
 
     @functools.cache
-    def parser_of(command: str, is_whole: bool) -> argparse.ArgumentParser:
-        parser = parsers.parser_of(command)
+    def parser_of(module: str, is_whole: bool) -> argparse.ArgumentParser:
+        parser = parsers.parser_of(module)
         for action in () if is_whole else parsers.actions_of(parser):
             action.required = False
         return parser
@@ -205,12 +207,13 @@ def test_arguments_are_those_of_their_commands(monkeypatch: pytest.MonkeyPatch) 
         for line, is_whole in found:
             command, *arguments = shlex.split(line.replace("=HEX", "=" + "0" * 64), comments=True)
             if command in ("serve", "check"):
-                parse_serve(["--model-repository=models", *arguments[command == "check" :]], {})
+                parse_serve(["--model-repository=models", *arguments[command == "check" :]], {}, own_plugins())
                 continue
+            module = parsers.COMMANDS[command].module
             if command == "ros":
-                command = f"ros_{arguments.pop(0)}"
+                module += f"_{arguments.pop(0)}"
             try:
-                parser_of(command, is_whole).parse_args(arguments)
+                parser_of(module, is_whole).parse_args(arguments)
             except SystemExit:
                 pytest.fail(f"{of_page(page)}: edge-server {line}")
 

@@ -395,10 +395,12 @@ def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
     code = (
         "import sys\n"
         "from edge_server.config import parse_serve\n"
+        "from edge_server.plugin import own_plugins\n"
         "from edge_server.process.composition_root import build\n"
         "from edge_server.telemetry.log import setup_logging\n"
-        "config = parse_serve(sys.argv[1:], {}).config\n"
-        "build(config, setup_logging(config.log)).close(1.0)\n"
+        "plugins = own_plugins()\n"
+        "config = parse_serve(sys.argv[1:], {}, plugins).config\n"
+        "build(config, setup_logging(config.log), plugins).close(1.0)\n"
         "print([name for name in sys.modules if 'governor' in name or name == 'pynvml'])\n"
     )
     for flag, is_there in (("--governor=false", False), ("--governor=true", True)):
@@ -406,7 +408,8 @@ def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
             [sys.executable, "-c", code, f"--model-repository={repository.path}", flag],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-        assert ("edge_server.plugins.governor" in done.stdout) is is_there
+        assert ("edge_server.plugins.governor.governor" in done.stdout) is is_there
+        assert ("pynvml" in done.stdout) <= is_there
 
 
 # -- files in fleet/monitoring

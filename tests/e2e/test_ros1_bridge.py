@@ -27,13 +27,13 @@ pytestmark = [
     pytest.mark.skipif(
         not (MODULES and MASTER),
         reason="EDGE_TEST_ROS1_PYTHONPATH and EDGE_TEST_ROS1_MASTER name no ROS 1; "
-        'get one with: eval "$(tests/ros/fetch_ros1.sh DEST)"',
+        'get one with: eval "$(tests/plugins/ros/fetch_ros1.sh DEST)"',
     ),
     pytest.mark.timeout(180),
 ]
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-NODES = Path(__file__).parents[1] / "ros"
+NODES = Path(__file__).parents[1] / "plugins" / "ros"
 LIMIT_S = 60.0
 
 DETECTOR = "face_detection_yunet"

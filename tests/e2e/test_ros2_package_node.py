@@ -15,7 +15,7 @@ pytestmark = pytest.mark.full
 
 pytest.importorskip("skimage", reason="needs scikit-image, of the extra test-all")
 
-PROGRAM = Path(__file__).parents[1] / "ros" / "node_with_camera.py"
+PROGRAM = Path(__file__).parents[1] / "plugins" / "ros" / "node_with_camera.py"
 DETECTOR = "face_detection_yunet"
 FACE = (224, 116)
 """A point between the eyes of the astronaut, x and y."""

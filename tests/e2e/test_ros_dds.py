@@ -18,7 +18,7 @@ import pytest
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-CAMERA = Path(__file__).parents[1] / "ros" / "dds_camera.py"
+CAMERA = Path(__file__).parents[1] / "plugins" / "ros" / "dds_camera.py"
 DETECTOR = "face_detection_yunet"
 FACE = (112, 58)
 """A point between the eyes of the astronaut at half its size, x and y."""

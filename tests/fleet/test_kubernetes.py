@@ -20,6 +20,7 @@ import yaml
 
 from edge_server.config import ConfigError
 from edge_server.config.merge_settings import parse_serve
+from edge_server.plugin import own_plugins
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "fleet/kubernetes"
@@ -120,15 +121,15 @@ def closed(schema: Any) -> Any:
 class TestEachFile:
     def test_its_flags_are_those_of_the_server(self, path: Path) -> None:
         for container in containers(load(path)):
-            config = parse_serve(container["args"], {}).config
+            config = parse_serve(container["args"], {}, own_plugins()).config
             grace_s = next(iter(find(load(path), "terminationGracePeriodSeconds")), DEFAULT_GRACE_S)
             assert config.lifecycle.drain_delay_s + config.lifecycle.exit_timeout_s + CLOSING_S < grace_s
             with pytest.raises(ConfigError, match="did you mean"):
-                parse_serve([*container["args"], "--model-repositry=/x"], {})
+                parse_serve([*container["args"], "--model-repositry=/x"], {}, own_plugins())
 
     def test_its_ports_are_those_of_the_flags(self, path: Path) -> None:
         for container in containers(load(path)):
-            config = parse_serve(container["args"], {}).config
+            config = parse_serve(container["args"], {}, own_plugins()).config
             stated = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
             http, grpc, metrics = config.http.port, config.grpc.port, config.metrics.port
             # KServe's names say the protocol.
@@ -255,7 +256,7 @@ def test_the_chart_takes_a_claim_arguments_and_a_fixed_number_of_pods() -> None:
     assert deployment["replicas"] == 3
     assert list(find(deployment, "claimName")) == ["mine"]
     (container,) = deployment["template"]["spec"]["containers"]
-    assert parse_serve(container["args"], {}).config.repository.paths == ("/models",)
+    assert parse_serve(container["args"], {}, own_plugins()).config.repository.paths == ("/models",)
     assert container["args"][-1] == "--strict-readiness=false"
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from watchdog.observers.api import EventQueue, ObservedWatch
+from watchdog.observers.inotify import InotifyEmitter
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ServingFault
@@ -613,3 +615,11 @@ def test_what_was_heard_before_a_look_that_failed_is_not_lost(
     # Something else is on_event of, and nothing more of the model.
     add_model("other", files={"1/weights": b"1"})
     assert followed.wait(lambda: followed.prints["m", 1] != before)
+
+
+def test_a_thread_of_watchdog_that_reads_after_its_stop_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = InotifyEmitter(EventQueue(), ObservedWatch(str(tmp_path), recursive=False))
+    emitter.queue_events(0)
+    assert caplog.records == []

@@ -22,8 +22,8 @@ def program(path: Path, text: str = "exit 0") -> None:
     ("script", "variable", "found"),
     [
         ("fleet/fetch_haproxy.sh", "EDGE_TEST_HAPROXY", "bin/haproxy"),
-        ("ros/fetch_colcon.sh", "EDGE_TEST_COLCON", "bin/colcon"),
-        ("ros/fetch_ros1.sh", "EDGE_TEST_ROS1_MASTER", "usr/bin/rosmaster"),
+        ("plugins/ros/fetch_colcon.sh", "EDGE_TEST_COLCON", "bin/colcon"),
+        ("plugins/ros/fetch_ros1.sh", "EDGE_TEST_ROS1_MASTER", "usr/bin/rosmaster"),
         ("serving/fetch_redis.sh", "EDGE_TEST_REDIS_SERVER", "usr/bin/redis-server"),
         ("systemd/fetch_systemd.sh", "EDGE_TEST_SYSTEMD_ANALYZE", "bin/systemd-analyze"),
     ],

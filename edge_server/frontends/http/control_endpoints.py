@@ -11,7 +11,7 @@ from typing import TypeVar
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.request import Handler, HttpRequest
-from edge_server.frontends.http.response import GOVERNOR_HEADER, JSON_TYPE, HttpResponse, json_response, plain_error
+from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response, plain_error
 from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.json_parser import json_type
@@ -24,7 +24,7 @@ _FILE_PREFIX = "file:"
 
 
 class ControlEndpoints:
-    """The handlers. `governor_level` returns the governor's state in one word, if there is a governor.
+    """The handlers. `health_headers` returns headers for the answer whether the server is ready.
 
     `allows_code_upload`: load requests of other machines may contain code too.
     """
@@ -32,13 +32,13 @@ class ControlEndpoints:
     def __init__(
         self,
         service: InferenceService,
-        governor_level: Callable[[], str] | None = None,
+        health_headers: Callable[[], Mapping[str, str]] = dict,
         *,
         allows_code_upload: bool = False,
     ) -> None:
         self._allows_code_upload = allows_code_upload
         self._service = service
-        self._governor_level = governor_level
+        self._health_headers = health_headers
 
     def routes(self) -> Sequence[Route]:
         get = partial(Route, "GET", uses_aiohttp=True)
@@ -95,7 +95,7 @@ class ControlEndpoints:
 
     async def ready(self, request: HttpRequest) -> HttpResponse:
         # A server that sheds load is still ready; otherwise a supervisor would restart it.
-        headers = {} if self._governor_level is None else {GOVERNOR_HEADER: self._governor_level()}
+        headers = dict(self._health_headers())
         return HttpResponse(status=200 if self._service.is_ready() else 400, headers=headers)
 
     async def model_ready(self, request: HttpRequest) -> HttpResponse:

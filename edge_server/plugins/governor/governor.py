@@ -3,74 +3,102 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edge_server.config import GovernorConfig
-from edge_server.core.status_reports import GovernorState
+from edge_server.config import ServerConfig
+from edge_server.frontends.http.response import GOVERNOR_HEADER
+from edge_server.frontends.http.routes import Route
+from edge_server.plugin import LoadCheck, RunningPlugin, ServingCore
 from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_loop import GovernorLoop, GovernorSnapshot, ServerCallbacks
-from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyConstants, PolicyDecision
+from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyConstants
+from edge_server.plugins.governor.http_route import governor_route
 from edge_server.plugins.governor.load_throttle import LoadThrottle
 from edge_server.plugins.governor.metric_families import governor_metric_families
 from edge_server.plugins.governor.sensor_thread import SensorThread
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors
+from edge_server.plugins.governor.settings import GovernorConfig
 from edge_server.plugins.governor.state_report import governor_report
+from edge_server.plugins.governor.work_meter import token_work
 from edge_server.telemetry.metrics_page import Family
 
+_STEP_TIMEOUT_S = 15.0
+"""Longest time between two steps of the loop before it counts as hung; it steps at least twice a second."""
 
-class Governor:
-    """The control loop with its sensors, admission control and load throttle. Call `start` once and `close` at the end.
 
-    `admission` can be used from the beginning; it admits everything until `start`. `cap_file` is a file that outlives
-    the process and stores the clock limit to restore after a crash; None: no such file.
+class Governor(RunningPlugin):
+    """The control loop with its sensors, admission control and load throttle.
+
+    Admission control admits everything until `start`. A file in the state folder outlives the process and stores the
+    clock limit to restore after a crash.
     """
 
-    def __init__(self, config: GovernorConfig, cap_file: Path | None = None, *, has_gpu_metrics: bool = True) -> None:
-        self.admission = GovernorAdmission(config.control_floor_percent / 100)
-        self.load_throttle = LoadThrottle(lambda: self.admission.decision, config.load_wait_s)
-        self._config = config
-        self._cap_file = cap_file
-        self._has_gpu_metrics = has_gpu_metrics
+    def __init__(self, config: ServerConfig) -> None:
+        self._settings = config.table(GovernorConfig)
+        state_dir = config.repository.state_dir
+        self._cap_file = Path(state_dir) / "clock_cap.json" if state_dir else None
+        self._has_gpu_metrics = config.metrics.has_gpu_metrics
+        admission = GovernorAdmission(self._settings.control_floor_percent / 100)
+        self.admission = self.frame_admission = self._admission = admission
+        self._load_throttle = LoadThrottle(lambda: admission.decision, self._settings.load_wait_s)
+        self._server = ServerCallbacks()
         self._loop: GovernorLoop | None = None
 
-    def start(self, server: ServerCallbacks) -> None:
-        """Start the sensors and the control loop."""
-        config = self._config
+    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
+        return self._load_throttle.wrap(check_memory)
+
+    def heavy_work_refusal(self) -> str:
+        decision = self._admission.decision
+        return "" if decision.may_load else f"the box is {decision.level.name}: {decision.detail}"
+
+    def build(self, core: ServingCore) -> None:
+        service = core.service
+        self._server = ServerCallbacks(
+            statistics=lambda: service.statistics(None, None),
+            token_work=lambda: token_work(service.model_families()),
+            refused_frames=core.refused_frames,
+            variant_pairs=service.variants.pairs,
+            use_variants=service.variants.choose,
+            resume=core.resume,
+            publish=core.events.publish,
+            gpu_lost=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
+        )
+
+    def start(self) -> None:
+        settings = self._settings
         self._loop = GovernorLoop(
-            SensorThread(MachineSensors(config.sysfs_root)),
-            ControlPolicy(policy_constants(config)),
-            self.admission,
-            server,
-            interval_s=config.interval_ms / 1000,
-            clock_cap=_make_clock_cap(config, self._cap_file),
+            SensorThread(MachineSensors(settings.sysfs_root)),
+            ControlPolicy(policy_constants(settings)),
+            self._admission,
+            self._server,
+            interval_s=settings.interval_ms / 1000,
+            clock_cap=_make_clock_cap(settings, self._cap_file),
         )
         self._loop.start()
 
-    def close(self) -> None:
-        """Stop the loop and restore the clock limit. The last decision stays in effect. May be called again."""
-        self.load_throttle.close()
+    def begin_stop(self) -> None:
+        self._load_throttle.close()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop the loop and restore the clock limit. The last decision stays in effect."""
+        self._load_throttle.close()
         if self._loop is not None:
             self._loop.close()
 
-    def seconds_since_step(self) -> float:
-        """Return the seconds since the last step of the loop; 0 before `start`."""
-        return 0.0 if self._loop is None else time.monotonic() - self._loop.last_step_s
+    def problem(self) -> str:
+        idle_s = 0.0 if self._loop is None else time.monotonic() - self._loop.last_step_s
+        return "" if idle_s < _STEP_TIMEOUT_S else f"the governor's loop has made no step for {idle_s:.0f} s"
 
-    def decision(self) -> PolicyDecision:
-        return self.admission.decision
+    def routes(self) -> Sequence[Route]:
+        return (governor_route(lambda: governor_report(self._latest(), self._admission.shed())),)
 
-    def state(self) -> GovernorState:
-        return self.admission.state()
-
-    def report(self) -> Mapping[str, object]:
-        """Return the response to GET /edge/v1/governor."""
-        return governor_report(self._latest(), self.admission.shed())
+    def health_headers(self) -> Mapping[str, str]:
+        return {GOVERNOR_HEADER: self._admission.state().level}
 
     def families(self) -> list[Family]:
-        """Return the governor's metric families for the metrics page."""
-        return governor_metric_families(self._latest(), self.admission.shed(), has_gpu_metrics=self._has_gpu_metrics)
+        return governor_metric_families(self._latest(), self._admission.shed(), has_gpu_metrics=self._has_gpu_metrics)
 
     def _latest(self) -> GovernorSnapshot:
         return GovernorSnapshot.empty() if self._loop is None else self._loop.latest

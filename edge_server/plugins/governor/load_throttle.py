@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 
 from edge_server.core.model_spec import ModelFile
+from edge_server.plugin import LoadCheck
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
 
 _log = logging.getLogger(__name__)
 
 _CHECK_PERIOD_S = 0.2
 
-LoadCheck = Callable[[ModelFile, int], str | None]
 """Returns the reason why a model file with so many instances must not be loaded now, or None."""
 
 

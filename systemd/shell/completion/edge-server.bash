@@ -2,11 +2,9 @@
 
 _edge_server_words() {
   case $1 in
-    "") echo serve check optimize doctor status fleet models events pull sign rollback stream view governor chat perf analyze ros --help --version ;;
-    "serve") echo --config --print-config --model-repository --model-store --model-control-mode --repository-poll-secs --allow-external-links --allow-code-upload --load-model --model-config-name --disable-auto-complete-config --strict-model-config --model-load-thread-count --model-load-retry-count --reload-policy --max-resident-models --idle-unload-secs --load-on-demand-timeout-secs --state-dir --require-checksums --signature-public-key --repository-cache-dir --repository-first-sync-secs --backend-config --allow-http --http-address --http-port --reuse-http-port --http-max-input-size --http-max-body-bytes-in-flight --http-max-connections --http-header-forward-pattern --http-restricted-api --http-allowed-host --http-allowed-origin --view-open --http-tls-cert --http-tls-key --https-client-ca --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-listen --grpc-transport --grpc-infer-response-compression-level --grpc-header-forward-pattern --grpc-restricted-protocol --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert --grpc-keepalive-time --grpc-keepalive-timeout --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age --grpc-max-connection-age-grace --auth-tokens-file --frames-max-streams --frames-max-frame-bytes --sources-file --source --sink --frigate-zmq --allow-metrics --allow-cpu-metrics --allow-gpu-metrics --metrics-address --metrics-port --metrics-interval-ms --governor --power-budget-watts --temperature-limit --control-floor-percent --governor-interval-ms --governor-load-wait-secs --sysfs-root --grant-clock-cap --rate-limit --rate-limit-resource --engine-builder --engine-cache-dir --engine-build-timeout-secs --engine-build-memory-mb --engine-cache-limit-mb --allow-client-shm --model-load-gpu-limit --memory-floor-mb --memory-pressure-limit --cache-config --response-cache-byte-size --log-verbose --log-info --log-warning --log-error --log-format --log-file --trace-config --id --strict-readiness --exit-on-error --exit-on-gpu-loss --drain-delay-secs --exit-timeout-secs --hang-timeout-secs --watchdog-run-limit-secs --help ;;
-    "check") echo --config --print-config --model-repository --model-store --model-control-mode --repository-poll-secs --allow-external-links --allow-code-upload --load-model --model-config-name --disable-auto-complete-config --strict-model-config --model-load-thread-count --model-load-retry-count --reload-policy --max-resident-models --idle-unload-secs --load-on-demand-timeout-secs --state-dir --require-checksums --signature-public-key --repository-cache-dir --repository-first-sync-secs --backend-config --allow-http --http-address --http-port --reuse-http-port --http-max-input-size --http-max-body-bytes-in-flight --http-max-connections --http-header-forward-pattern --http-restricted-api --http-allowed-host --http-allowed-origin --view-open --http-tls-cert --http-tls-key --https-client-ca --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-listen --grpc-transport --grpc-infer-response-compression-level --grpc-header-forward-pattern --grpc-restricted-protocol --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert --grpc-keepalive-time --grpc-keepalive-timeout --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age --grpc-max-connection-age-grace --auth-tokens-file --frames-max-streams --frames-max-frame-bytes --sources-file --source --sink --frigate-zmq --allow-metrics --allow-cpu-metrics --allow-gpu-metrics --metrics-address --metrics-port --metrics-interval-ms --governor --power-budget-watts --temperature-limit --control-floor-percent --governor-interval-ms --governor-load-wait-secs --sysfs-root --grant-clock-cap --rate-limit --rate-limit-resource --engine-builder --engine-cache-dir --engine-build-timeout-secs --engine-build-memory-mb --engine-cache-limit-mb --allow-client-shm --model-load-gpu-limit --memory-floor-mb --memory-pressure-limit --cache-config --response-cache-byte-size --log-verbose --log-info --log-warning --log-error --log-format --log-file --trace-config --id --strict-readiness --exit-on-error --exit-on-gpu-loss --drain-delay-secs --exit-timeout-secs --hang-timeout-secs --watchdog-run-limit-secs --help ;;
-    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precision --profiles --input --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout-secs --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --config ;;
-    "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
+    "") echo serve check status fleet models events pull sign rollback stream view chat doctor governor ros optimize perf analyze --help --version ;;
+    "serve") echo --config --print-config --model-repository --model-store --model-control-mode --repository-poll-secs --allow-external-links --allow-code-upload --load-model --model-config-name --disable-auto-complete-config --strict-model-config --model-load-thread-count --model-load-retry-count --reload-policy --max-resident-models --idle-unload-secs --load-on-demand-timeout-secs --state-dir --require-checksums --signature-public-key --repository-cache-dir --repository-first-sync-secs --backend-config --allow-http --http-address --http-port --reuse-http-port --http-max-input-size --http-max-body-bytes-in-flight --http-max-connections --http-header-forward-pattern --http-restricted-api --http-allowed-host --http-allowed-origin --view-open --http-tls-cert --http-tls-key --https-client-ca --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-listen --grpc-transport --grpc-infer-response-compression-level --grpc-header-forward-pattern --grpc-restricted-protocol --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert --grpc-keepalive-time --grpc-keepalive-timeout --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age --grpc-max-connection-age-grace --auth-tokens-file --frames-max-streams --frames-max-frame-bytes --sources-file --source --sink --frigate-zmq --allow-metrics --allow-cpu-metrics --allow-gpu-metrics --metrics-address --metrics-port --metrics-interval-ms --rate-limit --rate-limit-resource --engine-builder --engine-cache-dir --engine-build-timeout-secs --engine-build-memory-mb --engine-cache-limit-mb --allow-client-shm --model-load-gpu-limit --memory-floor-mb --memory-pressure-limit --cache-config --response-cache-byte-size --log-verbose --log-info --log-warning --log-error --log-format --log-file --trace-config --id --strict-readiness --exit-on-error --exit-on-gpu-loss --drain-delay-secs --exit-timeout-secs --hang-timeout-secs --watchdog-run-limit-secs --governor --power-budget-watts --temperature-limit --control-floor-percent --governor-interval-ms --governor-load-wait-secs --sysfs-root --grant-clock-cap --help ;;
+    "check") echo --config --print-config --model-repository --model-store --model-control-mode --repository-poll-secs --allow-external-links --allow-code-upload --load-model --model-config-name --disable-auto-complete-config --strict-model-config --model-load-thread-count --model-load-retry-count --reload-policy --max-resident-models --idle-unload-secs --load-on-demand-timeout-secs --state-dir --require-checksums --signature-public-key --repository-cache-dir --repository-first-sync-secs --backend-config --allow-http --http-address --http-port --reuse-http-port --http-max-input-size --http-max-body-bytes-in-flight --http-max-connections --http-header-forward-pattern --http-restricted-api --http-allowed-host --http-allowed-origin --view-open --http-tls-cert --http-tls-key --https-client-ca --allow-grpc --grpc-address --grpc-port --reuse-grpc-port --grpc-listen --grpc-transport --grpc-infer-response-compression-level --grpc-header-forward-pattern --grpc-restricted-protocol --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert --grpc-keepalive-time --grpc-keepalive-timeout --grpc-keepalive-permit-without-calls --grpc-http2-max-pings-without-data --grpc-http2-min-recv-ping-interval-without-data --grpc-http2-max-ping-strikes --grpc-max-connection-age --grpc-max-connection-age-grace --auth-tokens-file --frames-max-streams --frames-max-frame-bytes --sources-file --source --sink --frigate-zmq --allow-metrics --allow-cpu-metrics --allow-gpu-metrics --metrics-address --metrics-port --metrics-interval-ms --rate-limit --rate-limit-resource --engine-builder --engine-cache-dir --engine-build-timeout-secs --engine-build-memory-mb --engine-cache-limit-mb --allow-client-shm --model-load-gpu-limit --memory-floor-mb --memory-pressure-limit --cache-config --response-cache-byte-size --log-verbose --log-info --log-warning --log-error --log-format --log-file --trace-config --id --strict-readiness --exit-on-error --exit-on-gpu-loss --drain-delay-secs --exit-timeout-secs --hang-timeout-secs --watchdog-run-limit-secs --governor --power-budget-watts --temperature-limit --control-floor-percent --governor-interval-ms --governor-load-wait-secs --sysfs-root --grant-clock-cap --help ;;
     "status") echo --help --watch --json --expect --wait --url --header --timeout ;;
     "fleet") echo status --help ;;
     "fleet status") echo --help --json --expect --wait --header --timeout ;;
@@ -17,15 +15,17 @@ _edge_server_words() {
     "rollback") echo --help --to --undo --url --header --timeout ;;
     "stream") echo --help --model --model-version --address --source --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls --tls-root --tls-cert --tls-key ;;
     "view") echo --help --foxglove --url --header --timeout ;;
+    "chat") echo --help --prompt --system --max-tokens --temperature --seed --url --header --timeout ;;
+    "doctor") echo --help --json --user --sysfs-root --skip-runtimes ;;
     "governor") echo simulate replay --help ;;
     "governor simulate") echo --help --scenario --seconds --svg --seed --set --json ;;
     "governor replay") echo --help --trip-c --temperature-limit --power-budget-watts --svg --json ;;
-    "chat") echo --help --prompt --system --max-tokens --temperature --seed --url --header --timeout ;;
-    "perf") echo --help --model --model-version --concurrency --request-rate --frames --request-intervals --request-distribution --max-threads --streams --frame-size --batch-size --input-data --shape --seed --prompt --prompt-words --max-tokens --shared-memory --output-shared-memory-size --measurement-interval --measurement-request-count --stability-percentage --max-trials --protocol --address --url --metrics-url --timeout --header --tls --tls-root --tls-cert --tls-key --json --svg --quiet ;;
-    "analyze") echo --help --model --model-repository --start-timeout --objective --latency-limit-ms --memory-limit-mb --power-limit-watts --difference-limit --backends --precisions --instances --threads --batch-sizes --request-batch-size --concurrency --input-data --shape --seed --measurement-interval --measurement-request-count --stability-percentage --max-trials --write --overwrite --json --svg ;;
     "ros") echo bridge replay ;;
     "ros bridge") echo --help --model --model-version --address --stream-id --class-numbers --transport --node-name --image-topic --compressed --detections-topic --classification-topic --annotated-topic --mask-topic --input-qos --output-qos --input-queue-size --output-queue-size --top-k --jpeg-quality --stamp-tells-age --depth --max-age-ms --deadline-ms --max-fps --weight --priority ;;
     "ros replay") echo --help --model --model-version --address --stream-id --class-numbers --topic --output --rate --return --top-k --namespace --patience ;;
+    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precision --profiles --input --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout-secs --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --config ;;
+    "perf") echo --help --model --model-version --concurrency --request-rate --frames --request-intervals --request-distribution --max-threads --streams --frame-size --batch-size --input-data --shape --seed --prompt --prompt-words --max-tokens --shared-memory --output-shared-memory-size --measurement-interval --measurement-request-count --stability-percentage --max-trials --protocol --address --url --metrics-url --timeout --header --tls --tls-root --tls-cert --tls-key --json --svg --quiet ;;
+    "analyze") echo --help --model --model-repository --start-timeout --objective --latency-limit-ms --memory-limit-mb --power-limit-watts --difference-limit --backends --precisions --instances --threads --batch-sizes --request-batch-size --concurrency --input-data --shape --seed --measurement-interval --measurement-request-count --stability-percentage --max-trials --write --overwrite --json --svg ;;
   esac
 }
 
@@ -51,8 +51,6 @@ _edge_server_values() {
     "serve --allow-metrics") echo true false ;;
     "serve --allow-cpu-metrics") echo true false ;;
     "serve --allow-gpu-metrics") echo true false ;;
-    "serve --governor") echo true false ;;
-    "serve --grant-clock-cap") echo true false ;;
     "serve --rate-limit") echo off execution_count ;;
     "serve --engine-builder") echo true false ;;
     "serve --allow-client-shm") echo true false ;;
@@ -63,6 +61,8 @@ _edge_server_values() {
     "serve --strict-readiness") echo true false ;;
     "serve --exit-on-error") echo true false ;;
     "serve --exit-on-gpu-loss") echo true false ;;
+    "serve --governor") echo true false ;;
+    "serve --grant-clock-cap") echo true false ;;
     "check --model-control-mode") echo poll none explicit ;;
     "check --allow-external-links") echo true false ;;
     "check --allow-code-upload") echo true false ;;
@@ -83,8 +83,6 @@ _edge_server_values() {
     "check --allow-metrics") echo true false ;;
     "check --allow-cpu-metrics") echo true false ;;
     "check --allow-gpu-metrics") echo true false ;;
-    "check --governor") echo true false ;;
-    "check --grant-clock-cap") echo true false ;;
     "check --rate-limit") echo off execution_count ;;
     "check --engine-builder") echo true false ;;
     "check --allow-client-shm") echo true false ;;
@@ -95,16 +93,18 @@ _edge_server_values() {
     "check --strict-readiness") echo true false ;;
     "check --exit-on-error") echo true false ;;
     "check --exit-on-gpu-loss") echo true false ;;
-    "optimize --objective") echo latency throughput memory ;;
+    "check --governor") echo true false ;;
+    "check --grant-clock-cap") echo true false ;;
     "stream --encoding") echo bgr8 rgb8 mono8 jpeg png ;;
     "governor simulate --scenario") echo ambient-25 ambient-35 ambient-45 ambient-55 step dead-fan failing-sensor offset over-current all ;;
-    "perf --request-distribution") echo constant poisson ;;
-    "perf -i" | "perf --protocol") echo grpc stream http chat ;;
-    "analyze --objective") echo throughput latency ;;
     "ros bridge --transport") echo dds rclpy ros1 ;;
     "ros bridge --input-qos") echo DEFAULT SENSOR_DATA ;;
     "ros bridge --output-qos") echo DEFAULT SENSOR_DATA ;;
     "ros replay --return") echo detections classes mask annotated ;;
+    "optimize --objective") echo latency throughput memory ;;
+    "perf --request-distribution") echo constant poisson ;;
+    "perf -i" | "perf --protocol") echo grpc stream http chat ;;
+    "analyze --objective") echo throughput latency ;;
   esac
 }
 

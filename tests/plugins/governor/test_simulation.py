@@ -198,4 +198,4 @@ def test_only_the_command_line_imports_the_simulation() -> None:
         for path in package.rglob("*.py")
         if "governor.simulation" in path.read_text() and path.parent.name != "simulation"
     }
-    assert importers == {str(Path("cli", "governor.py"))}
+    assert importers == {str(Path("plugins", "governor", "command.py"))}

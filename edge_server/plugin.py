@@ -1,0 +1,191 @@
+"""Interface of plugins: what a part of the server may bring that the core does not know by name.
+
+A plugin is a folder `edge_server/plugins/NAME` whose module `plugin` has an object PLUGIN, or an object that another
+package names as an entry point of the group `edge_server.plugins`. The object is of a subclass of `Plugin`. Its module
+is imported at each start, so it imports only the standard library, this module, `edge_server.config.setting` and its
+own settings. It imports all else inside its methods.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+    from edge_server.config.setting import SettingTable
+    from edge_server.core.model_spec import ModelFile, ModelSpec
+    from edge_server.frontends.http.routes import Route
+    from edge_server.service import InferenceService
+    from edge_server.serving.execution.admission_control import AdmissionControl
+    from edge_server.streams.frame_admission import FrameAdmission
+    from edge_server.telemetry.event_bus import EventBus
+    from edge_server.telemetry.metrics_page import Family
+
+log = logging.getLogger(__name__)
+
+LoadCheck = Callable[["ModelFile", int], "str | None"]
+"""Given a model's file and the number of instances: the reason not to load it now, or None."""
+
+ENTRY_POINTS = "edge_server.plugins"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Command of the program: `run(arguments) -> exit code` in `module`, which is imported for the call."""
+
+    name: str
+    summary: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRow:
+    """A line of `edge-server status`. `state` is "ok", "warning" or "failed"; `text` says more."""
+
+    title: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCore:
+    """What a plugin may use of a server. It may keep it until its `stop` has returned."""
+
+    service: InferenceService
+    config: ServerConfig
+    events: EventBus
+    refused_frames: Callable[[], Mapping[str, int]]
+    """Frames that the frame admission refused, by model."""
+    resume: Callable[[], None]
+    """Look again for requests that admission control has held back."""
+    lose_gpu: Callable[[str | None, str], None]
+    """Handle the loss of a GPU, given its UUID (None: the only one) and the reason."""
+
+
+class RunningPlugin:
+    """A plugin in one server. Its methods are called in this order: `build`, `start`, `models_settled`, `begin_stop`,
+    `stop`. `edge-server check` calls only `build` and `stop`. All have a default that does nothing.
+
+    A ConfigError or EdgeServerError of `prepare`, `build` or `start` ends the start of the server. After any other
+    exception, which is logged and shown in `status`, the server goes on without the plugin.
+    """
+
+    # Read before the models' manager is made.
+    admission: AdmissionControl | None = None
+    frame_admission: FrameAdmission | None = None
+    model_checks: Sequence[Callable[[ModelSpec], object]] = ()
+    """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
+
+    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
+        """Return the function that is asked for the reason not to load a model file now, given the one that would be
+        asked without this plugin. It may wait."""
+        return check_memory
+
+    def heavy_work_refusal(self) -> str:
+        """Return the reason why no heavy work in the background, as an engine build, may begin now; "" if it may."""
+        return ""
+
+    def build(self, core: ServingCore) -> None:
+        """Make what needs the serving core. No thread, port or device is opened."""
+
+    def start(self) -> None:
+        """Start threads, before the ports open. Called on the server's event loop."""
+
+    def models_settled(self) -> None:
+        """Each model of the start is loaded or has failed."""
+
+    def begin_stop(self) -> None:
+        """The server is about to refuse requests. *Blocking* for a moment at most."""
+
+    def stop(self, timeout_s: float) -> None:
+        """End everything. *Blocking* for `timeout_s` at most. The models are closed by now. Legal without `start`."""
+
+    def families(self) -> Iterable[Family]:
+        """Return metric families for the metrics page."""
+        return ()
+
+    def routes(self) -> Sequence[Route]:
+        """Return routes of HTTP. Called once, before the port opens."""
+        return ()
+
+    def status(self) -> Sequence[StatusRow]:
+        """Return the plugin's lines of `edge-server status`."""
+        return ()
+
+    def health_headers(self) -> Mapping[str, str]:
+        """Return headers for the answer to GET /v2/health/ready."""
+        return {}
+
+    def problem(self) -> str:
+        """Return why the service manager should restart the process, "" while all is well. Called by its watchdog."""
+        return ""
+
+
+class Plugin:
+    """What a plugin brings. One object serves all servers of a process, so it has no state."""
+
+    name: str
+    tables: Sequence[SettingTable] = ()
+    """Tables of settings, in the configuration file and as flags."""
+    commands: Sequence[Command] = ()
+    is_required = False
+    """Whether a server is not ready if this plugin fails in it."""
+    after: Sequence[str] = ()
+    """Names of plugins that are prepared, built and started before this one, if they are there."""
+
+    def check(self, config: ServerConfig) -> Sequence[str]:
+        """Return warnings about settings that are valid but probably not intended. Raises ConfigError."""
+        return ()
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin | None:
+        """Return the plugin for one server, or None if this configuration does not want it. Opens nothing."""
+        return None
+
+
+class FoundPlugins(NamedTuple):
+    plugins: tuple[Plugin, ...]
+    """Those of `after` first."""
+    problems: tuple[str, ...]
+    """Why others are missing, each a sentence."""
+
+
+def own_plugins() -> tuple[Plugin, ...]:
+    """Return the plugins of this package: the folders in `plugins/` that are there."""
+    folder = Path(__file__).parent / "plugins"
+    names = sorted(path.parent.name for path in folder.glob("*/plugin.py"))
+    plugins = [importlib.import_module(f"edge_server.plugins.{name}.plugin").PLUGIN for name in names]
+    return _in_order(plugins)
+
+
+def find_plugins() -> FoundPlugins:
+    """Return the plugins of this package and of other installed packages.
+
+    Looking through all installed packages takes long: only for what needs all settings or commands.
+    """
+    from importlib.metadata import entry_points
+
+    plugins, problems = list(own_plugins()), []
+    for entry in sorted(entry_points(group=ENTRY_POINTS)):
+        if any(plugin.name == entry.name for plugin in plugins):
+            problems.append(f"plugin '{entry.name}' ({entry.value}) is ignored: the name is taken")
+            continue
+        try:
+            plugins.append(entry.load())
+        except Exception as error:  # noqa: BLE001 - foreign code runs at its import
+            reason = f"{type(error).__name__}: {error}"
+            problems.append(f"plugin '{entry.name}' ({entry.value}) cannot be imported: {reason}")
+    return FoundPlugins(_in_order(plugins), tuple(problems))
+
+
+def _in_order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
+    """Return the plugins with each one behind those of its `after`. A circle is a defect of the plugins."""
+    from graphlib import TopologicalSorter
+
+    by_name = {plugin.name: plugin for plugin in plugins}
+    graph = {name: [other for other in plugin.after if other in by_name] for name, plugin in by_name.items()}
+    return tuple(by_name[name] for name in TopologicalSorter(graph).static_order())

@@ -1,0 +1,91 @@
+"""`edge-server doctor`: examine this machine, list problems for serving models, and say how to fix them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.cli.busy_line import busy_line
+from edge_server.core.exit_code import ExitCode
+from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
+from edge_server.plugins.doctor.machine import (
+    check_board,
+    check_jetpack,
+    check_memory,
+    check_sensors,
+    installed_packages,
+)
+from edge_server.plugins.doctor.permissions import check_permissions, find_user
+from edge_server.plugins.doctor.ports import check_ports
+from edge_server.plugins.doctor.runtimes import check_runtimes
+from edge_server.plugins.governor.sensors.all_sensors import read_machine
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+
+_MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the findings. Return 0 if this machine can serve models, 1 if a problem prevents it."""
+    parser = argparse.ArgumentParser(
+        prog="edge-server doctor",
+        description="Examine this machine: board, software, runtimes, permissions, memory, sensors. Changes nothing. "
+        "Exits with 1 if a problem prevents serving.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--user", default="", help="check the permissions of this user; needs root. The service runs as user edge"
+    )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/"), help="folder that contains sys, proc and dev")
+    parser.add_argument(
+        "--skip-runtimes", action="store_true", help="do not test the runtimes, which takes some seconds"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        user = find_user(options.user)
+    except KeyError:
+        parser.error(f"--user: there is no user '{options.user}' here")
+    root: Path = options.sysfs_root
+    if not root.is_dir():
+        parser.error(f"--sysfs-root: '{root}' is no folder")
+    files = SysfsFiles(root)
+    reading = read_machine(root)
+    is_jetson = reading.soc is not None
+    findings = [*check_board(files, reading), *check_jetpack(files, reading)]
+    if not options.skip_runtimes:
+        with busy_line("trying the runtimes"):
+            findings += check_runtimes(installed_packages(files), is_jetson=is_jetson)
+    findings += check_permissions(files, root, user, is_jetson=is_jetson)
+    findings += [*check_memory(files, reading), *check_sensors(reading), *check_ports()]
+    print(json.dumps(findings_as_json(findings), indent=2) if options.json else _text(findings))
+    return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    width = max(len(item.name) for item in findings)
+    lines: list[str] = []
+    section = ""
+    for item in findings:
+        if item.section != section:
+            section = item.section
+            lines += ["", section] if lines else [section]
+        lines.append(f"{_MARKS[item.level]} {_clean(item.name):{width}}  {_clean(item.text)}".rstrip())
+        if item.advice and item.level is not FindingLevel.OK:
+            lines.append(f"  {'':{width}}  -> {_clean(item.advice)}")
+    problems = sum(item.level is FindingLevel.PROBLEM for item in findings)
+    warnings = sum(item.level is FindingLevel.WARNING for item in findings)
+    lines += ["", _conclusion(problems, warnings)]
+    return "\n".join(lines)
+
+
+def _conclusion(problems: int, warnings: int) -> str:
+    if problems:
+        return f"{problems} problem(s) prevent serving on this machine, {warnings} warning(s)"
+    return f"This machine can serve; {warnings} warning(s)" if warnings else "This machine can serve."
+
+
+def _clean(text: str) -> str:
+    """Return text without control characters, because it comes from files of the machine."""
+    return "".join(char if char.isprintable() else " " for char in text)

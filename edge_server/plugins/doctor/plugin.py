@@ -1,0 +1,19 @@
+"""Entry of the machine check: its command."""
+
+from __future__ import annotations
+
+from edge_server.plugin import Command, Plugin
+
+
+class DoctorPlugin(Plugin):
+    name = "doctor"
+    commands = (
+        Command(
+            "doctor",
+            "examine this machine, list problems for serving models, and say how to fix them",
+            "edge_server.plugins.doctor.command",
+        ),
+    )
+
+
+PLUGIN = DoctorPlugin()

@@ -1,0 +1,28 @@
+"""HTTP route of the governor, and the answer of a server that was told to do without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.http.routes import Route
+from edge_server.plugin import RunningPlugin
+
+
+def governor_route(report: Callable[[], Mapping[str, object]]) -> Route:
+    """Return the route; `report` returns its response."""
+
+    async def governor(request: HttpRequest) -> HttpResponse:
+        return json_response(report())
+
+    summary = "Heat, power, and what is held back"
+    return Route("GET", "/edge/v1/governor", "statistics", summary, governor, uses_aiohttp=True)
+
+
+class NoGovernor(RunningPlugin):
+    """The plugin in a server without governor: its route says why there is none."""
+
+    def routes(self) -> Sequence[Route]:
+        detail = "the server was started with --governor=false"
+        return (governor_route(lambda: {"enabled": False, "detail": detail}),)

@@ -1,0 +1,38 @@
+"""Entry of the governor: its settings, its command, and what it does in a server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.config.setting import SettingTable
+from edge_server.plugin import Command, Plugin, RunningPlugin
+from edge_server.plugins.governor.settings import GovernorConfig
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+
+
+class GovernorPlugin(Plugin):
+    name = "governor"
+    tables = (SettingTable("governor", "Governor", GovernorConfig),)
+    commands = (
+        Command(
+            "governor",
+            "test the control policy for heat and power, on a simulated board or recorded temperatures",
+            "edge_server.plugins.governor.command",
+        ),
+    )
+
+    is_required = True  # without it nothing keeps the machine within its limits
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin:
+        if not config.table(GovernorConfig).is_enabled:
+            from edge_server.plugins.governor.http_route import NoGovernor
+
+            return NoGovernor()
+        from edge_server.plugins.governor.governor import Governor
+
+        return Governor(config)
+
+
+PLUGIN = GovernorPlugin()

@@ -1,0 +1,129 @@
+"""`edge-server ros bridge`: send a camera topic through a model and publish the results, until stopped."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+from collections.abc import Sequence
+
+from edge_server.config import LogConfig
+from edge_server.config.setting_sources import process_environment
+from edge_server.core.frame_stream_types import Delivery
+from edge_server.plugins.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
+from edge_server.plugins.ros.command import add_model_options
+from edge_server.telemetry.log import setup_logging
+
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TOPICS = {
+    "detections": "vision_msgs/Detection2DArray",
+    "classification": "vision_msgs/Classification",
+    "annotated": "sensor_msgs/CompressedImage, the frame with the results drawn in,",
+    "mask": "sensor_msgs/Image of class numbers",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Bridge until SIGINT or SIGTERM, or until ROS ends; return the exit code."""
+    options = _parser().parse_args(arguments)
+    parameters = _parameters(options)
+    setup_logging(LogConfig())
+    # Signals are blocked until the handler, which calls `stop`, is installed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
+    transport: Transport = importlib.import_module(TRANSPORTS[options.transport]).open_transport(
+        options.node_name, process_environment()
+    )
+    bridge = Bridge(parameters, transport, parameters.open_stream(options.address))
+    for number in _END_SIGNALS:
+        signal.signal(number, lambda *_: bridge.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
+    bridge.run()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server ros bridge",
+        description="Subscribe to a topic of sensor_msgs/Image or CompressedImage, send its frames to a running "
+        "server, and publish the results with the stamp and frame_id of the frame.",
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="dds",
+        help="dds: ROS 2 without a ROS installation (extra 'ros'). rclpy: in a sourced ROS 2, or rclpy from "
+        "PyPI. ros1: rospy.",
+    )
+    parser.add_argument("--node-name", default="edge_server_bridge", help="name of the ROS node")
+    parser.add_argument("--image-topic", default="/image", help="topic to subscribe to")
+    parser.add_argument("--compressed", action="store_true", help="the topic has CompressedImage messages")
+    for name, message in _TOPICS.items():
+        parser.add_argument(f"--{name}-topic", default="", metavar="TOPIC", help=f"publish {message} there")
+    parser.add_argument("--input-qos", choices=QOS_PROFILES, default="SENSOR_DATA", help="QoS of the image topic")
+    parser.add_argument("--output-qos", choices=QOS_PROFILES, default="DEFAULT", help="QoS of the published topics")
+    parser.add_argument("--input-queue-size", type=int, default=1, metavar="N", help="queue size of the image topic")
+    parser.add_argument(
+        "--output-queue-size", type=int, default=10, metavar="N", help="queue size of the published topics"
+    )
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")
+    parser.add_argument(
+        "--jpeg-quality", type=int, default=0, metavar="Q", help="JPEG quality of annotated images, 1 to 100"
+    )
+    parser.add_argument(
+        "--stamp-tells-age",
+        action="store_true",
+        help="measure the age of a frame from its stamp, not from its arrival; needs stamps of this machine's clock",
+    )
+    _add_delivery_options(parser)
+    return parser
+
+
+def _add_delivery_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=1,
+        metavar="N",
+        help="largest number of waiting frames; newer ones replace older ones",
+    )
+    parser.add_argument("--max-age-ms", type=int, default=0, metavar="MS", help="drop frames older than this")
+    parser.add_argument(
+        "--deadline-ms", type=int, default=0, metavar="MS", help="drop frames whose result would be later"
+    )
+    parser.add_argument("--max-fps", type=float, default=0.0, metavar="FPS", help="largest rate; drop frames above it")
+    parser.add_argument(
+        "--weight", type=float, default=1.0, help="share relative to other streams of the same priority"
+    )
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="1 is served before 2, and so on")
+
+
+def _parameters(options: argparse.Namespace) -> BridgeParameters:
+    return BridgeParameters(
+        model_name=options.model,
+        model_version=options.model_version,
+        image_topic=options.image_topic,
+        image_is_compressed=options.compressed,
+        detections_topic=options.detections_topic,
+        classification_topic=options.classification_topic,
+        annotated_topic=options.annotated_topic,
+        mask_topic=options.mask_topic,
+        input_qos=options.input_qos,
+        output_qos=options.output_qos,
+        input_queue_size=options.input_queue_size,
+        output_queue_size=options.output_queue_size,
+        stream_id=options.stream_id,
+        top_k=options.top_k,
+        jpeg_quality=options.jpeg_quality,
+        class_id_is_number=options.class_numbers,
+        stamp_tells_age=options.stamp_tells_age,
+        delivery=Delivery(
+            depth=options.depth,
+            max_age_ms=options.max_age_ms,
+            deadline_ms=options.deadline_ms,
+            max_fps=options.max_fps,
+            weight=options.weight,
+            priority=options.priority,
+        ),
+    )

@@ -1,0 +1,330 @@
+"""ROS 2 transport over DDS, without a ROS installation: names, types and quality of service as in rmw.
+
+Cyclone DDS transfers the bytes and discovers the other nodes. `ros2_types` decodes them, because the Python codec of
+Cyclone DDS makes a list of all pixels and takes ten times as long. Names follow design.ros2.org, "Topic and Service
+name mapping to DDS": topic "/camera/image_raw" is "rt/camera/image_raw", type sensor_msgs/msg/Image is
+"sensor_msgs::msg::dds_::Image_". The type's hash is in USER_DATA, where newer middlewares expect it (REP-2016).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_server.errors import InvalidRequest, NotFound, ServingFault
+from edge_server.plugins.ros.bridge import Qos, type_hint
+from edge_server.plugins.ros.dds_domains import MAX_DOMAIN_ID, explain_no_nodes
+from edge_server.plugins.ros.message_conversion import MessageKind, OutgoingMessage
+from edge_server.plugins.ros.ros2_types import MessageTypes, import_library
+
+LOOPBACK_ONLY = (
+    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
+    "<AllowMulticast>false</AllowMulticast></General>"
+    "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
+    "<Peers><Peer address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
+)
+"""Configuration of Cyclone DDS for ROS_LOCALHOST_ONLY=1 and ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST."""
+
+COMPARE_NAMES_OF_FAST_DDS = (
+    "<CycloneDDS><Domain><Compatibility><IgnoreTypeInformation>1.15</IgnoreTypeInformation></Compatibility></Domain>"
+    "</CycloneDDS>"
+)
+"""Configuration of Cyclone DDS for nodes with Fast DDS (vendor 1.15): of a type, only the name is compared. Cyclone DDS
+refuses the description of a type that Fast DDS 3 sends, and nodes of ROS 2 Kilted would never match."""
+
+DISCOVERY_RANGES = ("SUBNET", "LOCALHOST", "SYSTEM_DEFAULT")
+"""Values of ROS_AUTOMATIC_DISCOVERY_RANGE. OFF would find no node at all."""
+
+_PEER = re.compile(r"[A-Za-z0-9._:%-]+")
+
+_TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
+_RELIABLE_WAIT_MS = 100
+_MAX_TAKEN = 16
+_MAX_DISCOVERED = 10_000
+_POLICIES = {
+    0: "type",
+    2: "durability",
+    11: "reliability (DEFAULT is reliable, SENSOR_DATA is not)",
+    23: "representation",
+    24: "type",
+}
+"""Policy numbers of the DDS and XTypes specifications, for the policies in which ROS nodes differ."""
+
+log = logging.getLogger(__name__)
+
+
+class _RawMessage:
+    """CDR bytes of a message. Replaces the codec of Cyclone DDS, which passes them unchanged."""
+
+    data: bytes
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def serialize(self, **_: object) -> bytes:
+        return self.data
+
+    @classmethod
+    def deserialize(cls, data: bytes, **_: object) -> _RawMessage:
+        return cls(data)
+
+    @classmethod
+    def deserialize_key(cls, data: bytes, **_: object) -> _RawMessage:
+        """Return an empty message: these types have no key, so this is a state change of a publisher without data."""
+        return cls(b"")
+
+
+class DdsTransport:
+    """Transport over DDS. The constructor joins the domain; `spin` runs the callbacks; `publish` is for any thread.
+
+    `domain_id` is ROS_DOMAIN_ID. `configuration` is that of Cyclone DDS, used instead of CYCLONEDDS_URI unless it is ""
+    or another transport of this process is in the domain. `reach` says in messages where nodes are looked for.
+    Raises Unsupported when the libraries are missing, ServingFault when the domain cannot be joined.
+    """
+
+    def __init__(self, domain_id: int = 0, *, configuration: str = "", reach: str = "the network") -> None:
+        if not 0 <= domain_id <= MAX_DOMAIN_ID:
+            raise InvalidRequest(f"a ROS domain is 0 to {MAX_DOMAIN_ID}, got {domain_id}")
+        self._domain_id, self._reach = domain_id, reach
+        self._types = MessageTypes()
+        self._core: Any = import_library("cyclonedds.core")
+        self._domain_module: Any = import_library("cyclonedds.domain")
+        self._publishing: Any = import_library("cyclonedds.pub")
+        self._subscribing: Any = import_library("cyclonedds.sub")
+        self._builtin: Any = import_library("cyclonedds.builtin")
+        self._topics: Any = import_library("cyclonedds.topic")
+        self._raw_types: dict[str, Any] = {}
+        self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
+        self._input_qos: dict[str, Qos] = {}
+        self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
+        self._lock = threading.Lock()
+        self._domain: Any = None
+        try:
+            if configuration:
+                self._domain = self._make_domain(configuration)
+            self._participant: Any = self._domain_module.DomainParticipant(domain_id)
+            self._waiting: Any = self._core.WaitSet(self._participant)
+        except self._core.DDSException as error:
+            raise ServingFault(f"DDS domain {domain_id} cannot be joined: {error}") from error
+
+    def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
+        reader = self._subscribing.DataReader(
+            self._participant,
+            self._topic(topic, kind),
+            self._qos(kind, qos),
+            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
+        )
+        core = self._core
+        anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
+        self._waiting.attach(anything)
+        self._readers.append((reader, anything, topic, kind.value, callback))
+        self._input_qos[topic] = qos
+
+    def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
+        writer = self._publishing.DataWriter(
+            self._participant,
+            self._topic(topic, kind),
+            self._qos(kind, qos),
+            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
+        )
+        self._writers[topic] = kind, writer
+
+    def publish(self, topic: str, message: OutgoingMessage) -> None:
+        kind, writer = self._writers.get(topic, (None, None))
+        if writer is None or kind is not message.kind:
+            raise NotFound(f"topic '{topic}' was not advertised for {message.kind.value}")
+        raw = self._raw_types[message.kind.value](self._types.encode(message))
+        with self._lock:
+            try:
+                writer.write(raw)
+            except self._core.DDSException as error:
+                # A reliable reader is too slow: this message is lost, and the next one is sent as usual.
+                log.warning("%s: a message was not sent: %s", topic, error)
+
+    def spin(self, timeout_s: float) -> bool:
+        if self._waiting.wait(int(timeout_s * 1e9)) > 0:
+            for reader, anything, topic, name, callback in self._readers:
+                for raw in reader.take(_MAX_TAKEN, condition=anything):
+                    if hasattr(raw, "data"):
+                        self._deliver(raw, topic, name, callback)
+        return True
+
+    def explain_silence(self, topic: str) -> str:
+        reader, name = next((reader, name) for reader, _, known, name, _ in self._readers if known == topic)
+        own = self._participant.guid
+        participants = self._discovered(self._builtin.BuiltinTopicDcpsParticipant)
+        if not any(one.key != own for one in participants):
+            return explain_no_nodes(self._domain_id, self._reach)
+        publishers = self._discovered(self._builtin.BuiltinTopicDcpsPublication)
+        of_topic = [one for one in publishers if one.topic_name == dds_topic(topic)]
+        expected = dds_type(name).replace(".", "::")
+        if not of_topic:
+            same = sorted({one.topic_name.removeprefix("rt") for one in publishers if one.type_name == expected})
+            others = f"; {name} is published on {', '.join(same[:5])}" if same else ""
+            return f"other nodes are seen in ROS domain {self._domain_id}, but none publishes it{others}"
+        fitting = [one for one in of_topic if one.type_name == expected]
+        if not fitting:
+            given = of_topic[0].type_name.replace("::msg::dds_::", "/msg/").removesuffix("_")
+            return f"type mismatch: its publisher sends {given}, expected {name}{type_hint(given)}"
+        best_effort = import_library("cyclonedds.qos").Policy.Reliability.BestEffort
+        if self._input_qos[topic].is_reliable and all(best_effort in one.qos for one in fitting):
+            return "QoS mismatch: its publisher is best effort, expected reliable (--input-qos=SENSOR_DATA fits both)"
+        if not reader.get_matched_publications():
+            return "its publisher has the expected type and reliability, and another part of its QoS or type differs"
+        return "its publisher is connected: it sends nothing, or the network loses its packets"
+
+    def close(self) -> None:
+        """Leave the domain; the other nodes see that the topics end."""
+        with self._lock:
+            # Cyclone DDS closes an entity with its last reference; children must be closed before their parents.
+            self._waiting = None
+            self._readers.clear()
+            self._writers.clear()
+            self._participant = self._domain = None
+
+    def _make_domain(self, configuration: str) -> Any:
+        """Return the domain with this configuration, or None if this process is in the domain already."""
+        try:
+            return self._domain_module.Domain(self._domain_id, configuration)
+        except self._core.DDSException as error:
+            if error.code != self._core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
+                raise
+            return None
+
+    def _discovered(self, builtin_topic: Any) -> list[Any]:
+        """Return the participants or publishers that exist now, of all nodes including this one."""
+        core = self._core
+        reader = self._builtin.BuiltinDataReader(self._participant, builtin_topic)
+        alive = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Alive)
+        return list(reader.read(_MAX_DISCOVERED, condition=alive))
+
+    def _deliver(self, raw: _RawMessage, topic: str, name: str, callback: Callable[[Any], None]) -> None:
+        try:
+            message = self._types.decode(raw.data, name)
+        except InvalidRequest as error:
+            log.warning("%s: %s", topic, error)
+            return
+        callback(message)
+
+    def _topic(self, topic: str, kind: MessageKind) -> Any:
+        if kind.value not in self._raw_types:
+            self._raw_types[kind.value] = raw_message_type(kind.value, self._types.store.fielddefs)
+        return self._topics.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
+
+    def _qos(self, kind: MessageKind, qos: Qos) -> Any:
+        module: Any = import_library("cyclonedds.qos")
+        policy = module.Policy
+        reliability = policy.Reliability.BestEffort
+        if qos.is_reliable:
+            reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
+        return module.Qos(
+            reliability,
+            policy.Durability.Volatile,
+            policy.History.KeepLast(qos.depth),
+            policy.DataRepresentation(use_cdrv0_representation=True),
+            policy.Userdata(f"typehash={self._types.type_hash(kind.value)};".encode()),
+        )
+
+
+def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any, Any], None]:
+    """Return a callback of a listener; Cyclone DDS calls it on its thread for each endpoint that does not match."""
+
+    def log_mismatch(_: Any, status: Any) -> None:
+        policy = _POLICIES.get(int(status.last_policy_id), f"policy {int(status.last_policy_id)}")
+        log.warning(
+            "%s: a %s does not match for its %s, and nothing passes to or from it; this side has %s",
+            topic, other, policy, kind.value,
+        )  # fmt: skip
+
+    return log_mismatch
+
+
+def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTransport:
+    """Join the domain of ROS_DOMAIN_ID like a ROS 2 node. DDS has no node names."""
+    domain = environment.get("ROS_DOMAIN_ID", "") or "0"
+    if not (domain.isascii() and domain.isdigit()):
+        raise InvalidRequest(f"ROS_DOMAIN_ID must be a number, got '{domain}'")
+    configuration, reach = network_configuration(environment)
+    log.info("%s joins ROS domain %s over DDS, on %s", node_name, domain, reach)
+    return DdsTransport(int(domain), configuration=configuration, reach=reach)
+
+
+def network_configuration(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the configuration of Cyclone DDS, and in words where nodes are looked for.
+
+    If CYCLONEDDS_URI is set, it alone decides about networks, and replaces all that this function sets. Else that do
+    ROS_LOCALHOST_ONLY, which comes first in ROS too, ROS_AUTOMATIC_DISCOVERY_RANGE and ROS_STATIC_PEERS.
+    """
+    own_uri = environment.get("CYCLONEDDS_URI", "")
+    if own_uri:
+        return f"{COMPARE_NAMES_OF_FAST_DDS},{own_uri}", "the network of CYCLONEDDS_URI"
+    given = environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "") or "SUBNET"
+    if environment.get("ROS_LOCALHOST_ONLY") == "1":
+        given = "LOCALHOST"
+    if given not in DISCOVERY_RANGES:
+        raise InvalidRequest(
+            f"ROS_AUTOMATIC_DISCOVERY_RANGE: expected {', '.join(DISCOVERY_RANGES)}, got '{given}'"
+            + (": no node would be found" if given == "OFF" else "")
+        )
+    peers = [peer.strip() for peer in environment.get("ROS_STATIC_PEERS", "").split(";") if peer.strip()]
+    if wrong := [peer for peer in peers if not _PEER.fullmatch(peer)]:
+        raise InvalidRequest(f"ROS_STATIC_PEERS: expected addresses with ';' between them, got '{wrong[0]}'")
+    if given == "LOCALHOST" and not peers:
+        return f"{COMPARE_NAMES_OF_FAST_DDS},{LOOPBACK_ONLY}", "this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE)"
+    if not peers:
+        return COMPARE_NAMES_OF_FAST_DDS, "the default network interface"
+    multicast = "false" if given == "LOCALHOST" else "default"
+    listed = "".join(f"<Peer address='{peer}'/>" for peer in ("localhost", *peers))
+    network = (
+        f"<CycloneDDS><Domain><General><AllowMulticast>{multicast}</AllowMulticast></General><Discovery>"
+        "<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
+        f"<Peers>{listed}</Peers></Discovery></Domain></CycloneDDS>"
+    )
+    reach = f"{'this machine' if given == 'LOCALHOST' else 'the default network interface'} and {', '.join(peers)}"
+    return f"{COMPARE_NAMES_OF_FAST_DDS},{network}", reach
+
+
+def dds_topic(topic: str) -> str:
+    """Return the DDS name of a ROS topic. Raises InvalidRequest when the name is not valid."""
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidRequest(f"'{topic}' is no ROS topic: expected words of letters, digits and '_' between '/'")
+    return "rt/" + topic.removeprefix("/")
+
+
+def dds_type(name: str) -> str:
+    """Return the DDS name of a message type; cyclonedds-python writes dots for "::"."""
+    package, _, message = name.split("/")
+    return f"{package}.msg.dds_.{message}_"
+
+
+def raw_message_type(name: str, fields_of: Any) -> Any:
+    """Return a class for the raw bytes of a message type. It describes the fields to Cyclone DDS, which compares their
+    names and types during discovery. `fields_of` is rosbags' table of fields."""
+    described = _struct_type(name, fields_of)
+    # Not by inheritance: a base class would become part of the type description.
+    for part in ("__init__", "serialize", "deserialize", "deserialize_key"):
+        setattr(described, part, vars(_RawMessage)[part])
+    return described
+
+
+def _struct_type(name: str, fields_of: Any) -> Any:
+    idl: Any = import_library("cyclonedds.idl")
+    fields = {field: _field_type(description, fields_of) for field, description in fields_of[name][1]}
+    return idl.make_idl_struct(name.replace("/", "_"), dds_type(name), fields, dataclassify=False)
+
+
+def _field_type(description: Any, fields_of: Any) -> Any:
+    """Return the type annotation of one field, described as (node, detail) of rosbags.interfaces.Nodetype."""
+    types: Any = import_library("cyclonedds.idl.types")
+    nodes: Any = import_library("rosbags.interfaces").Nodetype
+    node, detail = description
+    if node == nodes.BASE:
+        return {"string": str, "bool": bool}.get(detail[0]) or getattr(types, detail[0])
+    if node == nodes.NAME:
+        return _struct_type(detail, fields_of)
+    inner, size = detail
+    element = _field_type(inner, fields_of)
+    return types.array[element, size] if node == nodes.ARRAY else types.sequence[element]

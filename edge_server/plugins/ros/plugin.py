@@ -1,0 +1,19 @@
+"""Entry of the ROS bridges: their command."""
+
+from __future__ import annotations
+
+from edge_server.plugin import Command, Plugin
+
+
+class RosPlugin(Plugin):
+    name = "ros"
+    commands = (
+        Command(
+            "ros",
+            "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
+            "edge_server.plugins.ros.command",
+        ),
+    )
+
+
+PLUGIN = RosPlugin()

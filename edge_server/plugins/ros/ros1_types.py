@@ -1,0 +1,68 @@
+"""ROS 1 definitions of vision_msgs, as text for genpy, so that the package need not be installed.
+
+ROS 1 connects a publisher and a subscriber when the name and the checksum of their message types are equal. The
+checksum covers only the fields: classes that genpy makes from this text match vision_msgs 0.0.1 and 0.0.2 (Kinetic to
+Noetic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edge_server.plugins.ros.message_conversion import MessageKind
+
+TYPES: dict[MessageKind, str] = {
+    MessageKind.IMAGE: "sensor_msgs/Image",
+    MessageKind.COMPRESSED_IMAGE: "sensor_msgs/CompressedImage",
+    MessageKind.DETECTIONS: "vision_msgs/Detection2DArray",
+    MessageKind.CLASSIFICATION: "vision_msgs/Classification2D",
+}
+"""ROS 1 name of each kind. Classification2D is called Classification in later versions."""
+
+DEFINITIONS: dict[str, str] = {
+    "std_msgs/Header": "uint32 seq\ntime stamp\nstring frame_id\n",
+    "geometry_msgs/Point": "float64 x\nfloat64 y\nfloat64 z\n",
+    "geometry_msgs/Quaternion": "float64 x\nfloat64 y\nfloat64 z\nfloat64 w\n",
+    "geometry_msgs/Pose": "geometry_msgs/Point position\ngeometry_msgs/Quaternion orientation\n",
+    "geometry_msgs/PoseWithCovariance": "geometry_msgs/Pose pose\nfloat64[36] covariance\n",
+    "geometry_msgs/Pose2D": "float64 x\nfloat64 y\nfloat64 theta\n",
+    "sensor_msgs/Image": (
+        "Header header\nuint32 height\nuint32 width\nstring encoding\nuint8 is_bigendian\nuint32 step\nuint8[] data\n"
+    ),
+    "vision_msgs/ObjectHypothesis": "int64 id\nfloat64 score\n",
+    "vision_msgs/ObjectHypothesisWithPose": "int64 id\nfloat64 score\ngeometry_msgs/PoseWithCovariance pose\n",
+    "vision_msgs/BoundingBox2D": "geometry_msgs/Pose2D center\nfloat64 size_x\nfloat64 size_y\n",
+    "vision_msgs/Detection2D": (
+        "Header header\nvision_msgs/ObjectHypothesisWithPose[] results\nvision_msgs/BoundingBox2D bbox\n"
+        "sensor_msgs/Image source_img\n"
+    ),
+    "vision_msgs/Detection2DArray": "Header header\nvision_msgs/Detection2D[] detections\n",
+    "vision_msgs/Classification2D": (
+        "Header header\nvision_msgs/ObjectHypothesis[] results\nsensor_msgs/Image source_img\n"
+    ),
+}
+"""Message type -> its fields. `Header` means std_msgs/Header, as in ROS 1."""
+
+CHECKSUMS = {
+    "vision_msgs/Detection2DArray": "402071f61477de256df9f1aa45e6e4c8",
+    "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
+}
+"""md5sums of the released packages. Those computed by genpy must be equal, or no other node would connect."""
+
+_SEPARATOR = "=" * 80
+
+
+def full_text(name: str) -> str:
+    """Return a definition followed by the definitions it uses, in the format of genpy.dynamic.generate_dynamic."""
+    needed = list(dict.fromkeys(_used_types(name)))
+    parts = [DEFINITIONS[name], *(f"MSG: {other}\n{DEFINITIONS[other]}" for other in needed)]
+    return f"\n{_SEPARATOR}\n".join(parts)
+
+
+def _used_types(name: str) -> Iterator[str]:
+    for line in DEFINITIONS[name].splitlines():
+        kind = line.split()[0].removesuffix("[]").partition("[")[0]
+        kind = "std_msgs/Header" if kind == "Header" else kind
+        if kind in DEFINITIONS:
+            yield kind
+            yield from _used_types(kind)

@@ -1,0 +1,502 @@
+"""`edge-server analyze`: search for the best configuration of a model on this machine, within limits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from edge_server.backends import load_backend
+from edge_server.cli import options as kinds
+from edge_server.cli.progress import estimate, progress_line
+from edge_server.cli.streaming.terminal import Screen
+from edge_server.cli.table import clean, clip, render
+from edge_server.control_group import usable_cores
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import BackendMissing, InvalidRequest
+from edge_server.plugins.tuning import perf_options
+from edge_server.plugins.tuning.load.client_interface import RequestRefused
+from edge_server.plugins.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
+from edge_server.plugins.tuning.load.grpc_client import GrpcControl
+from edge_server.plugins.tuning.load.http_client import HttpControl
+from edge_server.plugins.tuning.load.interrupts import Interrupts
+from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16
+from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
+from edge_server.plugins.tuning.load.report import to_json
+from edge_server.plugins.tuning.load.server_candidates import (
+    SearchSpace,
+    ServerCandidate,
+    apply_candidate,
+    default_space,
+    why_no_bf16,
+)
+from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
+from edge_server.plugins.tuning.load.svg_charts import COLORS, Bar, draw_bars
+from edge_server.version import __version__
+
+WINDOW_MS = 200
+MAX_DIFFERENCE = 0.01
+MAX_CANDIDATES = 200
+
+COLUMN_TITLES = (
+    "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED",
+    "LIMITS",
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search. Return 0 if a configuration keeps the limits, 1 if none does, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    with Interrupts() as interrupts:
+        return _analyze(options, interrupts)
+
+
+def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
+    model = ModelFolder.open(options.model_repository, options.model)
+    target = _variant_path(model, options.write, options.overwrite) if options.write else None
+    screen = Screen(sys.stderr)
+    limits = SearchLimits(
+        options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
+    )
+    search: Search | None = None
+    best: RankedTrial | None = None
+    left_out: list[str] = []
+    is_cut = False
+    try:
+        trials, candidates, left_out = _plan(options, model, interrupts)
+        search = Search(trials.run, limits, options.objective)
+        trials.on_trial = _Progress(screen, search)
+        best = search.run(candidates)
+    except KeyboardInterrupt:
+        is_cut = True
+    finally:
+        screen.erase()
+    is_cut = is_cut or interrupts.is_pending
+    if search is not None and search.latest:
+        _print_table(options, search)
+        for line in left_out:
+            print(f"not tried: {clean(line)}")
+    if best is not None and search is not None and not is_cut:
+        _print_recommendation(best, search)
+        if target is not None:
+            _write_variant(target, str(apply_candidate(best.outcome.candidate, model.config, trials.backend)))
+            print(f"written: {target}; serve it with --model-config-name={options.write}")
+    if search is not None and search.latest:
+        # Last, because a file that cannot be written must not prevent the other output.
+        _write_reports(options, model, search, best, left_out)
+    if is_cut:
+        print(
+            "edge-server analyze: interrupted; no configuration was written, and no server is left behind",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
+    if best is None:
+        print("no configuration keeps the limits")
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _plan(
+    options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts
+) -> tuple[Trials, list[ServerCandidate], list[str]]:
+    """Serve the unchanged model once to read its metadata, and plan the search.
+
+    Return the trials, the candidates, and the reasons for candidates that cannot run here.
+    """
+    cores = usable_cores()
+    if model.config.HasField("sequence_batching"):
+        # Its requests depend on each other, and a candidate's dynamic batcher would replace the sequence batcher.
+        raise RequestRefused(
+            f"model '{model.name}' is a model of sequences: its requests cannot be measured one by one"
+        )
+    with private_server(model, model.config, options.start_timeout, interrupts) as server:
+        backend = served_model(HttpControl(server.url, (), 30.0), model.name)["backend"]
+        control = GrpcControl(MeasuredServer("grpc", server.address).endpoint(), 30.0)
+        try:
+            facts = control.model(model.name, "")
+        finally:
+            control.close()
+    if facts.is_ensemble:
+        raise RequestRefused(f"model '{model.name}' is an ensemble: analyze its members")
+    if facts.is_decoupled:
+        raise RequestRefused(f"model '{model.name}' is decoupled: a request may have any number of responses")
+    files = [item.name for item in model.path.glob("[0-9]*/*")]
+    filename = model.config.default_model_filename or ("model.onnx" if "model.onnx" in files else "")
+    base = default_space(backend, filename, facts.max_batch_size, cores, tries_bf16=has_bf16())
+    space = SearchSpace(
+        _values(options.backends, base.backends),
+        _values(options.precisions, base.precisions),
+        _values(options.instances, base.instances),
+        _values(options.threads, base.threads),
+        _values(options.batch_sizes, base.batches),
+    )
+    if options.threads and not {"onnxruntime", "openvino"} & set(space.backends or (backend,)):
+        names = ", ".join(space.backends or (backend,))
+        raise InvalidRequest(f"--threads: backend '{names}' has no threads to set; onnxruntime and openvino do")
+    missing = {name: why for name in space.backends if name != backend and (why := _why_missing(name))}
+    candidates, left_out = space.candidates(cores), [f"{name}: {why}" for name, why in missing.items()]
+    for name in dict.fromkeys(item.backend or backend for item in candidates):
+        if name not in missing and "bf16" in space.precisions and (why := why_no_bf16(name)):
+            left_out.append(f"{name}, bf16: {why}")
+    candidates = [
+        item
+        for item in candidates
+        if item.backend not in missing and not (item.precision == "bf16" and why_no_bf16(item.backend or backend))
+    ]
+    if len(candidates) > MAX_CANDIDATES:
+        raise InvalidRequest(f"{len(candidates)} configurations are too many; {MAX_CANDIDATES} are tried at most")
+    concurrencies = [int(level) for level in options.concurrency or _default_concurrencies(options, space, cores)]
+    trials = Trials(
+        model,
+        backend,
+        concurrencies,
+        perf_options.input_choice(options, options.request_batch_size),
+        perf_options.measurement_times(options),
+        interrupts,
+        options.latency_limit_ms,
+        options.start_timeout,
+    )
+    return trials, candidates, left_out
+
+
+def _why_missing(backend: str) -> str:
+    """Return the reason why a backend cannot run here, or ""."""
+    try:
+        load_backend(backend)
+    except BackendMissing as error:
+        return error.message
+    return ""
+
+
+def _values(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list[Any]:
+    if given is None:
+        return list(otherwise)
+    return [int(item) if isinstance(item, float) else item for item in given]
+
+
+def _default_concurrencies(options: argparse.Namespace, space: SearchSpace, cores: int) -> list[float]:
+    """Return the default concurrencies: one request, and enough requests to fill all instances and batches."""
+    if options.objective == "latency":
+        return [1]
+    full = max([*space.batches, 2 * max([*space.instances, cores])])
+    return sorted({1.0, float(min(full, 32)), float(min(2 * full, 64))})
+
+
+class _Progress:
+    """Shows the current trial and the estimated remaining time."""
+
+    def __init__(self, screen: Screen, search: Search, clock: Callable[[], float] = time.monotonic) -> None:
+        self._screen = screen
+        self._search = search
+        self._clock = clock
+        self._began_s = self._round_began_s = clock()
+        self._round = -1
+        self._done = 0
+        """Number of finished trials in this round."""
+
+    def share(self) -> float:
+        """Return the elapsed fraction of the estimated total time, or 0 before the first trial of a round has ended.
+
+        Each round measures half as many candidates, and each for twice as long.
+        """
+        now_s = self._clock()
+        if not self._done:
+            return 0.0
+        trial_s = (now_s - self._round_began_s) / self._done
+        count = self._search.candidates_in_round
+        left_s = (count - self._done) * trial_s
+        while count > FINALIST_COUNT:
+            count, trial_s = max(-(-count // 2), FINALIST_COUNT), 2 * trial_s
+            left_s += count * trial_s
+        passed_s = now_s - self._began_s
+        return passed_s / (passed_s + left_s)
+
+    def __call__(self, candidate: ServerCandidate, round_number: int) -> None:
+        if round_number == self._round:
+            self._done += 1
+        else:
+            self._round, self._done, self._round_began_s = round_number, 0, self._clock()
+        line = f"round {round_number + 1}, {self._done + 1} of {self._search.candidates_in_round}: {candidate}"
+        share = self.share()
+        left = estimate(share, self._clock() - self._began_s)
+        if not self._screen.is_terminal:
+            print(f"{line}{left}", file=sys.stderr, flush=True)
+            return
+        line = progress_line(share, self._clock() - self._began_s, line)
+        width, height = self._screen.size()
+        table = _table(self._search).splitlines() if self._search.latest else []
+        self._screen.draw([clip(text, width) for text in [*table, line]][-height:])
+
+
+def _ranked(search: Search) -> list[RankedTrial]:
+    """Return the trials, those of later rounds first, and the best of each round first."""
+    return sorted(
+        search.latest.values(), key=lambda item: (item.point is not None, item.outcome.round, item.rank), reverse=True
+    )
+
+
+def _table(search: Search, output: TextIO | None = None) -> str:
+    """Return the table, and below it the reasons for candidates without results. Reasons are too long for a column."""
+    ranked = _ranked(search)
+    reasons: dict[str, list[str]] = {}
+    for item in ranked:
+        if item.point is None:
+            reasons.setdefault("; ".join(item.violations), []).append(str(item.outcome.candidate))
+    measured = [_row(item, item.point) for item in ranked if item.point is not None]
+    has_notes = any(row[-1] for row in measured)
+    rows = measured if has_notes else [row[:-1] for row in measured]
+    lines = [render(COLUMN_TITLES if has_notes else COLUMN_TITLES[:-1], rows, output)] if rows else []
+    for reason, names in reasons.items():
+        lines += ["", f"not measured: {reason}", *(f"  {name}" for name in names)]
+    return "\n".join(lines)
+
+
+def _row(item: RankedTrial, point: MeasuredPoint) -> tuple[str, ...]:
+    outcome = item.outcome
+    return (
+        str(outcome.candidate),
+        f"{point.throughput:.1f}",
+        f"{point.level:g}",
+        f"{point.percentiles_ms[50]:.2f}",
+        f"{point.percentiles_ms[99]:.2f}",
+        "-" if outcome.memory_mb is None else f"{outcome.memory_mb:.0f}",
+        "not measured" if outcome.power_w is None else f"{outcome.power_w:.1f}",
+        "-" if outcome.difference is None else f"{outcome.difference:.2g}",
+        outcome.precision,
+        f"{point.seconds:.1f} s" + ("" if point.is_steady else " ~"),
+        "; ".join(item.violations),
+    )
+
+
+def _print_table(options: argparse.Namespace, search: Search) -> None:
+    print(_table(search, sys.stdout))
+    if options.power_limit_watts is not None and all(item.outcome.power_w is None for item in search.latest.values()):
+        print("power: not measured, because this machine has no power sensor; --power-limit-watts was not applied")
+
+
+def _write_reports(
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None, left_out: Sequence[str]
+) -> None:
+    """Write the JSON report and the SVG chart. Raises InvalidRequest."""
+    cores = usable_cores()
+    if options.json is not None:
+        document = {**_document(options, model, search, best, cores), "left_out": list(left_out)}
+        _write_file(options.json, "--json", json.dumps(document, indent=2, allow_nan=False) + "\n")
+    if options.svg is not None:
+        _write_file(options.svg, "--svg", _chart(options, model, search, best))
+
+
+def _document(
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None, cores: int
+) -> dict[str, object]:
+    return {
+        "tool": f"edge-server {__version__}",
+        "model": model.name,
+        "objective": options.objective,
+        "limits": {
+            "latency_p99_ms": options.latency_limit_ms,
+            "memory_mb": options.memory_limit_mb,
+            "power_w": options.power_limit_watts,
+            "difference": options.difference_limit,
+        },
+        "cores": cores,
+        "recommended": None if best is None else str(best.outcome.candidate),
+        "configurations": [_trial_as_json(item, cores) for item in _ranked(search)],
+    }
+
+
+def _trial_as_json(item: RankedTrial, cores: int) -> dict[str, object]:
+    candidate, outcome = item.outcome.candidate, item.outcome
+    return {
+        "name": str(candidate),
+        "backend": candidate.backend or None,
+        "asked_precision": candidate.precision or None,
+        "instances": candidate.instances or None,
+        "threads": candidate.threads or None,
+        "max_batch_size": candidate.batch if candidate.batch > 0 else None,
+        "runtime": outcome.runtime,
+        "precision": outcome.precision,
+        "rounds": outcome.round + 1,
+        # The difference is infinite if the reference is close to zero; JSON has no infinity.
+        "difference": outcome.difference if math.isfinite(outcome.difference or 0.0) else None,
+        "memory_mb": outcome.memory_mb,
+        "power_w": outcome.power_w,
+        "allowed": item.is_allowed,
+        "reasons": list(item.violations),
+        "points": [to_json(point, cores) for point in outcome.points],
+    }
+
+
+def _chart(options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None) -> str:
+    bars, unmeasured_count = [], 0
+    for item in _ranked(search):
+        point = item.point
+        if point is None:
+            unmeasured_count += 1
+            continue
+        color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
+        label = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
+        label += "".join(f"; {text}" for text in item.violations)
+        bars.append(Bar(str(item.outcome.candidate), point.throughput, label, color))
+    facts = f"inferences a second; objective {options.objective}"
+    if unmeasured_count:
+        facts += f"; {unmeasured_count} more could not be measured"
+    bars.sort(key=lambda bar: bar.value, reverse=True)
+    keys = [("recommended", COLORS[2]), ("within the limits", COLORS[1]), ("beyond the limits", COLORS[4])]
+    return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
+
+
+def _print_recommendation(best: RankedTrial, search: Search) -> None:
+    default = next((item for item in search.latest.values() if item.outcome.candidate.is_default), None)
+    print(f"recommended: {best.outcome.candidate}")
+    if default is not None and default is not best and default.point is not None and best.point is not None:
+        gain = best.point.throughput / default.point.throughput
+        p99 = best.point.percentiles_ms[99] / default.point.percentiles_ms[99]
+        if math.isfinite(gain) and math.isfinite(p99):
+            print(f"compared with the present configuration: {gain:.2f} times the throughput, {p99:.2f} times the p99")
+
+
+def _variant_path(model: ModelFolder, name: str, may_overwrite: bool) -> Path:
+    path = model.path / "configs" / f"{name}.pbtxt"
+    if path.exists() and not may_overwrite:
+        raise InvalidRequest(f"--write {name}: {path} exists already; --overwrite replaces it")
+    return path
+
+
+def _write_variant(path: Path, text: str) -> None:
+    """Replace the file atomically, because a server may be watching the repository."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
+
+
+def _write_file(path: Path, flag: str, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
+def _variant_name(text: str) -> str:
+    if not text or not all(letter.isalnum() or letter in "-_." for letter in text) or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"expected letters, digits, '-', '_' and '.', got '{text}'")
+    return text
+
+
+def _name_list(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("expected NAME,NAME")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server analyze",
+        description="Search for the best configuration of a model on this machine: runtime, precision, instances, "
+        "threads and batch size. Each configuration gets its own server on free ports, with links to the model's "
+        "files. All are measured briefly, then the better half for twice the time, until three are left. The machine "
+        "should be otherwise idle. Exit code 0: a configuration keeps the limits.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", required=True, help="name of the model")
+    parser.add_argument(
+        "--model-repository", type=Path, required=True, metavar="FOLDER", help="the repository on this machine"
+    )
+    _add_goal(parser.add_argument_group("goal"))
+    _add_space(parser.add_argument_group("search space"))
+    inputs = parser.add_argument_group("requests")
+    inputs.add_argument(
+        "--request-batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
+    )
+    inputs.add_argument(
+        "--concurrency",
+        type=perf_options.levels(1, MAX_WORKERS, is_whole=True),
+        metavar="RANGE",
+        help="requests in flight; default: 1 and enough to fill instances and batches; only 1 for objective latency",
+    )
+    perf_options.add_input_options(inputs)
+    perf_options.add_measurement_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
+    parser.add_argument(
+        "--start-timeout",
+        type=kinds.number(1, 3600),
+        default=120.0,
+        metavar="S",
+        help="time limit for a server to get ready",
+    )
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--write", type=_variant_name, metavar="NAME", help="write the best configuration to configs/NAME.pbtxt"
+    )
+    overwrite = results.add_argument("--overwrite", action="store_true", help="replace an existing configs/NAME.pbtxt")
+    kinds.add_alias(results, "--force", overwrite)
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all results there")
+    results.add_argument("--svg", type=Path, metavar="FILE", help="draw the configurations there")
+    return parser
+
+
+def _add_goal(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
+    group.add_argument(
+        "--latency-limit-ms", type=kinds.number(0.001), metavar="MS", help="p99 latency, measured by the client"
+    )
+    group.add_argument("--memory-limit-mb", type=kinds.number(1), metavar="MB", help="memory of the whole server")
+    group.add_argument(
+        "--power-limit-watts", type=kinds.number(0.1), metavar="W", help="power of the machine, if it has a sensor"
+    )
+    group.add_argument(
+        "--difference-limit",
+        type=kinds.number(0),
+        default=MAX_DIFFERENCE,
+        metavar="PART",
+        help="largest difference from the outputs of the present configuration, relative to the largest value; "
+        f"default: {MAX_DIFFERENCE}",
+    )
+
+
+def _add_space(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backends",
+        type=_name_list,
+        metavar="A,B",
+        help="default: onnxruntime and openvino for ONNX, else the model's own",
+    )
+    group.add_argument(
+        "--precisions", type=_name_list, metavar="A,B", help="default: f32, and bf16 if the processor supports it"
+    )
+    group.add_argument(
+        "--instances",
+        type=perf_options.levels(1, 64, is_whole=True),
+        metavar="RANGE",
+        help="default: 1 and the number of cores",
+    )
+    group.add_argument(
+        "--threads",
+        type=perf_options.levels(1, 256, is_whole=True),
+        metavar="RANGE",
+        help="default: 1 and the number of cores",
+    )
+    group.add_argument(
+        "--batch-sizes",
+        type=perf_options.levels(1, 1024, is_whole=True),
+        metavar="RANGE",
+        help="largest dynamic batch, 1: no dynamic batching; default: 1 and the model's max_batch_size",
+    )

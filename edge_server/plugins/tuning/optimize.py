@@ -1,0 +1,285 @@
+"""`edge-server optimize MODEL`: try every runtime and precision for a model here, and keep the best."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from edge_server.cli.options import add_alias
+from edge_server.cli.progress import Progress
+from edge_server.cli.table import render
+from edge_server.config import ServerConfig
+from edge_server.config.merge_settings import parse_serve
+from edge_server.config.setting_sources import process_environment
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import InvalidRequest
+from edge_server.plugin import own_plugins
+from edge_server.plugins.tuning.trial import report
+from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose
+from edge_server.plugins.tuning.trial.child_process import ChildLimits
+from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
+from edge_server.plugins.tuning.trial.device_listing import list_devices
+from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
+from edge_server.plugins.tuning.trial.write_configuration import variant_path, write_variant
+
+_INTERRUPTED = 130
+"""Exit code of shells for a program that SIGINT ended."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare the candidates and print the table. Return 0 if one was chosen, 1 if none, 2 without candidates."""
+    options = _parser().parse_args(arguments)
+    root, name = _repository_and_name(options)
+    # With --print-config a missing repository is no error; _configured_root reports it in rule of this command.
+    config = parse_serve(["--print-config", *_serve_flags(options, root)], process_environment(), own_plugins()).config
+    root = root or _configured_root(config, name)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _optimize(options, config, root, name)
+    except KeyboardInterrupt:
+        print("edge-server optimize: interrupted; nothing was written", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, name: str) -> int:
+    request = TrialRequest(
+        root,
+        name,
+        options.model_version,
+        config.repository.model_config_name,
+        tuple(options.runtimes),
+        tuple(options.precision),
+        tuple(options.profiles or ()),
+        config.repository.allows_external_links,
+    )
+    rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
+    with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
+        engines, limits = config.engines, _limits(options, config)
+        device_lister = functools.partial(list_devices, limits=dataclasses.replace(limits, open_s=limits.answer_s))
+        environment = TrialEnvironment(
+            config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), device_lister
+        )
+        plan = make_plan(request, environment)
+        target = variant_path(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
+        progress = Progress(sys.stderr)
+        comparison = Comparison(plan.trials, limits, _run_limits(options), Path(folder), progress.show)
+        try:
+            outcome, chosen = comparison.run(lambda outcome: choose(outcome, rule))
+        finally:
+            progress.close()
+    _print_report(options, plan, outcome, chosen, rule)
+    if chosen is None:
+        print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
+        return ExitCode.FAILED
+    if target is not None:
+        write_variant(target, plan.configs[chosen.candidate], name, _remarks(outcome, chosen, rule))
+        out = sys.stderr if options.json else sys.stdout
+        print(f"wrote {target}: edge-server serve --model-config-name={options.write} serves with it", file=out)
+        if (root / name / "SHA256SUMS").exists():
+            print(f"{root / name} has a SHA256SUMS file: run edge-server sign on it again", file=out)
+    return ExitCode.OK
+
+
+def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
+    answer_s: float = options.timeout_secs
+    return ChildLimits(
+        answer_s, answer_s + config.engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
+    )
+
+
+def _run_limits(options: argparse.Namespace) -> RunLimits:
+    return RunLimits(
+        options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else ""
+    )
+
+
+def _print_report(
+    options: argparse.Namespace,
+    plan: TrialPlan,
+    outcome: ComparisonResult,
+    chosen: CandidateTrial | None,
+    rule: SelectionRule,
+) -> None:
+    if options.json:
+        document = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, rule)}
+        print(json.dumps({**document, "left_out": list(plan.left_out)}, indent=2))
+        return
+    print(render(report.column_titles(outcome), report.rows(outcome, chosen, rule), sys.stdout))
+    samples = outcome.samples
+    print(f"{samples['count']} sample(s) {samples['source']}, compared with {outcome.reference.candidate.title}")
+    if samples["open"]:
+        names = ", ".join(samples["open"])
+        print(f"variable dimensions were set to 1 in: {names}; --input or --profiles gives others")
+    for line in report.failure_lines(outcome.trials):
+        print(f"failed: {_clean(line)}")
+    for line in plan.left_out:
+        print(f"not tried: {_clean(line)}")
+
+
+def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, rule: SelectionRule) -> list[str]:
+    difference = chosen.difference
+    times = sorted(chosen.times_ms[1])
+    figures = ""
+    if difference is not None:
+        figures = f", relative difference {difference.relative:.2g} from {outcome.reference.candidate.title}"
+    return [
+        f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for the best {rule.objective.value}.",
+        f"{chosen.facts['runtime']} on {chosen.facts['device']}, {chosen.facts['precision']}: median "
+        f"{times[len(times) // 2]:.3g} ms a row{figures} (at most {rule.tolerance:g}).",
+        "It replaces config.pbtxt as a whole: changes there have to be made here as well.",
+    ]
+
+
+def _clean(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _repository_and_name(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """Return the repository and the model's name. The repository is None if only the name was given."""
+    path = Path(options.model)
+    if options.model_repository is not None:
+        return options.model_repository, options.model
+    if path.is_dir() or len(path.parts) > 1:
+        whole = path.absolute()
+        if whole.exists() and not whole.is_dir():
+            raise InvalidRequest(f"'{path}': expected the folder of a model, that is a file")
+        return whole.parent, whole.name
+    return None, options.model
+
+
+def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
+    """Return the flags of `serve` that apply here. The environment and the configuration file set the others."""
+    flags = [f"--backend-config={text}" for text in options.backend_config]
+    flags += [f"--config={options.config}"] if options.config else []
+    flags += [f"--model-config-name={options.model_config_name}"] if options.model_config_name else []
+    flags += [f"--engine-cache-dir={options.engine_cache_dir}"] if options.engine_cache_dir else []
+    return [*flags, *([f"--model-repository={root}"] if root is not None else [])]
+
+
+def _configured_root(config: ServerConfig, name: str) -> Path:
+    """Return the configured repository that contains the model, or else the first one."""
+    roots = [Path(path) for path in config.repository.paths if "://" not in path]
+    if not roots:
+        raise InvalidRequest(
+            f"there is no folder '{name}' here: give a model's folder, or its name and --model-repository=DIR"
+        )
+    return next((root for root in roots if (root / name).is_dir()), roots[0])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server optimize",
+        description="Open a model with every runtime and precision that this machine offers, each in its own process. "
+        "Compare outputs, time and memory, and print a table. With --write, save the best one as a configuration for "
+        "serve --model-config-name=NAME. TensorRT engines are built first; the chosen one is cached for the server.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="folder of the model, or its name in the repository")
+    add("--model-repository", type=Path, metavar="DIR", help="where the model is, when MODEL is its name")
+    version = add("--model-version", type=int, metavar="N", help="version to compare (default: the newest served)")
+    add_alias(parser, "--version", version)
+    add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
+    add("--runtimes", type=_names, default=[], metavar="A,B", help="try these backends only")
+    add(
+        "--precision", type=_names, default=[], metavar="A,B",
+        help="try these precisions only, in the spelling of the parameter `precision`; the reference is always tried",
+    )  # fmt: skip
+    add(
+        "--profiles", nargs=3, metavar=("MIN", "OPT", "MAX"),
+        help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; random inputs have the OPT shape",
+    )  # fmt: skip
+    add("--input", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
+    add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
+    add(
+        "--tolerance", type=_non_negative, default=0.01, metavar="X",
+        help="largest allowed difference, relative to an output's largest magnitude (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--min-top1", type=_fraction, default=0.0, metavar="X",
+        help="smallest allowed fraction of samples with the reference's best class (default: %(default)s)",
+    )  # fmt: skip
+    add("--write", default="", metavar="NAME", help="write the choice to configs/NAME.pbtxt in the model's folder")
+    add("--overwrite", action="store_true", help="replace an existing file")
+    add("--json", action="store_true", help="print JSON")
+    add(
+        "--runs", type=_positive_count, default=100, help="runs of each candidate and batch size (default: %(default)s)"
+    )
+    add("--seconds", type=_seconds, default=10.0, help="time limit for those runs (default: %(default)s)")
+    add("--samples", type=_positive_count, default=8, help="number of random inputs (default: %(default)s)")
+    add(
+        "--timeout-secs",
+        type=_seconds,
+        default=120.0,
+        help="longest time for one step of a candidate (default: %(default)s)",
+    )
+    add(
+        "--memory-mb",
+        type=_whole_number,
+        default=0,
+        help="memory limit of a candidate in MiB, 0: none (default: %(default)s)",
+    )
+    add(
+        "--memory-floor-mb", type=_whole_number, default=128,
+        help="end a candidate if the machine has fewer MiB available (default: %(default)s)",
+    )  # fmt: skip
+    add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")
+    add("--engine-cache-dir", default="", metavar="DIR", help="as for serve")
+    add("--config", default="", metavar="FILE", help="as for serve")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("expected names with commas between them")
+    return names
+
+
+def _number(text: str, is_fine: Callable[[float], bool], what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not is_fine(value):
+        raise argparse.ArgumentTypeError(f"expected {what}, given '{text}'")
+    return value
+
+
+def _fraction(text: str) -> float:
+    return _number(text, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+
+
+def _non_negative(text: str) -> float:
+    return _number(text, lambda value: value >= 0, "a number of 0 or more")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, lambda value: 0 < value < 1e6, "a number of seconds above 0")
+
+
+def _positive_count(text: str) -> int:
+    return int(
+        _number(text, lambda value: value == int(value) if 1 <= value <= 1e6 else False, "a whole number from 1")
+    )
+
+
+def _whole_number(text: str) -> int:
+    return int(
+        _number(text, lambda value: value == int(value) if 0 <= value <= 1e9 else False, "a whole number from 0")
+    )

@@ -1,0 +1,367 @@
+"""`edge-server perf`: measure latency and throughput of a model on a running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from edge_server.cli import options as kinds
+from edge_server.cli.progress import estimate, progress_line
+from edge_server.cli.streaming.terminal import Screen
+from edge_server.cli.table import clip, render
+from edge_server.control_group import usable_cores
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.plugins.tuning import perf_options
+from edge_server.plugins.tuning.load.chat_client import made_up_prompts
+from edge_server.plugins.tuning.load.input_data import make_inputs
+from edge_server.plugins.tuning.load.measurement_session import (
+    MAX_WORKERS,
+    PROTOCOLS,
+    LoadSession,
+    MeasuredServer,
+    Schedule,
+    local_process,
+)
+from edge_server.plugins.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
+from edge_server.plugins.tuning.load.report import (
+    COLUMN_TITLES,
+    MODES,
+    TEXT_COLUMN_TITLES,
+    draw_charts,
+    point_notes,
+    table_row,
+    to_json,
+)
+from edge_server.version import __version__
+
+WINDOW_MS = 2000
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure each load level. Return 0 if every request succeeded, 1 if some failed, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        return _measure(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _measure(options: argparse.Namespace) -> int:
+    protocol = "grpc" if options.frames is not None else options.protocol
+    target = MeasuredServer(
+        protocol,
+        options.address,
+        options.url,
+        options.metrics_url,
+        tuple(options.header),
+        kinds.tls_of(options),
+        options.timeout,
+    )
+    session = _open_session(options, target)
+    points: list[MeasuredPoint] = []
+    levels = _levels(options, session)
+    live = _LiveTable(options, session, len(levels))
+    session.on_window = live.window
+    is_cut = False
+    failure: EdgeServerError | None = None
+    try:
+        for level, measure in levels:
+            live.begin(level, points)
+            points.append(measure())
+            live.end(points)
+    except KeyboardInterrupt:
+        is_cut = True
+    except EdgeServerError as error:
+        # Report the measured levels first, because they may have taken a long time.
+        failure = error.detached()
+    finally:
+        live.close()
+        session.close()
+    if points:
+        _print_report(options, session, points)
+    if failure is not None:
+        raise failure
+    if is_cut:
+        print("edge-server perf: interrupted; the results cover only the levels measured until then", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return ExitCode.FAILED if any(point.failures for point in points) else ExitCode.OK
+
+
+def _open_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
+    control = target.control()
+    try:
+        model = control.model(options.model, options.model_version)
+        session = LoadSession(
+            target, model, control, perf_options.measurement_times(options), pid=local_process(target)
+        )
+        session.batch = options.batch_size
+        session.shares_memory = options.shared_memory
+        session.output_bytes = options.output_shared_memory_size
+        if options.protocol == "chat":
+            session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
+            session.max_tokens = options.max_tokens
+        elif options.frames is None:
+            session.steps = make_inputs(model, perf_options.input_choice(options, options.batch_size))
+    except BaseException:
+        control.close()
+        raise
+    return session
+
+
+def _levels(options: argparse.Namespace, session: LoadSession) -> list[tuple[float, Callable[[], MeasuredPoint]]]:
+    """Return each load level with the function that measures it."""
+    if options.request_intervals is not None:
+        trace = Schedule(intervals_s=perf_options.read_intervals(options.request_intervals))
+        if options.frames is not None:
+            return [(trace.mean_rate, lambda: session.with_frames(trace, options.streams, options.frame_size))]
+        return [(trace.mean_rate, lambda: session.at_schedule(trace, options.max_threads))]
+    by_chance = options.request_distribution == "poisson"
+    if options.frames is not None:
+        schedules = [Schedule(rate, by_chance, seed=options.seed) for rate in options.frames]
+        return [
+            (item.rate, partial(session.with_frames, item, options.streams, options.frame_size)) for item in schedules
+        ]
+    if options.request_rate is not None:
+        schedules = [Schedule(rate, by_chance, seed=options.seed) for rate in options.request_rate]
+        return [(item.rate, partial(session.at_schedule, item, options.max_threads)) for item in schedules]
+    return [(level, partial(session.at_concurrency, int(level))) for level in options.concurrency]
+
+
+class _LiveTable:
+    """Live results: on a terminal a growing table, otherwise one line per window on standard error."""
+
+    def __init__(self, options: argparse.Namespace, session: LoadSession, level_count: int) -> None:
+        self._level_count = level_count
+        self._began_s = time.monotonic()
+        self._mode = _mode(options)
+        self._batch = session.batch
+        self._screen = Screen(sys.stderr)
+        self._level = 0.0
+        self._rows: list[MeasuredPoint] = []
+        self._is_quiet = options.quiet
+
+    def begin(self, level: float, points: Sequence[MeasuredPoint]) -> None:
+        self._level, self._rows = level, list(points)
+        self._draw([*self._rows], self._progress(0.0, f"{MODES[self._mode].lower()} {level:g}: warming up"))
+
+    def window(self, windows: list[MeasurementWindow]) -> None:
+        point = MeasuredPoint.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
+        text = (
+            f"{MODES[self._mode].lower()} {self._level:g}, window {len(windows)}: {point.throughput:.1f}/s, "
+            f"p50 {point.percentiles_ms[50]:.2f} ms, p99 {point.percentiles_ms[99]:.2f} ms"
+        )
+        # At least three windows are needed. Whether more are needed is known only after measuring them.
+        share = len(windows) / max(STEADY_WINDOWS, len(windows) + 1)
+        text = self._progress(share, text)
+        self._draw([*self._rows, point], text)
+        if not self._screen.is_terminal and not self._is_quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def _progress(self, share: float, text: str) -> str:
+        """Return the overall progress and `text`. `share` is the finished fraction of the current level."""
+        done = (len(self._rows) + share) / self._level_count
+        passed_s = time.monotonic() - self._began_s
+        if self._screen.is_terminal:
+            return progress_line(done, passed_s, text)
+        return f"{text}; {done:.0%}{estimate(done, passed_s)}"
+
+    def end(self, points: Sequence[MeasuredPoint]) -> None:
+        self._draw(points, "")
+
+    def close(self) -> None:
+        self._screen.erase()
+
+    def _draw(self, points: Sequence[MeasuredPoint], last: str) -> None:
+        if not self._screen.is_terminal or self._is_quiet:
+            return
+        width, height = self._screen.size()
+        lines = [*_table(self._mode, points).splitlines(), last]
+        self._screen.draw([clip(line, width) for line in lines][-height:])
+
+
+def _mode(options: argparse.Namespace) -> str:
+    if options.frames is not None:
+        return "frames"
+    if options.request_intervals is not None:
+        return "intervals"
+    return "request_rate" if options.request_rate is not None else "concurrency"
+
+
+def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
+    titles = TEXT_COLUMN_TITLES if any(point.text is not None for point in points) else COLUMN_TITLES
+    return render((MODES[mode], *titles), [table_row(point) for point in points], output)
+
+
+def _print_report(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
+    cores = usable_cores()
+    kind = "frames" if options.frames is not None else options.protocol
+    memory = ", system shared memory" if session.shares_memory else ""
+    title = f"{session.model.name}, {kind}{memory}, batch size {session.batch}"
+    if str(options.json) != "-":
+        # Before the files, because a file that cannot be written must not prevent this output.
+        print(title)
+        print(_table(points[0].mode, points, sys.stdout))
+        for point in points:
+            for note in point_notes(point, cores):
+                print(note)
+    if options.json is not None:
+        document = {
+            "tool": f"edge-server {__version__}",
+            "model": session.model.name,
+            "version": session.model.version,
+            "protocol": kind,
+            "shared_memory": session.shares_memory,
+            "cores": cores,
+            "points": [to_json(point, cores) for point in points],
+        }
+        _write_file("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    if options.svg is not None:
+        _write_file("--svg", options.svg, draw_charts(title, points))
+
+
+def _write_file(flag: str, path: Path, text: str) -> None:
+    if str(path) == "-":
+        print(text, end="")
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server perf",
+        description="Measure a model of a running server (or any KServe v2 server) under load. Each load level is "
+        "measured in time windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are mean "
+        "times of a request in the server, from its statistics. SERVER CPU and CLIENT CPU are in cores. Exit code 0: "
+        "every request succeeded.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", required=True, help="name of the model")
+    version = parser.add_argument(
+        "--model-version", default="", metavar="N", help="its version; default: the server chooses"
+    )
+    kinds.add_alias(parser, "--version", version)
+    _add_load(parser.add_argument_group("load"))
+    inputs = parser.add_argument_group("requests")
+    inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
+    perf_options.add_input_options(inputs)
+    inputs.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="with --protocol=chat: a question. Repeatable."
+    )
+    inputs.add_argument(
+        "--prompt-words",
+        type=kinds.whole(1, 1_000_000),
+        default=100,
+        metavar="N",
+        help="with --protocol=chat: length of made-up questions; default: 100",
+    )
+    inputs.add_argument(
+        "--max-tokens",
+        type=kinds.whole(1, 1_000_000),
+        default=64,
+        metavar="N",
+        help="with --protocol=chat: longest answer; default: 64",
+    )
+    inputs.add_argument("--shared-memory", action="store_true", help="send tensors in system shared memory")
+    inputs.add_argument(
+        "--output-shared-memory-size",
+        type=kinds.whole(1),
+        default=1 << 20,
+        metavar="BYTES",
+        help="space for an output of variable size; default: 1 MiB",
+    )
+    perf_options.add_measurement_options(parser.add_argument_group("measurement"), WINDOW_MS)
+    _add_connection(parser.add_argument_group("connection"))
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results there; -: print them instead of the table"
+    )
+    results.add_argument("--svg", type=Path, metavar="FILE", help="draw throughput and latency there")
+    results.add_argument("-q", "--quiet", action="store_true", help="print nothing during the measurement")
+    return parser
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    mode = group.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--concurrency",
+        type=perf_options.levels(1, MAX_WORKERS, is_whole=True),
+        default=[1.0],
+        metavar="RANGE",
+        help="requests in flight: 4, 1,2,8, 1:8, 1:16:4, or 1:16:x2; default: 1",
+    )
+    mode.add_argument(
+        "--request-rate",
+        type=perf_options.levels(0.01, 1e6, is_whole=False),
+        metavar="RANGE",
+        help="requests per second, sent without waiting for responses",
+    )
+    mode.add_argument(
+        "--frames",
+        type=perf_options.levels(0.01, 10_000, is_whole=False),
+        metavar="RANGE",
+        help="camera frames per second over a frame stream, in which a newer frame replaces a waiting one",
+    )
+    group.add_argument(
+        "--request-intervals",
+        type=Path,
+        metavar="FILE",
+        help="send requests, or frames with --frames, at recorded intervals in a loop: one interval in us per line",
+    )
+    group.add_argument(
+        "--request-distribution",
+        choices=("constant", "poisson"),
+        default="constant",
+        help="distribution of requests over time; default: constant",
+    )
+    group.add_argument(
+        "--max-threads",
+        type=kinds.whole(1, MAX_WORKERS),
+        default=16,
+        metavar="N",
+        help="largest number of requests in flight with --request-rate; default: 16",
+    )
+    group.add_argument(
+        "--streams", type=kinds.whole(1, 64), default=1, metavar="N", help="number of equal frame streams"
+    )
+    group.add_argument("--frame-size", type=kinds.size, default=(640, 480), metavar="WxH", help="default: 640x480")
+
+
+def _add_connection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-i",
+        "--protocol",
+        choices=PROTOCOLS,
+        default="grpc",
+        help="chat: streamed chats of OpenAI's API with a language model; default: grpc",
+    )
+    group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
+    group.add_argument(
+        "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP address"
+    )
+    group.add_argument(
+        "--metrics-url",
+        default="",
+        metavar="URL",
+        help="metrics page of a remote server, for its processor time and memory: http://HOST:8002/metrics",
+    )
+    group.add_argument(
+        "--timeout", type=kinds.number(0.01), default=30.0, metavar="S", help="time limit for each answer"
+    )
+    kinds.add_tls_options(group)

@@ -1,0 +1,224 @@
+"""Main program of a candidate's process: `python -m edge_server.plugins.tuning.trial.child_main`.
+
+A crash or hang of the process affects only one candidate. The process reads a job and then commands from
+standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or
+{"failed": reason, "kind": class}, after which it exits. Lines {"progress": text, "percent": p} may precede this line.
+The process also exits at the end of its input and when its parent exits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from edge_server.backends import TENSORRT_LIBRARIES, load_backend
+from edge_server.backends.base import Array, OpenJob, ServerCalls, Session
+from edge_server.backends.tensorrt.optimization_profiles import KEYS, configured_profiles
+from edge_server.core.batch import BatchPlan
+from edge_server.core.model_spec import InstanceKind, ModelSpec
+from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Profile
+from edge_server.core.version_lifecycle import Resolved
+from edge_server.errors import EdgeServerError, LoadError, Unsupported
+from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_child, write_message
+from edge_server.plugins.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
+from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
+from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.scan import Scanner, with_config
+
+
+class OpenedModel:
+    """One opened model and its sample inputs."""
+
+    def __init__(self, job: Mapping[str, Any], out: TextIO) -> None:
+        self._out = out
+        self._profiles: list[str] = job["profiles"]
+        began_s = time.perf_counter()
+        self._resolved = _resolve(job)
+        self.spec = self._resolved.spec
+        _require_stateless(self.spec)
+        if self.spec.backend != job["runtime"]:  # the substituted backend is a candidate of its own
+            raise LoadError("; ".join(self.spec.notes) or f"backend '{self.spec.backend}' replaces it")
+        self._plan = BatchPlan(self.spec)
+        self._engines = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
+        self._session = self._open(job)
+        self.load_s = time.perf_counter() - began_s
+        self._samples: list[Tensors] = []
+        self._batches: dict[tuple[int, int], Mapping[str, Array]] = {}
+
+    def progress(self, text: str, percent: float) -> None:
+        write_message(self._out, {"progress": text, "percent": percent})
+
+    def _open(self, job: Mapping[str, Any]) -> Session:
+        spec, resolved = self.spec, self._resolved
+        group = spec.instance_groups[0]
+        device = group.gpus[0] if group.kind is InstanceKind.GPU and group.gpus else None
+        name = f"{group.name}_0" if device is None else f"{group.name}_0_{device}"
+        settings: Mapping[str, str] = job["settings"].get(spec.backend, {})
+        server: ServerCalls | None = None
+        if spec.backend in TENSORRT_LIBRARIES and resolved.file.path.suffix.lower() == ".onnx":
+            server = self._engines.engine_source(device, settings)
+        try:
+            session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))
+        finally:
+            self._engines.release_build_lock()
+        if not isinstance(session, Session):
+            session.close()
+            raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' answers requests, not batches of rows")
+        return session
+
+    def facts(self) -> dict[str, object]:
+        """Return the runtime, device, precision and other properties of the opened model."""
+        info = self._session.info
+        return {
+            "runtime": info.runtime,
+            "device": info.device,
+            "precision": info.precision,
+            "options": dict(info.options),
+            "load_ms": self.load_s * 1000,
+            "max_batch_size": self.spec.max_batch_size,
+            "bf16_outputs": [item.name for item in self.spec.outputs if item.dtype is DType.BF16],
+        }
+
+    def make_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Write the samples for all candidates to a file, and return their number and source."""
+        profile = self._profile()
+        if command["input"]:
+            samples, source = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
+        else:
+            samples = from_warmup(self.spec, self._resolved.file.model_dir)
+            source = "of model_warmup"
+            if not samples:
+                samples, source = random_samples(self.spec, int(command["count"]), profile), "made up"
+        save_tensors(Path(command["to"]), samples)
+        open_dims = [
+            item.name for item in self.spec.inputs if -1 in item.dims and (profile is None or item.name not in profile)
+        ]
+        return {"count": len(samples), "source": source, "open": open_dims if source == "made up" else []}
+
+    def _profile(self) -> Profile | None:
+        if not self._profiles:
+            return None
+        parameters = {**self.spec.parameters, **dict(zip(KEYS, self._profiles, strict=True))}
+        stated = {part.rpartition(":")[0].strip() for part in self._profiles[1].split(",")}
+        # Check only the inputs that the profiles name; others are not restricted.
+        named = tuple(item for item in self.spec.inputs if item.name in stated)
+        return configured_profiles(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
+
+    def load_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Read the samples from a file."""
+        self._samples = list(load_tensors(Path(command["from"])))
+        return {"count": len(self._samples)}
+
+    def run_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model on every sample and write the outputs to a file."""
+        rows = 1 if self.spec.max_batch_size > 0 else 0
+        results: list[Tensors] = []
+        for sample in self._samples:
+            request = as_request(self.spec, sample)
+            outputs = self._session.run(self._plan.gather([request]), self._plan.wanted([request]))
+            (tensors,) = self._plan.scatter(outputs, [request], [rows or 1])
+            results.append({tensor.name: tensor.array for tensor in tensors})
+        save_tensors(Path(command["to"]), results)
+        return {"count": len(results)}
+
+    def measure(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model `runs` times, or until `seconds` have passed, and return the times.
+
+        One run before these is not counted, because it finds cold caches.
+        """
+        rows, runs, limit_s = int(command["rows"]), int(command["runs"]), float(command["seconds"])
+        times_ms: list[float] = []
+        end_s = time.perf_counter() + limit_s
+        for number in range(-1, runs):
+            inputs, wanted = self._batch(rows, int(command["first"]) + max(number, 0))
+            began_s = time.perf_counter()
+            self._session.run(inputs, wanted)
+            took_s = time.perf_counter() - began_s
+            if number >= 0:
+                times_ms.append(took_s * 1000)
+            if times_ms and time.perf_counter() > end_s:
+                break
+        return {"times_ms": times_ms}
+
+    def _batch(self, rows: int, first: int) -> tuple[Mapping[str, Array], tuple[str, ...]]:
+        first %= len(self._samples)
+        sample = self._samples[first] if rows <= 1 else batch_of(self._samples, first, rows)
+        request = as_request(self.spec, sample)
+        if (rows, first) not in self._batches:
+            # Gather outside the measured time, because gathering is the same for all candidates.
+            if rows > 1:
+                self._batches = {key: kept for key, kept in self._batches.items() if key[0] == rows}
+            self._batches[rows, first] = self._plan.gather([request])
+        return self._batches[rows, first], tuple(self._plan.wanted([request]))
+
+    def keep_engine(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Put the built engine into the server's cache."""
+        return {"kept": self._engines.keep_engine(float(command["difference"]), str(command["reference"]))}
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _resolve(job: Mapping[str, Any]) -> Resolved:
+    scanner = Scanner([Path(job["root"])], allows_external_links=job["allows_external_links"])
+    model = scanner.find(job["model"])
+    if model is None:
+        raise LoadError(f"model '{job['model']}' is not in '{job['root']}' any more")
+    config_json = str(job["config_json"])
+    options = ResolveOptions(gpu_count=int(job["gpu_count"]))
+    return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
+
+
+def _require_stateless(spec: ModelSpec) -> None:
+    """Raise Unsupported unless the model answers each request independently of others."""
+    unsupported_kind = (
+        "an ensemble" if spec.ensemble is not None
+        else "decoupled" if spec.is_decoupled
+        else "a model of sequences" if spec.sequence is not None
+        else "a model of ragged batches" if spec.batch_inputs or any(item.allow_ragged_batch for item in spec.inputs)
+        else ""
+    )  # fmt: skip
+    if unsupported_kind:
+        raise Unsupported(
+            f"model '{spec.name}' is {unsupported_kind}: only models that answer each request by itself are compared"
+        )
+
+
+def main() -> int:
+    out, job = start_child()
+    try:
+        model = OpenedModel(job, out)
+    except BuiltNotRun as error:
+        write_message(out, {"failed": str(error), "kind": "BuiltNotRun"})
+        return exit_at_once()
+    except EdgeServerError as error:
+        write_message(out, {"failed": error.message, "kind": type(error).__name__})
+        return exit_at_once()
+    commands = {
+        "make_samples": model.make_samples,
+        "load_samples": model.load_samples,
+        "run_samples": model.run_samples,
+        "measure": model.measure,
+        "keep_engine": model.keep_engine,
+    }
+    write_message(out, {"done": model.facts()})
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            write_message(out, {"done": commands[command["command"]](command)})
+        except EdgeServerError as error:
+            write_message(out, {"failed": error.message, "kind": type(error).__name__})
+            break
+    model.close()
+    return exit_at_once()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

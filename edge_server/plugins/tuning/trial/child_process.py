@@ -1,0 +1,110 @@
+"""Parent's side of a candidate process: one command at a time, with limits on time and memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge_server.engines.json_child_process import JsonProcess, NoAnswer
+
+MODULE = "edge_server.plugins.tuning.trial.child_main"
+
+_POLL_S = 0.05
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimits:
+    """Limits of a candidate process. `answer_s` limits one command, and `open_s` the opening with an engine build.
+
+    `memory_bytes` limits the memory of the process; 0 means no limit. The process is ended if the machine has less than
+    `floor_bytes` of available memory.
+    """
+
+    answer_s: float
+    open_s: float
+    memory_bytes: int = 0
+    floor_bytes: int = 0
+
+
+class CandidateFailed(Exception):
+    """The candidate failed and its process has ended. `kind` is the class name of the error in the process, or ""."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = kind
+
+
+class CandidateProcess:
+    """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again."""
+
+    def __init__(self, limits: ChildLimits, module: str = MODULE) -> None:
+        """Start the process. Raises CandidateFailed."""
+        self._limits = limits
+        try:
+            self._process = JsonProcess(module)
+        except OSError as error:
+            raise CandidateFailed(f"its process does not start: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def open(self, job: Mapping[str, object], report: Callable[[str, float], None]) -> dict[str, Any]:
+        """Send the job and return the facts of the opened model. Calls `report` with the progress of an engine build.
+
+        Raises CandidateFailed.
+        """
+        return self._exchange({**job, "parent": os.getpid()}, self._limits.open_s, report)
+
+    def execute(self, command: str, **fields: object) -> dict[str, Any]:
+        """Execute one command and return its result. Raises CandidateFailed; the process has then ended."""
+        return self._exchange({"command": command, **fields}, self._limits.answer_s, lambda text, percent: None)
+
+    def resident_bytes(self) -> int:
+        """Return the memory and swap of the process in bytes, 0 if unknown."""
+        return self._process.resident_bytes()
+
+    def end(self) -> None:
+        """End the process, and kill it if it does not exit in time."""
+        self._process.end(_END_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+    def _exchange(
+        self, message: Mapping[str, object], limit_s: float, report: Callable[[str, float], None]
+    ) -> dict[str, Any]:
+        self._process.tell(message)
+        end_s = time.monotonic() + limit_s
+        while True:
+            try:
+                reply = self._process.hear(_POLL_S)
+            except NoAnswer:
+                self._enforce_limits(end_s, limit_s)
+                continue
+            if reply is None:
+                self.kill()
+                raise CandidateFailed(f"its process {self._process.end_in_words()}")
+            if "progress" in reply:
+                report(str(reply["progress"]), float(reply["percent"]))
+                continue
+            if "failed" in reply:
+                self.end()
+                raise CandidateFailed(str(reply["failed"]), str(reply["kind"]))
+            result: dict[str, Any] = reply["done"]
+            return result
+
+    def _enforce_limits(self, end_s: float, limit_s: float) -> None:
+        """Kill the process and raise CandidateFailed if it exceeds its time or memory."""
+        reason = self._process.too_much(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
+        if not reason and time.monotonic() > end_s:
+            reason = f"it took longer than {limit_s:g} s (--timeout-secs)"
+        if reason:
+            self.kill()
+            raise CandidateFailed(reason)

@@ -1,0 +1,41 @@
+"""List of a runtime's devices, from a child process: `python -m edge_server.plugins.tuning.trial.device_listing`.
+
+Listing loads the drivers of all devices. If a driver crashes or hangs, only this runtime's accelerators are lost.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from edge_server.backends import onnxruntime_providers, openvino_devices
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.tuning.trial.accelerators import ReportedDevices
+from edge_server.plugins.tuning.trial.child_process import CandidateProcess, ChildLimits
+from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_child, write_message
+
+MODULE = "edge_server.plugins.tuning.trial.device_listing"
+
+_REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_devices.reported}
+
+
+def list_devices(runtime: str, limits: ChildLimits) -> ReportedDevices:
+    """Return the devices of `runtime` (onnxruntime or openvino). Raises CandidateFailed."""
+    child = CandidateProcess(limits, MODULE)
+    try:
+        reported = child.open({"runtime": runtime}, lambda text, percent: None)
+    finally:
+        child.kill()
+    return {str(name): tuple(map(str, capabilities)) for name, capabilities in reported.items()}
+
+
+def main() -> int:
+    out, job = start_child()
+    try:
+        write_message(out, {"done": _REPORTS[job["runtime"]]()})
+    except EdgeServerError as error:
+        write_message(out, {"failed": error.message, "kind": type(error).__name__})
+    return exit_at_once()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

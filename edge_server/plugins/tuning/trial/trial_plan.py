@@ -1,0 +1,137 @@
+"""Trial plan: the candidates for a model folder, each with its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.backends.tensorrt import cuda_driver
+from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
+from edge_server.plugins.tuning.trial.accelerators import DeviceLister
+from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
+from edge_server.plugins.tuning.trial.candidate_list import candidates_for
+from edge_server.plugins.tuning.trial.comparison import CandidateTrial
+from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
+from edge_server.repository.scan import ModelDirectory, Scanner
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """Model and options of a comparison. `config_name` selects the configuration to start from.
+
+    `version` None means the newest served version. `precisions` are the precisions to try in addition to the reference;
+    () means all. `profiles` are the minimum, optimum and maximum shapes of engines, in the syntax of the parameters.
+    """
+
+    root: Path
+    model: str
+    version: int | None = None
+    config_name: str = ""
+    runtimes: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    allows_external_links: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnvironment:
+    """Settings and folders of the comparison. `settings[backend][key]` are the server's settings for all models.
+
+    `scratch` is a temporary folder. `list_devices` returns the devices of a runtime.
+    """
+
+    settings: Mapping[str, Mapping[str, str]]
+    engine_cache: str
+    build_timeout_s: float
+    scratch: Path
+    list_devices: DeviceLister
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """Trials, in order of preference as the reference. `left_out` lists skipped candidates with the reasons."""
+
+    model_dir: Path
+    version: int
+    trials: tuple[CandidateTrial, ...]
+    left_out: tuple[str, ...]
+    configs: Mapping[RuntimeCandidate, ConfigMessage]
+
+
+def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan:
+    """Plan the trials for a model without opening it. Raises UnknownModel, LoadError and InvalidRequest."""
+    model = _find_model(request)
+    version = _selected_version(model, request.version)
+    base = new_config() if model.config_path is None else read_file(model.config_path, model.name)
+    if base.HasField("ensemble_scheduling"):
+        raise BadModelConfig(f"model '{model.name}' is an ensemble: optimize its members one by one")
+    for_all = environment.settings.get("openvino", {}).get(TARGET_DEVICE)
+    if for_all and TARGET_DEVICE not in base.parameters:  # so that each candidate sets its device explicitly
+        base.parameters[TARGET_DEVICE].string_value = for_all
+    no_gpu = cuda_driver.unavailable_reason()
+    candidate_list = candidates_for(
+        base,
+        model.name,
+        model.path / str(version),
+        no_gpu=no_gpu,
+        list_devices=environment.list_devices,
+        only=request.runtimes,
+    )
+    wanted = _with_precisions(candidate_list.candidates, request.precisions)
+    if not wanted:
+        raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(candidate_list.left_out)}")
+    configs = {one: config_of(base, one, candidate_list.file_name, request.profiles) for one in wanted}
+    common = {
+        "root": str(request.root),
+        "model": model.name,
+        "version": version,
+        "allows_external_links": request.allows_external_links,
+        "gpu_count": 0 if no_gpu else len(cuda_driver.devices()),
+        "profiles": list(request.profiles),
+        "settings": {name: dict(values) for name, values in environment.settings.items()},
+        "engine_cache": environment.engine_cache,
+        "build_timeout_s": environment.build_timeout_s,
+    }
+    trials = []
+    for number, (candidate, config) in enumerate(configs.items()):
+        scratch = environment.scratch / f"build-{number}"
+        scratch.mkdir()
+        job = {**common, "runtime": candidate.runtime, "config_json": write_json(config), "scratch": str(scratch)}
+        trials.append(CandidateTrial(candidate, job))
+    return TrialPlan(model.path, version, tuple(trials), candidate_list.left_out, configs)
+
+
+def _with_precisions(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -> list[RuntimeCandidate]:
+    """Return the candidates with these precisions, and the references. Raises InvalidRequest for an unknown one."""
+    if not precisions:
+        return list(candidates)
+    known = list(dict.fromkeys(one.precision for one in candidates if one.precision))
+    unknown = next((precision for precision in precisions if precision not in known), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"--precision: no runtime has '{unknown}' for this model; there are {', '.join(known) or 'none'}"
+        )
+    return [one for one in candidates if one.is_plain or one.precision in precisions]
+
+
+def _find_model(request: TrialRequest) -> ModelDirectory:
+    scanner = Scanner([request.root], request.config_name, allows_external_links=request.allows_external_links)
+    if not request.root.is_dir():
+        raise UnknownModel(f"there is no folder '{request.root}'")
+    model = scanner.find(request.model)
+    if model is None:
+        known = ", ".join(scanner.names()[:20]) or "none"
+        raise UnknownModel(f"there is no model '{request.model}' in '{request.root}'; there are: {known}")
+    if model.problem and not model.versions:
+        raise LoadError(model.problem)
+    return model
+
+
+def _selected_version(model: ModelDirectory, requested: int | None) -> int:
+    present: Sequence[int] = [version.number for version in model.versions]
+    if requested is None:
+        return max(model.desired_versions or tuple(present))
+    if requested not in present:
+        raise UnknownModel(f"model '{model.name}' has no version {requested}; it has {', '.join(map(str, present))}")
+    return requested

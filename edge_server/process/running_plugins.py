@@ -1,0 +1,147 @@
+"""Plugins of one server: calls each at its moments, and goes on without one that fails unexpectedly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
+
+from edge_server.config import ConfigError, ServerConfig
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import EdgeServerError
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.http.routes import Route
+from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
+from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
+from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
+from edge_server.telemetry.metrics_page import Family
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RunningPlugins:
+    """The plugins of a server in the order in which they are built and started. They are stopped in reverse.
+
+    `failures`: name of each plugin that failed unexpectedly -> the error. It is asked for nothing more, but stopped.
+    """
+
+    def __init__(self, plugins: Sequence[Plugin], config: ServerConfig) -> None:
+        """Prepare them. Raises ConfigError, EdgeServerError."""
+        self.failures: dict[str, str] = {}
+        self._required = {plugin.name for plugin in plugins if plugin.is_required}
+        self._running: dict[str, RunningPlugin] = {}
+        for plugin in plugins:
+            running = self._call(plugin.name, partial(plugin.prepare, config))
+            if running is not None:
+                self._running[plugin.name] = running
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether all plugins are there without which a server is not ready."""
+        return not self._required & self.failures.keys()
+
+    def get(self, name: str) -> RunningPlugin | None:
+        return self._running.get(name)
+
+    # -- before the manager is made
+
+    def admission(self) -> AdmissionControl:
+        return self._only("admission control", lambda plugin: plugin.admission) or ADMIT_ALL
+
+    def frame_admission(self) -> FrameAdmission:
+        return self._only("frame admission", lambda plugin: plugin.frame_admission) or NoFrameAdmission()
+
+    def model_checks(self) -> tuple[Callable[[ModelSpec], object], ...]:
+        return tuple(check for _, plugin in self._active() for check in plugin.model_checks)
+
+    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
+        for name, plugin in self._active():
+            check_memory = self._call(name, partial(plugin.load_gate, check_memory)) or check_memory
+        return check_memory
+
+    # -- the moments of a server
+
+    def build(self, core: ServingCore) -> None:
+        """Raises ConfigError, EdgeServerError, as does `start`."""
+        for name, plugin in self._active():
+            self._call(name, partial(plugin.build, core))
+
+    def start(self) -> None:
+        for name, plugin in self._active():
+            self._call(name, plugin.start)
+
+    def models_settled(self) -> None:
+        for name, plugin in self._active():
+            self._call(name, plugin.models_settled)
+
+    def begin_stop(self) -> None:
+        for name, plugin in self._active():
+            self._call(name, plugin.begin_stop)
+
+    def stop(self, timeout_s: float) -> None:
+        for name, plugin in reversed(self._running.items()):
+            try:
+                self._call(name, partial(plugin.stop, timeout_s))
+            except EdgeServerError as error:
+                log.error("closing the plugin '%s': %s", name, error)
+
+    # -- while it serves
+
+    def heavy_work_refusal(self) -> str:
+        """Return the first reason why no heavy work may begin now, "" if it may."""
+        answers = (self._call(name, plugin.heavy_work_refusal) for name, plugin in self._active())
+        return next(filter(None, answers), "")
+
+    def families(self) -> Iterator[Family]:
+        for name, plugin in self._active():
+            yield from self._call(name, lambda: list(plugin.families())) or ()  # noqa: B023 - called at once
+
+    def routes(self) -> list[Route]:
+        """Return the routes of HTTP. Raises ConfigError, EdgeServerError."""
+        summary = "Plugins: which failed, and their lines of edge-server status"
+        own = Route("GET", "/edge/v1/plugins", "statistics", summary, self._respond, uses_aiohttp=True)
+        return [own, *(route for name, plugin in self._active() for route in self._call(name, plugin.routes) or ())]
+
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
+        plugins: list[dict[str, object]] = [
+            {"name": name, "error": "", "rows": [asdict(row) for row in self._call(name, plugin.status) or ()]}
+            for name, plugin in self._active()
+        ]
+        plugins += [{"name": name, "error": error, "rows": []} for name, error in self.failures.items()]
+        return json_response({"plugins": plugins})
+
+    def health_headers(self) -> Mapping[str, str]:
+        headers: dict[str, str] = {}
+        for name, plugin in self._active():
+            headers.update(self._call(name, plugin.health_headers) or {})
+        return headers
+
+    def problem(self) -> str:
+        """Return the first reason why the service manager should restart the process, "" if there is none."""
+        answers = (self._call(name, plugin.problem) for name, plugin in self._active())
+        return next(filter(None, answers), "")
+
+    def _active(self) -> list[tuple[str, RunningPlugin]]:
+        return [(name, plugin) for name, plugin in self._running.items() if name not in self.failures]
+
+    def _only(self, what: str, member: Callable[[RunningPlugin], T | None]) -> T | None:
+        found = {name: value for name, plugin in self._active() if (value := member(plugin)) is not None}
+        if len(found) > 1:
+            raise ConfigError(f"the plugins {' and '.join(found)} each bring {what}: one is possible")
+        return next(iter(found.values()), None)
+
+    def _call(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return what a plugin's function returns; None if it fails unexpectedly."""
+        try:
+            return call()
+        except (ConfigError, EdgeServerError):
+            raise
+        except Exception as error:
+            log.exception("the plugin '%s' failed, and the server goes on without it", name)
+            self.failures[name] = f"{type(error).__name__}: {error}"
+            return None

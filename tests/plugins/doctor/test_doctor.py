@@ -1,0 +1,330 @@
+"""Doctor on reconstructed boards, with runtimes that work, are missing, or crash."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edge_server.plugins.doctor import command as doctor
+from edge_server.plugins.doctor import sample_model
+from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve
+from edge_server.plugins.doctor.machine import check_jetpack, check_memory, check_sensors, installed_packages
+from edge_server.plugins.doctor.permissions import ServerUser, check_permissions, find_user
+from edge_server.plugins.doctor.ports import check_ports
+from edge_server.plugins.doctor.runtimes import check_runtimes, run_probe
+from edge_server.plugins.governor.readings import Gpu, MachineReading
+from edge_server.plugins.governor.sensors.all_sensors import read_machine
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+
+def ask(*arguments: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [str(COMMAND), "doctor", "--json", *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def named(findings: list[Finding], name: str) -> Finding:
+    (found,) = [item for item in findings if item.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "board", "release"),
+    [
+        ("orin_nano_jp6", "Orin Nano", "JetPack 6"),
+        ("agx_orin_jp6", "AGX Orin", "JetPack 6"),
+        ("thor_jp7", "Thor", "JetPack 7"),
+    ],
+)
+def test_it_reports_board_jetpack_and_sensors(make_board: Any, name: str, board: str, release: str) -> None:
+    box = make_board(name)
+    code, found = ask(f"--sysfs-root={box.root}", "--skip-runtimes")
+    sections = found["sections"]
+    assert board in sections["board"][0]["text"]
+    assert sections["jetpack"][0]["text"].startswith(release)
+    assert any(item["name"] == "heat" and "°C (tj)" in item["text"] for item in sections["sensors"])
+    assert any(item["name"] == "power" and " W" in item["text"] for item in sections["sensors"])
+    assert any(item["name"] == "power mode" for item in sections["sensors"])
+    # A board of files has no devices: what is wrong is said with what to do, and serving goes on without CUDA.
+    (missing,) = sections["permissions"][:1]
+    assert (missing["name"], missing["level"]) == ("/dev/nvmap", "warning")
+    assert "--runtime=nvidia" in missing["advice"]
+    assert (code, found["can_serve"]) == (0, True)
+
+
+def test_an_x86_machine_has_no_section_about_jetpack(make_board: Any) -> None:
+    _, found = ask(f"--sysfs-root={make_board('x86_box').root}", "--skip-runtimes")
+    assert "jetpack" not in found["sections"]
+    assert any(item["name"] == "heat" and "°C" in item["text"] for item in found["sections"]["sensors"])
+
+
+def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_it_is_about(make_board: Any) -> None:
+    done = subprocess.run(
+        [str(COMMAND), "doctor", "--skip-runtimes", f"--sysfs-root={make_board('thor_jp7').root}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    at = next(index for index, line in enumerate(lines) if "/dev/nvmap" in line)
+    assert lines[at].startswith("!")
+    assert lines[at + 1].lstrip().startswith("-> ")
+    assert lines[-1].startswith("This machine can serve; ")
+
+
+@pytest.mark.full
+def test_runtimes_of_this_environment_are_tried_for_real_and_the_fastest_is_named() -> None:
+    findings = list(check_runtimes({}, is_jetson=False))
+    assert f"onnxruntime {onnxruntime.__version__} on CPU, f32" in named(findings, "onnxruntime").text
+    assert named(findings, "openvino").text.startswith("openvino ")
+    fastest = named(findings, "fastest").text
+    assert fastest.startswith(("openvino: ", "onnxruntime: "))
+    assert "onnxruntime " in fastest
+    assert "openvino " in fastest
+    assert can_serve(findings)
+
+
+Answers = Mapping[str, Mapping[str, Any]]
+
+
+def prober(**answers: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
+    missing = {"problem": "runtime does not import; install it with: pip install it"}
+    return lambda name: answers.get(name, missing)
+
+
+def test_a_machine_without_any_runtime_cannot_serve_and_advice_names_what_to_install() -> None:
+    findings = list(check_runtimes({}, is_jetson=False, probe=prober()))
+    assert not can_serve(findings)
+    assert "pip install" in named(findings, "all").advice
+    assert all("pip install" in item.text for item in findings if item.name != "all")
+
+
+def test_two_distributions_of_onnx_runtime_are_reported_by_their_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[Finding]:
+        works = prober(**{name: {} for name in ("onnxruntime", "openvino")})
+        return [item for item in check_runtimes({}, is_jetson=False, probe=works) if "overwrite" in item.text]
+
+    assert told() == []
+    info = tmp_path / "onnxruntime_gpu-1.23.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.23.0\n")
+    (info / "top_level.txt").write_text("onnxruntime\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = told()
+    assert found.text.startswith("onnxruntime and onnxruntime-gpu are installed")
+    assert (found.level, "pip uninstall onnxruntime onnxruntime-gpu" in found.advice) == (FindingLevel.WARNING, True)
+
+
+def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "onnxruntime"
+    package.mkdir()
+    # As a wheel does that was built for a processor with other instructions.
+    (package / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = run_probe("onnxruntime")
+    assert answer == {"problem": "it ended its process with SIGILL", "is_broken": True}
+    findings = list(check_runtimes({}, is_jetson=False, probe=prober(onnxruntime=answer, openvino={"runtime": "o"})))
+    found = named(findings, "onnxruntime")
+    assert (found.level, can_serve(findings)) == (FindingLevel.WARNING, True)
+    assert "another processor" in found.advice
+
+
+def test_a_runtime_that_prints_while_it_is_imported_does_not_spoil_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "openvino").mkdir()
+    (tmp_path / "openvino/__init__.py").write_text("import os\nprint('welcome')\nos.write(1, b'welcome')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "does not import" in run_probe("openvino")["problem"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [({"python3-libnvinfer": "10.3.0.30"}, "--system-site-packages"), ({}, "apt-get install python3-libnvinfer")],
+)
+def test_on_a_jetson_it_says_how_tensorrt_is_had(installed: dict[str, str], words: str) -> None:
+    answer = {"problem": "runtime tensorrt does not import"}
+    from edge_server.plugins.doctor.runtimes import _finding
+
+    found = _finding("tensorrt", answer, installed, is_jetson=True)
+    assert (found.level, words in found.advice) == (FindingLevel.WARNING, True)
+    assert _finding("tensorrt", answer, {}, is_jetson=False).level is FindingLevel.NOTE
+
+
+def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) -> None:
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(
+        "Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: 36.4.3-2025\n\n"
+        "Package: python3-libnvinfer\nStatus: deinstall ok config-files\nVersion: 10.3\n\n"
+        "Package: vim\nStatus: install ok installed\nVersion: 9\n\n"
+        "Package: libnvinfer10\nStatus: install ok installed\nVersion: 10.3.0.30\n"
+    )
+    assert installed_packages(SysfsFiles(tmp_path)) == {"nvidia-l4t-core": "36.4.3-2025", "libnvinfer10": "10.3.0.30"}
+
+
+@pytest.mark.parametrize(
+    ("reading", "level", "words"),
+    [
+        (
+            MachineReading(0, soc="tegra234", missing={"l4t": "no release"}),
+            FindingLevel.WARNING,
+            "/etc/nv_tegra_release",
+        ),
+        (MachineReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
+        (MachineReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
+        (MachineReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
+    ],
+)
+def test_each_kind_of_jetpack_has_its_advice(
+    tmp_path: Path, reading: MachineReading, level: FindingLevel, words: str
+) -> None:
+    found = named(list(check_jetpack(SysfsFiles(tmp_path), reading)), "release")
+    assert (found.level, words in found.advice) == (level, True)
+
+
+def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 8000000 kB\nMemAvailable: {available_mib * 1024} kB\n")
+    return list(check_memory(SysfsFiles(tmp_path), read_machine(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("available_mib", "level"), [(4000, FindingLevel.OK), (400, FindingLevel.WARNING), (100, FindingLevel.PROBLEM)]
+)
+def test_little_memory_is_reported_and_too_little_keeps_from_serving(
+    tmp_path: Path, available_mib: int, level: FindingLevel
+) -> None:
+    findings = meminfo(tmp_path, available_mib)
+    assert named(findings, "available").level is level
+    assert f"{available_mib} of " in named(findings, "available").text
+    assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
+
+
+def test_a_lost_gpu_keeps_the_machine_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
+    lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
+    assert "restart the machine" in named(list(check_sensors(lost)), "NVIDIA A2").advice
+    assert not can_serve(list(check_sensors(lost)))
+    replaced = MachineReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
+    found = named(list(check_sensors(replaced)), "nvml")
+    assert (found.level, "restart the machine" in found.advice) == (FindingLevel.WARNING, True)
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Path:
+    """Devices as JetPack makes them: nvmap for root and video, the render node for root and render."""
+    group = grp.getgrnam("video").gr_gid
+    for path, mode, gid in (
+        ("dev/nvmap", 0o440, 0),
+        ("dev/dri/renderD128", 0o660, group),
+        ("dev/nvhost-gpu", 0o666, 0),
+    ):
+        target = tmp_path / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"")
+        target.chmod(mode)
+        if os.geteuid() == 0:
+            os.chown(target, 0, gid)
+        elif gid:
+            pytest.skip("needs root, to give files to groups")
+    return tmp_path
+
+
+def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(devices: Path) -> None:
+    stranger = ServerUser("edge", 12345, frozenset({12345}), is_me=False)
+    findings = list(check_permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
+    assert named(findings, "devices").text == "user edge may open 1 of 3 GPU devices"
+    assert "usermod --append --groups video edge" in named(findings, "/dev/dri/renderD128").advice
+    assert "udev.rules" in named(findings, "/dev/nvmap").advice
+    member = ServerUser("edge", 12345, frozenset({12345, grp.getgrnam("video").gr_gid}), is_me=False)
+    findings = list(check_permissions(SysfsFiles(devices), devices, member, is_jetson=True))
+    assert {item.name for item in findings} == {"devices", "/dev/nvmap"}
+    assert can_serve(findings)
+
+
+def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_user("nobody").name == "nobody"
+    assert find_user("").is_me
+    with pytest.raises(SystemExit) as caught:
+        doctor.run(["--user=nobody-of-this-name"])
+    assert caught.value.code == 2
+    assert "nobody-of-this-name" in capsys.readouterr().err
+
+
+def test_a_port_of_another_process_is_reported_with_that_process_and_the_option_to_avoid_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (found,) = check_ports({"metrics": taken.getsockname()[1]})
+    assert "in use by" in found.text
+    assert f"(process {os.getpid()})" in found.text
+    assert (found.level, "--metrics-port" in found.advice) == (FindingLevel.NOTE, True)
+
+
+def test_a_port_that_nobody_uses_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    (found,) = check_ports({"HTTP": port})
+    assert (found.text, found.level) == ("HTTP: free", FindingLevel.OK)
+
+
+LISTENS = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("words", [["edge-server", "serve", "--http-port=0"], ["-m", "edge_server", "serve"]])
+def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "edge-server").write_text(LISTENS)
+    (tmp_path / "edge_server.py").write_text(LISTENS)
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        (found,) = check_ports({"HTTP": int(server.stdout.readline())})
+        server.communicate()
+    assert found.text == f"HTTP: in use by edge-server (process {server.pid})"
+    assert (found.level, found.advice) == (FindingLevel.OK, "")
+
+
+def test_what_is_in_the_way_never_comes_without_advice() -> None:
+    with pytest.raises(ValueError, match="without advice"):
+        Finding("memory", "available", "little", FindingLevel.WARNING)
+
+
+def test_text_of_the_machine_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    box = make_board("orin_nano_jp6")
+    box.write("/proc/device-tree/model", b"evil\x1b[2J board\0")
+    doctor.run(["--skip-runtimes", f"--sysfs-root={box.root}"])
+    out = capsys.readouterr().out
+    assert "evil" in out
+    assert "\x1b" not in out
+
+
+def test_the_sample_model_is_what_the_onnx_library_calls_a_model() -> None:
+    data = sample_model.sample_model()
+    assert data == sample_model.sample_model()
+    model = onnx.load_from_string(data)
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    image = np.ones(sample_model.INPUT_SHAPE, np.float32)
+    (scores,) = session.run([sample_model.OUTPUT], {sample_model.INPUT: image})
+    assert scores.shape == sample_model.OUTPUT_SHAPE
+    assert np.isfinite(scores).all()
+    assert scores.std() > 0

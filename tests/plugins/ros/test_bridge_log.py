@@ -1,0 +1,96 @@
+"""Log lines of the bridge and the replay about missing topics, servers and disk space."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from xml.parsers.expat import ExpatError
+
+import pytest
+
+from edge_server.client import StreamError
+from edge_server.core.frame_stream_types import StreamOpened
+from edge_server.errors import ErrorCode, InvalidRequest
+from edge_server.plugins.ros import ros1_transport
+from edge_server.plugins.ros.bridge import BridgeParameters
+from edge_server.plugins.ros.connection_log import ConnectionLog
+
+
+def test_a_bridge_that_publishes_nothing_names_the_flags() -> None:
+    with pytest.raises(InvalidRequest, match="--detections-topic"):
+        BridgeParameters("m", image_topic="/image")
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        {"detections_topic": "/image"},
+        {"detections_topic": "image"},
+        {"detections_topic": "/found", "mask_topic": "found"},
+    ],
+)
+def test_a_topic_that_is_named_twice_is_refused(topics: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="is named twice"):
+        BridgeParameters("m", image_topic="/image", **topics)
+
+
+def test_a_server_that_stays_away_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    caplog.set_level(logging.INFO)
+    connection_log = ConnectionLog("/image", clock=lambda: now)
+    gone, other = (StreamError(text, ErrorCode.UNAVAILABLE) for text in ("refused", "other"))
+    for now in (0.0, 0.1, 59.0):  # noqa: B007 - the clock
+        connection_log.log_broken(gone)
+    assert caplog.text.count("trying again") == 1
+    now = 60.0
+    connection_log.log_broken(gone)
+    assert caplog.text.count("trying again") == 2
+    connection_log.log_broken(other)
+    assert caplog.text.count("trying again") == 3
+    now = 60.2
+    connection_log.log_opened(StreamOpened("camera", "m", 1, "openvino"))
+    connection_log.log_broken(other)
+    assert caplog.text.count("trying again") == 4
+    assert "/image goes to m version 1 on openvino" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("refused"),
+        ValueError("invalid master URI: garbage"),
+        ExpatError("mismatched tag: line 1, column 16"),
+        TypeError("cannot unpack non-iterable int object"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_answers_in_place_of_a_ros_master_is_told_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    tries, has_node = iter([error]), threading.Event()
+
+    def master(name: str) -> SimpleNamespace:
+        for failure in tries:
+            raise failure
+        return SimpleNamespace(getPid=lambda: 1)
+
+    names = SimpleNamespace(is_legal_base_name=lambda name: True)
+    modules = {
+        "rosgraph": SimpleNamespace(names=names, Master=master, get_master_uri=lambda: "http://there:11311"),
+        "rospy": SimpleNamespace(
+            ROSException=KeyError,
+            init_node=lambda *args, **options: has_node.set(),
+            on_shutdown=lambda callback: None,
+            get_caller_id=lambda: "/bridge",
+            signal_shutdown=lambda reason: None,
+        ),
+    }
+    monkeypatch.setattr(ros1_transport, "_import_ros", modules.__getitem__)
+    monkeypatch.setattr(ros1_transport, "message_classes", dict)
+    transport = ros1_transport.Ros1Transport("bridge", check_s=0.01)
+    try:
+        assert has_node.wait(60)
+    finally:
+        transport.close()
+    assert caplog.messages[0] == f"no ROS master at http://there:11311, asking again every 0.01 s: {error}"

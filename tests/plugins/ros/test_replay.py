@@ -1,0 +1,361 @@
+"""Replay of recordings through a frame service: each image gets a result, and the output is a valid recording."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.frame_stream_types import Returns
+from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+DETECTIONS = "vision_msgs/msg/Detection2DArray"
+START_NS = 1_700_000_000_000_000_000
+STEP_NS = 33_000_000
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
+        reason="needs rosbags and mcap: pip install '.[ros]' mcap",
+    ),
+]
+
+
+def store() -> Any:
+    from rosbags.typesys import Stores, get_typestore
+
+    return get_typestore(Stores.ROS2_HUMBLE)
+
+
+def image(types: Any, number: int) -> Any:
+    """Return sensor_msgs/Image number N: 8 x 6, a padded row, every byte N."""
+    stamp = types["builtin_interfaces/msg/Time"](sec=number, nanosec=7)
+    return types["sensor_msgs/msg/Image"](
+        header=types["std_msgs/msg/Header"](stamp=stamp, frame_id="left"),
+        height=6, width=8, encoding="rgb8", is_bigendian=0, step=28, data=np.full(28 * 6, number % 256, np.uint8),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[..., Path]:
+    """`recorded(count, "mcap" | "sqlite3", topics)` is the folder of a rosbag2 recording, written by rosbags."""
+
+    def write(count: int = 20, plugin: str = "mcap", topics: tuple[str, ...] = ("/camera/image_raw",)) -> Path:
+        from rosbags.rosbag2 import StoragePlugin, Writer
+
+        types = store()
+        path = tmp_path / f"drive_{plugin}"
+        with Writer(path, version=9, storage_plugin=StoragePlugin[plugin.upper()]) as writer:
+            imu = writer.add_connection("/clock", "builtin_interfaces/msg/Time", typestore=types)
+            opened = [writer.add_connection(name, "sensor_msgs/msg/Image", typestore=types) for name in topics]
+            for number in range(1, count + 1):
+                at = START_NS + number * STEP_NS
+                clock = types.types["builtin_interfaces/msg/Time"](sec=number, nanosec=0)
+                writer.write(imu, at, types.serialize_cdr(clock, "builtin_interfaces/msg/Time"))
+                for connection in opened:
+                    data = types.serialize_cdr(image(types.types, number), "sensor_msgs/msg/Image")
+                    writer.write(connection, at, data)
+        return path
+
+    return write
+
+
+def replayed(address: str, recording: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), "ros", "replay", str(recording), "--model=finder", f"--address={address}",
+         f"--output={output}", *flags],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def read_with_rosbags(path: Path) -> list[tuple[str, int, Any]]:
+    """Return (topic, time, message) by the definitions that the recording itself carries."""
+    from rosbags.highlevel import AnyReader
+
+    with AnyReader([path]) as reader:
+        return [
+            (connection.topic, at, reader.deserialize(raw, connection.msgtype))
+            for connection, at, raw in reader.messages()
+        ]
+
+
+def read_with_mcap(path: Path) -> list[tuple[str, str, int, Any]]:
+    """Return (topic, schema, time, message) by the mcap project's own reader and ROS 2 decoder."""
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
+
+    with open(path, "rb") as file:
+        found = make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
+        return [(channel.topic, schema.name, message.log_time, value) for schema, channel, message, value in found]
+
+
+def check_boxes(messages: list[tuple[int, Any]], count: int) -> None:
+    assert [message.header.stamp.sec for _, message in messages] == list(range(1, count + 1))
+    for at, message in messages:
+        number = message.header.stamp.sec
+        assert at == START_NS + number * STEP_NS
+        assert (message.header.stamp.nanosec, message.header.frame_id) == (7, "left")
+        (box,) = message.detections
+        assert (box.bbox.center.position.x, box.bbox.center.position.y) == (number % 256 + 10, 25)
+        assert (box.bbox.size_x, box.bbox.size_y) == (20, 30)
+        assert (box.results[0].hypothesis.class_id, box.results[0].hypothesis.score) == ("cup", 0.75)
+
+
+def test_every_frame_of_an_mcap_gets_its_result_at_its_time(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = recorded(50)
+    output = tmp_path / "out.mcap"
+    done = replayed(scripted().address, source / "drive_mcap.mcap", output)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "50 frame(s) in" in done.stdout
+    assert "50 answered" in done.stdout
+    assert "50 message(s) on /edge_server/detections" in done.stdout
+    by_rosbags = read_with_rosbags(output)
+    assert {topic for topic, _, _ in by_rosbags} == {"/edge_server/detections"}
+    check_boxes([(at, message) for _, at, message in by_rosbags], 50)
+    pytest.importorskip("mcap_ros2")
+    by_mcap = read_with_mcap(output)
+    assert {(topic, schema) for topic, schema, _, _ in by_mcap} == {("/edge_server/detections", DETECTIONS)}
+    check_boxes([(at, message) for _, _, at, message in by_mcap], 50)
+
+
+@pytest.mark.parametrize("plugin", ["mcap", "sqlite3"])
+def test_a_rosbag2_folder_is_read_and_written(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path, plugin: str
+) -> None:
+    output = tmp_path / "results"
+    done = replayed(scripted().address, recorded(5, plugin), output)
+    assert done.returncode == 0, done.stderr
+    assert (output / "metadata.yaml").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"drive_{plugin}", "results"]
+    check_boxes([(at, message) for _, at, message in read_with_rosbags(output)], 5)
+
+
+def test_a_ros_1_bag_is_read(scripted: Callable[..., Any], tmp_path: Path) -> None:
+    from rosbags.rosbag1 import Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    types = get_typestore(Stores.ROS1_NOETIC)
+    with Writer(tmp_path / "old.bag") as writer:
+        connection = writer.add_connection("/camera/image_raw", "sensor_msgs/msg/Image", typestore=types)
+        for number in range(1, 4):
+            message = image({**types.types, "std_msgs/msg/Header": with_seq(types)}, number)
+            data = types.serialize_ros1(message, "sensor_msgs/msg/Image")
+            writer.write(connection, START_NS + number * STEP_NS, data)
+    done = replayed(scripted().address, tmp_path / "old.bag", tmp_path / "new.mcap")
+    assert done.returncode == 0, done.stderr
+    check_boxes([(at, message) for _, at, message in read_with_rosbags(tmp_path / "new.mcap")], 3)
+
+
+def with_seq(types: Any) -> Callable[..., Any]:
+    return lambda **fields: types.types["std_msgs/msg/Header"](seq=99, **fields)
+
+
+def test_dropped_frames_are_sent_again_so_that_none_is_missing(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = replayed(scripted(drops_each=4).address, recorded(30), tmp_path / "out.mcap")
+    assert done.returncode == 0, done.stderr
+    assert "30 answered, 7 sent again" in done.stdout
+    messages = sorted(read_with_rosbags(tmp_path / "out.mcap"), key=lambda item: item[1])
+    check_boxes([(at, message) for _, at, message in messages], 30)
+
+
+def test_a_server_that_restarts_in_between_costs_no_frame(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    server = scripted()
+
+    def restart() -> None:
+        server.is_mute = True
+        server.stop()
+        server.is_mute = False
+        server.start()
+
+    original, restarted = server._answer, threading.Event()
+
+    def answer(request: Any, frame: Any) -> Any:
+        if frame.header.seq == 25 and not restarted.is_set():
+            restarted.set()
+            threading.Thread(target=restart).start()
+        return original(request, frame)
+
+    server._answer = answer
+    done = replayed(server.address, recorded(60), tmp_path / "out.mcap")
+    assert done.returncode == 0, done.stderr
+    assert restarted.is_set()
+    assert "60 answered" in done.stdout
+    messages = sorted(read_with_rosbags(tmp_path / "out.mcap"), key=lambda item: item[1])
+    check_boxes([(at, message) for _, at, message in messages], 60)
+
+
+def test_at_the_rate_of_the_recording_every_frame_is_answered_or_counted_as_dropped_by_who_dropped_it(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    server = scripted(drops_each=3)
+    done = replayed(server.address, recorded(12), tmp_path / "out.mcap", "--rate=2")
+    assert done.returncode == 0, done.stderr
+    told = {what: int(count) for count, what in re.findall(r"(\d+) (answered|dropped \(\w+\))", done.stdout)}
+    came = [frame.header.seq for frame in server.frames]
+    # Newer frames may overtake others on the way to the server; nothing overtakes the last, which it drops.
+    assert came == sorted(set(came))
+    assert came[-1] == 12
+    refused = sum(seq % 3 == 0 for seq in came)
+    expected = {"answered": len(came) - refused, "dropped (governor)": refused, "dropped (unanswered)": 12 - len(came)}
+    assert told == {what: count for what, count in expected.items() if count}
+    assert len(read_with_rosbags(tmp_path / "out.mcap")) == told.get("answered", 0)
+
+
+def test_everything_that_is_asked_for_has_its_topic(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = [f"--return={name}" for name in ("detections", "classes", "mask", "annotated")]
+    done = replayed(
+        scripted().address, recorded(2), tmp_path / "out.mcap", *flags, "--namespace=/left/", "--class-numbers"
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[Any]] = {}
+    for topic, _, message in read_with_rosbags(tmp_path / "out.mcap"):
+        found.setdefault(topic, []).append(message)
+    assert sorted(found) == ["/left/annotated/compressed", "/left/classification", "/left/detections", "/left/mask"]
+    assert [one.class_id for one in found["/left/classification"][0].results] == ["1", "2"]
+    assert found["/left/detections"][0].detections[0].results[0].hypothesis.class_id == "3"
+    mask = found["/left/mask"][0]
+    assert (mask.encoding, mask.step, mask.data.tolist()) == ("mono8", 2, [0, 1, 2, 3])
+    assert bytes(found["/left/annotated/compressed"][0].data) == b"\xff\xd8\xff\xd9"
+
+
+def test_errors_of_the_model_are_told_and_end_in_a_failure(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    server = scripted(error=("INVALID_ARG", "model 'finder': no rgb8 today"))
+    done = replayed(server.address, recorded(5), tmp_path / "out.mcap")
+    assert done.returncode == 1
+    assert "5 failed" in done.stdout
+    assert "INVALID_ARG: model 'finder': no rgb8 today" in done.stderr
+
+
+def test_a_disk_that_takes_no_more_ends_the_replay_in_a_line_and_leaves_no_file(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    recording = recorded(5)
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", str(COMMAND), "ros", "replay", str(recording),
+         "--model=finder", f"--address={scripted().address}", f"--output={tmp_path / 'out.mcap'}"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "out.mcap' cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
+
+
+def test_a_server_that_is_not_there_ends_the_replay_and_leaves_no_file(
+    recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = replayed("127.0.0.1:1", recorded(5), tmp_path / "out.mcap", "--patience=0.5")
+    assert done.returncode == 2
+    assert "127.0.0.1:1" in done.stderr
+    assert done.stderr.count("trying again for 0.5 s") == 1
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.mcap", None, "there is no recording"),
+        ("empty.mcap", b"", "cannot be read"),
+        ("cut.mcap", b"\x89MCAP0\r\n\x01\x00\x00", "cannot be read"),
+        ("text.bag", b"not a bag", "cannot be read"),
+        ("text.db3", b"not a database", "cannot be read"),
+        ("film.mp4", b"1234", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_told_in_one_line(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = replayed("127.0.0.1:1", tmp_path / name, tmp_path / "out.mcap")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / "out.mcap").exists()
+
+
+def test_what_exists_is_not_overwritten(recorded: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "out.mcap").write_bytes(b"precious")
+    done = replayed("127.0.0.1:1", recorded(1), tmp_path / "out.mcap")
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+    assert (tmp_path / "out.mcap").read_bytes() == b"precious"
+
+
+def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]) -> None:
+    from edge_server.plugins.ros.recording import TopicRecording
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    with TopicRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
+        assert recording.image_topics() == {"/left": 2, "/right": 2}
+        assert recording.choose_topic("right") == ("/right", 2)
+        with pytest.raises(InvalidRequest, match="2 topics of images: name one of /left, /right"):
+            recording.choose_topic()
+        with pytest.raises(NotFound, match="no images on topic '/clock'"):
+            recording.choose_topic("/clock")
+
+
+def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Callable[..., Path]) -> None:
+    from edge_server.plugins.ros.recording import TopicRecording
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    with TopicRecording(recorded(3), MessageTypes()) as recording:
+        frames = list(recording.frames("/camera/image_raw"))
+    assert [item.frame.header.seq for item in frames] == [1, 2, 3]
+    assert [item.recorded_ns for item in frames] == [START_NS + number * STEP_NS for number in (1, 2, 3)]
+    frame = frames[1].frame
+    assert (frame.height, frame.width, frame.step, frame.encoding) == (6, 8, 28, "rgb8")
+    assert isinstance(frame.data, memoryview)
+    assert bytes(frame.data) == b"\x02" * 168
+
+
+def test_a_replay_that_fails_in_the_middle_of_reading_raises_that(
+    scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
+) -> None:
+    from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
+    from edge_server.plugins.ros.replay import ReplayParameters, TopicReplay
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    parameters = ReplayParameters("finder", address=scripted().address, returns=Returns(has_detections=True))
+
+    def broken(frames: Any) -> Any:
+        yield next(frames)
+        raise InvalidRequest("the disk is gone")
+
+    with TopicRecording(recorded(5), types) as recording:
+        frames = recording.frames("/camera/image_raw")
+        with (
+            pytest.raises(EdgeServerError, match="the disk is gone"),
+            RecordingWriter(tmp_path / "o.mcap", types) as writer,
+        ):
+            TopicReplay(parameters, writer).run(broken(frames))
+    assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
+
+
+def test_the_bar_fills_with_the_share_that_is_done() -> None:
+    from edge_server.plugins.ros.command_replay import bar
+
+    assert bar(5, 10) == "[###############...............] 5/10"
+    assert bar(0, 0) == "[..............................] 0/0"

@@ -1,0 +1,59 @@
+"""ROS 1 definitions of vision_msgs against the checksums of the released packages, without ROS."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import pytest
+
+from edge_server.errors import Unsupported
+from edge_server.plugins.ros.message_conversion import MessageKind
+from edge_server.plugins.ros.ros1_transport import message_classes, open_transport
+from edge_server.plugins.ros.ros1_types import CHECKSUMS, DEFINITIONS, TYPES, full_text
+
+STOCK = {
+    "std_msgs/Header": "2176decaecbce78abc3b96ef049fabed",
+    "geometry_msgs/Pose2D": "938fa65709584ad8e77d238529be13b8",
+    "geometry_msgs/PoseWithCovariance": "c23e848cf1b7533a8d7c259073a97e6f",
+    "sensor_msgs/Image": "060021388200f6f0f447d0fcd9c64743",
+}
+"""The md5sums of messages that every ROS 1 has."""
+
+
+def checksum(name: str) -> str:
+    """Return ROS 1's md5sum: over the fields, where the type of a message is replaced by its own md5sum."""
+    lines = []
+    for line in DEFINITIONS[name].splitlines():
+        kind, field = line.split()
+        part = "std_msgs/Header" if kind == "Header" else kind.removesuffix("[]")
+        lines.append(f"{checksum(part)} {field}" if part in DEFINITIONS else line)
+    return hashlib.md5("\n".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("name", "expected"), [*CHECKSUMS.items(), *STOCK.items()])
+def test_a_definition_has_the_checksum_of_the_released_package(name: str, expected: str) -> None:
+    assert checksum(name) == expected
+
+
+def test_a_full_text_holds_everything_that_is_needed_once() -> None:
+    first, *others = full_text("vision_msgs/Detection2DArray").split("\n" + "=" * 80 + "\n")
+    assert first == DEFINITIONS["vision_msgs/Detection2DArray"]
+    names = [text.partition("\n")[0] for text in others]
+    assert len(names) == len(set(names))
+    assert set(names) == {f"MSG: {name}" for name in DEFINITIONS} - {
+        "MSG: vision_msgs/Detection2DArray", "MSG: vision_msgs/Classification2D", "MSG: vision_msgs/ObjectHypothesis",
+    }  # fmt: skip
+
+
+def test_every_kind_of_message_has_a_name_in_ros1() -> None:
+    assert set(TYPES) == set(MessageKind)
+
+
+@pytest.mark.parametrize("make", [message_classes, lambda: open_transport("eyes", {})])
+def test_without_ros1_the_error_says_what_to_install(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("rospy", "sensor_msgs", "sensor_msgs.msg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(Unsupported, match="apt install python3-rospy python3-sensor-msgs"):
+        make()  # type: ignore[operator]

@@ -1,0 +1,197 @@
+"""ROS 2 package for colcon: its content, and the agreement of its files."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import edge_server
+from edge_server.core.frame_stream_types import Delivery
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.bridge import BridgeParameters
+
+ROOT = Path(edge_server.__file__).parent
+PACKAGE = ROOT / "plugins" / "ros" / "ros2_package" / "edge_server_ros"
+FAKE = Path(__file__).parent / "fake_ros2"
+COLCON = os.environ.get("EDGE_TEST_COLCON", "")
+
+needs_colcon = pytest.mark.skipif(
+    not COLCON,
+    reason='EDGE_TEST_COLCON names no colcon; get one with: eval "$(tests/plugins/ros/fetch_colcon.sh DEST)"',
+)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The node's module, on a fake rclpy."""
+    monkeypatch.syspath_prepend(str(FAKE))
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    import edge_server_ros.node
+
+    yield edge_server_ros.node
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith((str(FAKE), str(PACKAGE))):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def rclpy(node: ModuleType) -> Iterator[Any]:
+    import rclpy as fake
+
+    fake.init()
+    yield fake
+    fake.shutdown()
+
+
+def yaml_parameters() -> dict[str, Any]:
+    """Read params.yaml, of which this file needs one `name: value  # remark` a line."""
+    words = {"true": True, "false": False, '""': ""}
+    found: dict[str, Any] = {}
+    for line in (PACKAGE / "config" / "params.yaml").read_text().splitlines():
+        match = re.fullmatch(r" {4}(\w+): (\S+)(?: +#.*)?", line)
+        if match:
+            name, text = match.groups()
+            is_number = re.fullmatch(r"[\d.]+", text) and text.count(".") < 2
+            found[name] = words.get(text, ast.literal_eval(text) if is_number else text)
+    return found
+
+
+def test_the_parameter_file_lists_every_parameter_with_its_default(node: ModuleType) -> None:
+    assert yaml_parameters() == node.DEFAULTS
+    assert {name: type(value) for name, value in yaml_parameters().items()} == {
+        name: type(value) for name, value in node.DEFAULTS.items()
+    }
+
+
+def test_the_node_has_a_parameter_for_everything_that_a_bridge_is_told(node: ModuleType) -> None:
+    told = {field.name for field in dataclasses.fields(BridgeParameters)} - {"delivery"}
+    # Notices of drops have no topic to go to.
+    limits = {field.name for field in dataclasses.fields(Delivery)} - {"notifies_drops"}
+    assert set(node.DEFAULTS) == told | limits | {"server_address"}
+
+
+def test_parameters_become_what_the_bridge_is_told(node: ModuleType, rclpy: Any) -> None:
+    rclpy.parameter_overrides.update(model_name="yolox", max_fps=5.0, max_age_ms=80, input_qos="DEFAULT")
+    made = rclpy.create_node("edge_server")
+    address, parameters = node.read_parameters(made)
+    assert address == "127.0.0.1:8001"
+    assert (parameters.model_name, parameters.input_qos, parameters.input_queue_size) == ("yolox", "DEFAULT", 1)
+    assert parameters.detections_topic == "detections_output"
+    assert parameters.delivery == Delivery(max_fps=5.0, max_age_ms=80)
+    assert all(descriptor.read_only for _, descriptor in made.parameters.values())
+    made.destroy_node()
+
+
+def test_a_node_that_would_publish_nothing_says_so(node: ModuleType, rclpy: Any) -> None:
+    rclpy.parameter_overrides.update(detections_topic="")
+    made = rclpy.create_node("edge_server")
+    with pytest.raises(InvalidRequest, match="at least one topic"):
+        node.read_parameters(made)
+    made.destroy_node()
+
+
+def test_the_manifest_names_what_the_build_reads() -> None:
+    manifest = ElementTree.parse(PACKAGE / "package.xml").getroot()
+    assert manifest.attrib["format"] == "3"
+    assert manifest.findtext("name") == PACKAGE.name == "edge_server_ros"
+    assert manifest.findtext("export/build_type") == "ament_python"
+    assert manifest.findtext("license") == "Apache-2.0"
+    assert manifest.findtext("version") == edge_server.__version__
+    assert f'version="{edge_server.__version__}"' in (PACKAGE / "setup.py").read_text()
+    assert (PACKAGE / "resource" / "edge_server_ros").is_file()
+
+
+def test_the_manifest_depends_on_every_ros_package_that_is_imported() -> None:
+    manifest = ElementTree.parse(PACKAGE / "package.xml").getroot()
+    known = {element.text for element in manifest.findall("exec_depend")}
+    imported = {"sensor_msgs", "vision_msgs"}  # by name, in edge_server.plugins.ros.rclpy_transport
+    for path in [*PACKAGE.glob("edge_server_ros/*.py"), *PACKAGE.glob("launch/*.py")]:
+        for found in ast.walk(ast.parse(path.read_text())):
+            names = [found.module or ""] if isinstance(found, ast.ImportFrom) else []
+            names += [alias.name for alias in found.names] if isinstance(found, ast.Import) else []
+            imported |= {name.partition(".")[0] for name in names}
+    assert imported - sys.stdlib_module_names - {"edge_server"} <= known
+
+
+def test_the_launch_file_starts_the_nodes_program_and_gives_known_parameters(node: ModuleType) -> None:
+    text = (PACKAGE / "launch" / "edge_server.launch.py").read_text()
+    program = re.search(r'console_scripts": \[f"(\w+) =', (PACKAGE / "setup.py").read_text())
+    assert program is not None
+    assert f'executable="{program[1]}"' in text
+    arguments = next(
+        ast.literal_eval(statement.value)
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "ARGUMENTS"
+    )
+    assert {name: default for name, (default, _) in arguments.items()}.items() <= node.DEFAULTS.items()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="edge_server is installed, not a checkout")
+def test_every_file_of_the_package_is_installed_with_edge_server(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT, tmp_path / "source" / "edge_server", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT.parent / name, tmp_path / "source")
+    command = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_py", "--build-lib=built"]
+    done = subprocess.run(
+        command, cwd=tmp_path / "source", capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    below = PACKAGE.relative_to(ROOT.parent)
+    built = tmp_path / "source" / "built" / below
+    assert files_of(built) == files_of(tmp_path / "source" / below)
+    assert "package.xml" in files_of(built)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.full
+@needs_colcon
+def test_colcon_finds_the_package_in_the_repository(tmp_path: Path) -> None:
+    listed = colcon("list", "--base-paths", str(ROOT), folder=tmp_path)
+    assert re.search(r"^edge_server_ros\t.*\(ros\.ament_python\)$", listed, re.MULTILINE), listed
+
+
+@pytest.mark.full
+@needs_colcon
+def test_colcon_builds_and_installs_the_package(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "src" / "edge_server_ros", ignore=ignored)
+    colcon("build", folder=tmp_path)
+    installed = tmp_path / "install" / "edge_server_ros"
+    for name in (
+        "lib/edge_server_ros/edge_server_node",
+        "share/edge_server_ros/package.xml",
+        "share/edge_server_ros/launch/edge_server.launch.py",
+        "share/edge_server_ros/config/params.yaml",
+        "share/ament_index/resource_index/packages/edge_server_ros",
+    ):
+        assert (installed / name).is_file(), name
+    assert len(list(installed.glob("lib/python3*/site-packages/edge_server_ros/node.py"))) == 1
+
+
+def colcon(*words: str, folder: Path) -> str:
+    """Run colcon in a folder of its own and return what it prints."""
+    done = subprocess.run(
+        [COLCON, "--log-base", str(folder / "log"), *words],
+        cwd=folder, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "COLCON_HOME": str(folder / "home")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

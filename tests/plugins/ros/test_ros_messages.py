@@ -1,0 +1,150 @@
+"""Conversion of ROS messages to frames without a copy, and of results to vision_msgs."""
+
+from __future__ import annotations
+
+import array
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.frame_stream_types import ClassScore, Detection, FrameHeader, FrameResult, Mask
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.message_conversion import (
+    MessageKind,
+    annotated_message,
+    classification_message,
+    detections_message,
+    kind_of,
+    make_frame,
+    mask_message,
+    view_bytes,
+)
+
+HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera/left ø", seq=7)
+
+
+def ros2_header() -> SimpleNamespace:
+    return SimpleNamespace(
+        stamp=SimpleNamespace(sec=1_700_000_000, nanosec=999_999_999), frame_id="camera/left ø"
+    )  # fmt: skip
+
+
+def ros1_header() -> SimpleNamespace:
+    stamp = SimpleNamespace(secs=4_000_000_000, nsecs=5)
+    return SimpleNamespace(seq=41, stamp=stamp, frame_id="camera")
+
+
+@dataclass
+class Image:
+    data: Any
+    header: Any = field(default_factory=ros2_header)
+    height: int = 2
+    width: int = 2
+    encoding: str = "rgb8"
+    is_bigendian: int = 1
+    step: int = 8
+
+
+def test_a_ros_2_image_keeps_every_field() -> None:
+    frame = make_frame(Image(b"x" * 16), age_us=1500, seq=7)
+    assert frame.header == HEADER
+    assert (frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian) == (2, 2, "rgb8", 8, True)
+    assert (frame.age_us, frame.format, frame.region) == (1500, "", None)
+
+
+def test_a_ros_1_header_brings_its_own_number_and_unsigned_seconds() -> None:
+    frame = make_frame(Image(b"x" * 16, header=ros1_header()))
+    assert frame.header == FrameHeader(sec=4_000_000_000, nanosec=5, frame_id="camera", seq=41)
+
+
+def test_a_compressed_image_keeps_its_format() -> None:
+    message = SimpleNamespace(header=ros2_header(), format="bgr8; jpeg compressed bgr8", data=b"\xff\xd8")
+    frame = make_frame(message)
+    assert (frame.format, bytes(frame.data), frame.encoding) == ("bgr8; jpeg compressed bgr8", b"\xff\xd8", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x01\x02\x03", bytearray(b"\x01\x02\x03"), array.array("B", [1, 2, 3]), np.array([1, 2, 3], np.uint8)],
+    ids=["bytes", "bytearray", "array", "numpy"],
+)
+def test_image_data_is_passed_on_without_a_copy(data: Any) -> None:
+    view = view_bytes(data)
+    assert bytes(view) == b"\x01\x02\x03"
+    assert np.shares_memory(np.frombuffer(view, np.uint8), np.frombuffer(data, np.uint8))
+
+
+def test_a_list_of_numbers_is_image_data_too() -> None:
+    assert bytes(view_bytes([1, 2, 255])) == b"\x01\x02\xff"
+
+
+@pytest.mark.parametrize("data", ["text", [256], [1.5], None, object()])
+def test_data_that_is_no_bytes_is_refused(data: Any) -> None:
+    with pytest.raises(InvalidRequest, match="data of an image"):
+        make_frame(Image(data))
+
+
+@pytest.mark.parametrize("missing", ["header", "height", "step", "data"])
+def test_an_object_that_is_no_image_is_refused_by_the_name_of_the_field(missing: str) -> None:
+    message = SimpleNamespace(**{key: value for key, value in vars(Image(b"")).items() if key != missing})
+    with pytest.raises(InvalidRequest, match=f"no field '{missing}'"):
+        make_frame(message)
+
+
+def test_a_header_without_a_stamp_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no field 'stamp'"):
+        make_frame(Image(b"", header=SimpleNamespace(frame_id="")))
+
+
+def test_detections_become_boxes_by_centre_and_size() -> None:
+    found = (Detection(10, 20, 30, 60, 0.75, 3, "dog"), Detection(0, 0, 1, 1, 0.5, 12))
+    message = detections_message(FrameResult(HEADER, detections=found))
+    assert message.header == HEADER
+    first, second = message.detections
+    assert (first.center_x, first.center_y, first.size_x, first.size_y) == (20, 40, 20, 40)
+    assert (first.hypothesis.class_id, first.hypothesis.score, first.hypothesis.class_index) == ("dog", 0.75, 3)
+    assert second.hypothesis.class_id == "12"
+
+
+def test_a_detection_has_the_number_of_its_track_as_text_and_none_without_a_track() -> None:
+    found = (Detection(10, 20, 30, 60, 0.75, 3, "dog", track_id=2**64 - 1), Detection(0, 0, 1, 1, 0.5, 12))
+    message = detections_message(FrameResult(HEADER, detections=found))
+    assert [box.track_id for box in message.detections] == ["18446744073709551615", ""]
+
+
+def test_class_ids_are_numbers_when_asked_for() -> None:
+    result = FrameResult(
+        HEADER, detections=(Detection(0, 0, 1, 1, 0.5, 3, "dog"),), classes=(ClassScore(4, 0.5, "cat"),)
+    )
+    assert detections_message(result, has_numbers=True).detections[0].hypothesis.class_id == "3"
+    assert classification_message(result, has_numbers=True).results[0].class_id == "4"
+    assert classification_message(result).results[0].class_id == "cat"
+
+
+def test_a_frame_in_which_nothing_is_found_is_a_message_too() -> None:
+    assert detections_message(FrameResult(HEADER)).detections == ()
+
+
+def test_a_mask_becomes_an_image_of_class_numbers() -> None:
+    assert mask_message(FrameResult(HEADER)) is None
+    message = mask_message(FrameResult(HEADER, mask=Mask(2, 3, "mono16", bytes(12))))
+    assert message is not None
+    assert (message.height, message.width, message.encoding, message.step) == (2, 3, "mono16", 6)
+    assert message.kind is MessageKind.IMAGE
+
+
+def test_an_annotated_picture_is_a_compressed_image() -> None:
+    assert annotated_message(FrameResult(HEADER)) is None
+    message = annotated_message(FrameResult(HEADER, annotated_jpeg=b"\xff\xd8"))
+    assert message is not None
+    assert (message.format, message.data, message.header) == ("jpeg", b"\xff\xd8", HEADER)
+
+
+def test_type_names_of_both_ros_versions_are_known() -> None:
+    assert kind_of("sensor_msgs/Image") is kind_of("sensor_msgs/msg/Image") is MessageKind.IMAGE
+    assert kind_of("sensor_msgs/msg/CompressedImage") is MessageKind.COMPRESSED_IMAGE
+    assert kind_of("sensor_msgs/msg/Imu") is None
+    assert kind_of("") is None

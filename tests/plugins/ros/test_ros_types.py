@@ -1,0 +1,110 @@
+"""CDR encoding of messages: a round trip, and errors for damaged bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+
+import numpy as np
+import pytest
+
+from edge_server.core.frame_stream_types import FrameHeader
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.message_conversion import (
+    ClassificationMessage,
+    CompressedImageMessage,
+    DetectionMessage,
+    DetectionsMessage,
+    HypothesisMessage,
+    ImageMessage,
+    OutgoingMessage,
+    make_frame,
+)
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install '.[ros]'"),
+]
+
+HEADER = FrameHeader(12, 34, "camera/ø")
+CUP = HypothesisMessage("cup", 0.5, 41)
+MESSAGES: tuple[OutgoingMessage, ...] = (
+    ImageMessage(HEADER, 2, 2, "bayer_rggb8", 3, bytes(range(6)), is_bigendian=True),
+    CompressedImageMessage(HEADER, "jpeg", b"\xff\xd8\xff"),
+    DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP), DetectionMessage(0, 0, 0, 0, CUP))),
+    ClassificationMessage(HEADER, (CUP,)),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
+def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    data = types.encode(message)
+    assert data[:4] == b"\x00\x01\x00\x00"
+    value = types.decode(data, message.kind.value)
+    assert (value.header.stamp.sec, value.header.stamp.nanosec, value.header.frame_id) == (12, 34, "camera/ø")
+    assert types.encode(message) == bytes(types.store.serialize_cdr(value, message.kind.value))
+
+
+def test_the_number_of_a_track_is_the_id_of_its_detection() -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    message = DetectionsMessage(
+        HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, "17"), DetectionMessage(0, 0, 0, 0, CUP))
+    )
+    value = types.decode(types.encode(message), message.kind.value)
+    assert [found.id for found in value.detections] == ["17", ""]
+
+
+def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    data = types.encode(MESSAGES[0])
+    frame = make_frame(types.decode(data, "sensor_msgs/msg/Image"))
+    assert np.shares_memory(np.frombuffer(frame.data, np.uint8), np.frombuffer(data, np.uint8))
+    assert (frame.step, frame.encoding, frame.is_bigendian, bytes(frame.data)) == (3, "bayer_rggb8", True, data[-6:])
+
+
+def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    message = ClassificationMessage(FrameHeader(4_000_000_000, 1, ""), ())
+    value = types.decode(types.encode(message), message.kind.value)
+    assert value.header.stamp.sec == 4_000_000_000 - 2**32
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
+def test_damaged_bytes_are_refused_or_read_and_nothing_else(message: OutgoingMessage) -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    data = types.encode(message)
+    chance = random.Random(5)
+    damaged = [data[:length] for length in range(len(data))]
+    for _ in range(2000):
+        copy = bytearray(data)
+        for _ in range(chance.randint(1, 4)):
+            copy[chance.randrange(len(copy))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        damaged.append(bytes(copy))
+    refused = 0
+    for one in damaged:
+        try:
+            types.decode(one, message.kind.value)
+        except InvalidRequest:
+            refused += 1
+    assert refused > len(data) // 2
+
+
+def test_a_missing_library_is_told_with_what_to_install() -> None:
+    from edge_server.errors import Unsupported
+    from edge_server.plugins.ros.ros2_types import import_library
+
+    with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install '\.\[ros\]'"):
+        import_library("rosbags.nothing_of_the_kind")
+    with pytest.raises(Unsupported, match=r"for x86-64 alone.*--transport=rclpy"):
+        import_library("cyclonedds.nothing_of_the_kind")

@@ -1,0 +1,106 @@
+"""Servers of the tests of `edge-server perf` and `analyze`, and the commands as their users call them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.cli.main import main
+
+BRIEF = ("--measurement-interval=150", "--measurement-request-count=5", "--max-trials=3")
+
+
+def _servers() -> Any:
+    """Load the helpers of tests/e2e, which are no package."""
+    path = Path(__file__).parents[2] / "e2e" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("perf_servers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def stub(*, delay_ms: int = 0, batch: int = 8, more: str = "") -> str:
+    return (
+        f'backend: "stub"\nmax_batch_size: {batch}\n'
+        "input { name: 'INPUT0' data_type: TYPE_FP32 dims: [4] }\n"
+        "output { name: 'OUTPUT0' data_type: TYPE_FP32 dims: [4] }\n"
+        f"parameters {{ key: 'stub_delay_ms' value {{ string_value: '{delay_ms}' }} }}\n{more}"
+    )
+
+
+@pytest.fixture(scope="session")
+def stub_config() -> Callable[..., str]:
+    """`stub_config(delay_ms=20, batch=8, more="")` is the config.pbtxt of a model that doubles FP32 [4]."""
+    return stub
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    code: int
+    output: str
+    errors: str
+    report: dict[str, Any]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+    """`command("perf", *arguments)` runs a command in this process, which saves the start of another one."""
+
+    def run(*arguments: str) -> Done:
+        path = tmp_path / "report.json"
+        path.unlink(missing_ok=True)
+        capsys.readouterr()
+        try:
+            code = main([*arguments, f"--json={path}"])
+        except SystemExit as error:  # argparse's way out
+            code = int(error.code or 0)
+        output, errors = capsys.readouterr()
+        return Done(code, output, errors, json.loads(path.read_text()) if path.exists() else {})
+
+    return run
+
+
+@pytest.fixture
+def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
+    """`measure("model", *flags)` runs `edge-server perf` on the server and returns what it told."""
+
+    def run(model: str, *flags: str) -> Done:
+        return command(
+            "perf", "-m", model, f"--address={server.grpc}", f"--url=http://{server.http}", *BRIEF, *flags
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server of models that answer after a known time, or not at all."""
+    servers = _servers()
+    repository = servers.Repository(tmp_path_factory.mktemp("models"))
+    repository.add("slow", stub(delay_ms=30))
+    repository.add("failing", stub(more=servers.FAILING))
+    repository.add(
+        "sometimes", stub(delay_ms=1, more="parameters { key: 'stub_fail_after' value { string_value: '40' } }")
+    )
+    repository.add("open_shape", servers.identity_config("FP32", "-1, 3"))
+    for datatype in ("BYTES", "BF16", "BOOL", "INT64"):
+        repository.add(f"same_{datatype}", servers.identity_config(datatype, "5"))
+    repository.add("repeat", servers.REPEAT)
+    repository.add("talker", 'backend: "scripted_llm"')
+    script = {"answers": {"hello": "abcde" * 4}, "step_s": 0.005}
+    (repository.path / "talker/1/script.json").write_text(json.dumps(script))
+    with servers.running(repository.path, "--allow-client-shm") as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()

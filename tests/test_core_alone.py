@@ -1,0 +1,104 @@
+"""The core serves without its plugins: a copy of the package without the folder `plugins`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+import edge_server
+
+BUNDLED = Path(edge_server.__file__).parents[1] / "model_repository"
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with the copy."""
+    folder = tmp_path_factory.mktemp("core")
+    package = Path(edge_server.__file__).parent
+    shutil.copytree(package, folder / "edge_server", ignore=shutil.ignore_patterns("plugins", "__pycache__"))
+    return folder
+
+
+def program(core: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edge_server", *arguments], cwd=core, env={**os.environ, "PYTHONPATH": str(core)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def served(core: Path, models: Path) -> Iterator[tuple[str, str]]:
+    ports = ("--http-port=0", "--grpc-port=0", "--allow-metrics=false")
+    with program(core, "serve", f"--model-repository={models}", *ports) as process:
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if found := re.search(r"is ready: HTTP http://(\S+?);? gRPC (\S+)", line):
+                    yield found[1], found[2]
+                    return
+            raise AssertionError("".join(lines))
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(BUNDLED / "efficientnet_lite0", models / "efficientnet_lite0")
+    with served(core, models) as (http, grpc):
+        picture = (Path(__file__).parent / "data" / "coffee.jpg").read_bytes()
+        request = urllib.request.Request(
+            f"http://{http}/v2/models/efficientnet_lite0/infer", picture, {"Content-Type": "image/jpeg"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            assert "espresso" in json.load(reply)["outputs"][0]["data"][0]
+        client = tritonclient.grpc.InferenceServerClient(grpc)
+        metadata = client.get_model_metadata("efficientnet_lite0").inputs[0]
+        tensor = tritonclient.grpc.InferInput(metadata.name, [1, *metadata.shape[1:]], metadata.datatype)
+        tensor.set_data_from_numpy(np.zeros([1, *metadata.shape[1:]], np.float32))
+        assert client.infer("efficientnet_lite0", [tensor]).as_numpy("probabilities").shape[0] == 1
+        shutil.copytree(models / "efficientnet_lite0" / "1", models / "efficientnet_lite0" / "2")
+        end_s = time.monotonic() + 60
+        while not client.is_model_ready("efficientnet_lite0", "2"):
+            assert time.monotonic() < end_s, "the new version does not serve"
+            time.sleep(0.05)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("serve", "--power-budget-watts=10"), "--power-budget-watts"),
+        (("check", "m", "--governor=false"), "--governor"),
+    ],
+)
+def test_a_setting_of_a_missing_plugin_names_what_to_install(
+    core: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    with program(core, *arguments) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 78
+    assert f"{named} needs the plugin 'governor', which is not in this installation: pip install" in output
+
+
+def test_its_commands_are_those_of_the_core(core: Path) -> None:
+    with program(core, "--help") as process:
+        output, _ = process.communicate(timeout=60)
+    commands = re.findall(r"^  (\w+) ", output, re.MULTILINE)
+    assert "serve" in commands
+    assert "governor" not in commands
