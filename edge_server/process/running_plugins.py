@@ -45,9 +45,6 @@ class RunningPlugins:
         """Whether all plugins are there without which a server is not ready."""
         return not self._required & self.failures.keys()
 
-    def get(self, name: str) -> RunningPlugin | None:
-        return self._running.get(name)
-
     # -- before the manager is made
 
     def admission(self) -> AdmissionControl:

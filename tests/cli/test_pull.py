@@ -365,7 +365,7 @@ def test_what_is_no_safe_and_readable_model_is_refused_and_leaves_nothing(
 def test_an_archive_with_too_many_files_is_refused(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.cli.pull_archive.MAX_FILES", 2)
+    monkeypatch.setattr("edge_server.plugins.fleet.pull_archive.MAX_FILES", 2)
     for files in ({"1/a": b"", "1/b": b"", "1/c": b""}, {"1/a/b": b""}):
         done = pull(*site.add("m.tar", tar(files, "w")))
         assert (done.returncode, os.listdir(models)) == (1, [])
@@ -497,7 +497,7 @@ def test_a_model_whose_replacement_was_killed_halfway_is_put_back(site: Site, pu
 KILLED_PULLS = """
 import json, os, signal, sys
 from pathlib import Path
-from edge_server.cli.pull import run
+from edge_server.plugins.fleet.pull import run
 
 CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 folder, first, after, old = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
@@ -666,7 +666,7 @@ def test_a_missing_file_and_a_host_that_does_not_answer_have_their_reason(site: 
 def test_a_second_pull_into_the_same_repository_is_refused_and_leaves_what_the_first_stages(
     site: Site, pull: Edge, models: Path
 ) -> None:
-    from edge_server.cli.pull import _locked
+    from edge_server.plugins.fleet.pull import _locked
 
     staging = models / ".pull-other" / "unpacked"
     staging.mkdir(parents=True)

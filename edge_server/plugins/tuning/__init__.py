@@ -1,2 +1,2 @@
 """Measurement and tuning of models: `load` measures a running server, `trial` tries runtimes and precisions in child
-processes. Used by the commands `perf`, `analyze` and `optimize`."""
+processes. `perf`, `analyze` and `optimize` are the commands. They talk to a server over the wire."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli.fleet import find_differences, read_hosts
+from edge_server.plugins.fleet.fleet import find_differences, read_hosts
 
 
 def report(version: str = "1.0", **served: str) -> dict[str, Any]:

@@ -1,0 +1,20 @@
+"""Entry of fleets: their commands."""
+
+from __future__ import annotations
+
+from edge_server.plugin import Command, Plugin
+
+
+class FleetPlugin(Plugin):
+    name = "fleet"
+    commands = (
+        Command(
+            "fleet",
+            "show the models of many running servers in one table, and which servers differ",
+            "edge_server.plugins.fleet.fleet",
+        ),
+        Command("pull", "download a model into a repository and verify its SHA-256", "edge_server.plugins.fleet.pull"),
+    )
+
+
+PLUGIN = FleetPlugin()
