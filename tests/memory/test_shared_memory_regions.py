@@ -365,4 +365,6 @@ def test_many_rounds_leave_the_number_of_maps_and_descriptors_as_it_was(registry
         registry.register("r", segment.key, 5, PAGE)
         registry.pin("r", 0, 8).release()
         registry.unregister("r")
-    assert count() == before
+    files, is_mapped = count()
+    assert files <= before[0]  # others may be closed meanwhile, as objects of other tests are freed
+    assert is_mapped == before[1]
