@@ -43,7 +43,7 @@ from edge_server.process.composition_root import ServerParts, build, first_desir
 from edge_server.telemetry.log import LogSettings
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-BOARDS = Path(__file__).parents[1] / "governor" / "boards.py"
+BOARDS = Path(__file__).parents[1] / "plugins" / "governor" / "boards.py"
 TURN_S = 0.5
 REST_S = 20.0
 OFF, COOL, HELD = "off", "on, cool", "on, holding back"

@@ -87,7 +87,7 @@ class Box:
 
     def __init__(self, folder: Path) -> None:
         cuda = _load("fake_cuda_of_e2e", TESTS / "memory/fake_cuda/__init__.py")
-        nvml = _load("fake_nvml_of_e2e", TESTS / "governor/fake_nvml/__init__.py")
+        nvml = _load("fake_nvml_of_e2e", TESTS / "plugins/governor/fake_nvml/__init__.py")
         libraries = folder / "libraries"
         libraries.mkdir()
         self.cuda = cuda.FakeCuda(libraries)

@@ -75,7 +75,7 @@ backend: "python"
 max_batch_size: 4
 input { name: "INPUT0" data_type: TYPE_INT32 dims: [1] }
 output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [1] }
-sequence_batching { oldest { max_candidate_sequences: 4 } }
+sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 } }
 parameters { key: "isolation" value { string_value: "process" } }
 """
 CAMERA_CONFIG = """
@@ -184,7 +184,8 @@ class Traffic:
             status, answer = self._server.infer("sequences", {"inputs": [tensor], "parameters": flags})
             if status != 200 and self.is_ending.is_set():
                 return
-            assert (status, answer["outputs"][0]["data"]) == (200, [number]), answer
+            assert status == 200, answer
+            assert answer["outputs"][0]["data"] == [number]
 
     def _tokens(self) -> None:
         answers: queue.Queue[Any] = queue.Queue()

@@ -590,7 +590,7 @@ class _Server:
             assert connection.is_waiting or not (connection._is_cut or connection._turn_calls), "input is forgotten"
         memory = server.header_memory
         assert memory.reader_count == len(connections)
-        assert memory.used_bytes == sum(each._headers._used_bytes for each in connections)
+        assert memory.used_bytes == sum(each._headers.remembered.used_bytes for each in connections)
 
     @staticmethod
     def _check_connection(connection: Http2Connection) -> None:
