@@ -35,6 +35,7 @@ from edge_server.backends.llm.token_engine import Sampling
 from edge_server.errors import BackendMissing
 from edge_server.repository.backend_choice import candidates
 from edge_server.repository.pbtxt import new_config
+from edge_server.repository.uploaded_files import delete_abandoned
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -331,3 +332,33 @@ def test_a_real_model_with_a_full_cache_takes_no_more_memory_than_was_computed()
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
     taken, computed = map(int, done.stdout.split())
     assert 0.7 * computed < taken <= computed
+
+
+KILLED_WHILE_OPENING = """
+import os, signal, sys
+from pathlib import Path
+from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
+from edge_server.repository.uploaded_files import delete_abandoned
+
+class Library:
+    @staticmethod
+    def Tokenizer(path, **options):
+        delete_abandoned()
+        assert path.parent.is_dir()
+        print(path.parent, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+open_tokenizer(Library, Path("model.gguf"))
+"""
+
+
+def test_the_folder_of_a_process_that_is_killed_while_it_opens_a_tokenizer_is_deleted_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_OPENING], env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).is_dir(), done.stderr
+    delete_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
