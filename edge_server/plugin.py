@@ -8,8 +8,10 @@ own settings. It imports all else inside its methods.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +169,8 @@ def find_plugins() -> FoundPlugins:
 
     Looking through all installed packages takes long: only for what needs all settings or commands.
     """
+    if not _is_any_installed():
+        return FoundPlugins(own_plugins(), ())
     from importlib.metadata import entry_points
 
     plugins, problems = list(own_plugins()), []
@@ -180,6 +184,16 @@ def find_plugins() -> FoundPlugins:
             reason = f"{type(error).__name__}: {error}"
             problems.append(f"plugin '{entry.name}' ({entry.value}) cannot be imported: {reason}")
     return FoundPlugins(_in_order(plugins), tuple(problems))
+
+
+def _is_any_installed() -> bool:
+    """Return whether a package has an entry point for plugins. `importlib.metadata` needs a megabyte to say so."""
+    for folder in sys.path:
+        for file in Path(folder).glob("*-info/entry_points.txt"):
+            with contextlib.suppress(OSError):
+                if f"[{ENTRY_POINTS}]" in file.read_text("utf-8", "replace"):
+                    return True
+    return False
 
 
 def _in_order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
