@@ -133,12 +133,13 @@ class RunningPlugins:
         return next(iter(found.values()), None)
 
     def _call(self, name: str, call: Callable[[], T]) -> T | None:
-        """Return what a plugin's function returns; None if it fails unexpectedly."""
+        """Call a function of a plugin. Return its result, or None after an unexpected error."""
         try:
             return call()
         except (ConfigError, EdgeServerError):
             raise
         except Exception as error:
+            # The boundary to plugins: the rest of the server goes on.
             log.exception("the plugin '%s' failed, and the server goes on without it", name)
             self.failures[name] = f"{type(error).__name__}: {error}"
             return None
