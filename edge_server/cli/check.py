@@ -66,6 +66,7 @@ def _report(core: ServerParts) -> int:
         for entry in core.service.repository_index()
         if entry.state == "UNAVAILABLE"
     ]
+    reasons += [f"plugin {name}: {error}" for name, error in core.plugins.failures.items()]
     rows, notes, warnings = [], [], []
     for version in core.manager.all_ready():
         warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]

@@ -130,6 +130,8 @@ def test_a_plugin_that_fails_unexpectedly_harms_nobody_else(
     assert status.returncode == 1
     assert "FAILED plugin failing: KeyError: 'oops'" in status.stdout.splitlines()
     assert ("is NOT ready" in status.stdout) is is_required
+    checked = run(tmp_path / "site", "check", str(tmp_path / "models"))
+    assert (checked.returncode, "FAILED plugin failing: KeyError: 'oops'" in checked.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
