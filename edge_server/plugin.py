@@ -9,13 +9,15 @@ own settings. It imports all else inside its methods.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.own_plugins import plugin_objects
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -135,6 +137,9 @@ class Plugin:
     tables: Sequence[SettingTable] = ()
     """Tables of settings, in the configuration file and as flags."""
     commands: Sequence[Command] = ()
+    backends: Mapping[str, str] = MappingProxyType({})
+    """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
+    entry points `edge_server.backends`, which also processes find that know no plugins."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()
@@ -158,10 +163,7 @@ class FoundPlugins(NamedTuple):
 
 def own_plugins() -> tuple[Plugin, ...]:
     """Return the plugins of this package: the folders in `plugins/` that are there."""
-    folder = Path(__file__).parent / "plugins"
-    names = sorted(path.parent.name for path in folder.glob("*/plugin.py"))
-    plugins = [importlib.import_module(f"edge_server.plugins.{name}.plugin").PLUGIN for name in names]
-    return _in_order(plugins)
+    return _in_order(plugin_objects())
 
 
 def find_plugins() -> FoundPlugins:

@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "control_group": set(),
+    "own_plugins": set(),
     "core": {"errors"},
     "config": {"errors"},
     "protocol": {"core", "errors"},
@@ -60,7 +61,7 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "control_group")
+EVERYBODYS = ("version", "lazy_import", "control_group", "own_plugins")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},

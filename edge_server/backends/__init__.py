@@ -1,18 +1,21 @@
 """Backends: one adapter for each runtime, imported on first use. The only folder with heavy imports.
 
 May import core and errors. The rest of the server uses `load_backend` and `backends.base`. A new runtime is one new
-file and one line in `_MODULES`. Other packages add backends as entry points; see `backends.base`.
+file and one line in `_MODULES`. Plugins of this package bring others. Other packages add backends as entry points; see
+`backends.base`.
 """
 
 from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Mapping
 
 from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.base import Backend
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
+from edge_server.own_plugins import missing_backend, plugin_objects
 
 _MODULES = {
     "c_abi": "edge_server.backends.c_library",
@@ -55,12 +58,20 @@ _lock = threading.Lock()
 _made: dict[str, Backend] = {}
 
 
+def _modules() -> Mapping[str, str]:
+    """Return the module of each backend of this package, those of its plugins included."""
+    modules = dict(_MODULES)
+    for plugin in plugin_objects():
+        modules.update(plugin.backends)
+    return modules
+
+
 def backend_names() -> tuple[str, ...]:
     """Return the names of all backends: the server's own, installed or not, then those of other packages."""
     import importlib.metadata  # here, because it needs a megabyte that an idle server has no use for
 
-    others = sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - _MODULES.keys())
-    return (*_MODULES, *others)
+    others = sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - _modules().keys())
+    return (*_modules(), *others)
 
 
 def list_backends(unknown: str) -> str:
@@ -83,8 +94,9 @@ def load_backend(name: str) -> Backend:
         if name in _made:
             return _made[name]
         backend: Backend
-        if name in _MODULES:
-            backend = importlib.import_module(_MODULES[name]).make(name)
+        module = _MODULES.get(name) or _modules().get(name)
+        if module is not None:
+            backend = importlib.import_module(module).make(name)
         else:
             backend = _load_foreign_backend(name)
         _made[name] = backend
@@ -98,7 +110,8 @@ def _load_foreign_backend(name: str) -> Backend:
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(
-            f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
+            missing_backend(name)
+            or f"no backend is called '{name}'{list_backends(name)}; a package may add one under the entry points "
             f"'{ENTRY_POINTS}'"
         )
     packages = sorted(

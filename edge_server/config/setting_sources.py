@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from edge_server.config.absent_plugins import missing_plugin
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import VARIABLE_PREFIX, ConfigError, Setting, nearest
 from edge_server.config.toml_file import read_toml
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED, TRACE_FLAGS
+from edge_server.own_plugins import missing_plugin
 
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"

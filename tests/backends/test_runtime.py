@@ -14,10 +14,12 @@ from edge_server.backends import load_backend, onnx_file_info
 from edge_server.backends.backend_helpers import SharedModels, load_error
 from edge_server.backends.base import ModelFile
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
+from edge_server.own_plugins import PLUGIN_OF_BACKEND, plugin_objects
 
 ASK = """
 from edge_server.backends import load_backend
 from edge_server.errors import BackendMissing
+from edge_server.own_plugins import PLUGIN_OF_BACKEND, plugin_objects
 for attempt in range(2):
     try:
         load_backend("{name}")
@@ -140,3 +142,7 @@ def test_what_is_no_onnx_file_raises_or_tells_nothing(content: bytes, tmp_path: 
     except ValueError:
         return
     assert found is None
+
+
+def test_the_backends_of_a_missing_plugin_are_known() -> None:
+    assert {name: plugin.name for plugin in plugin_objects() for name in plugin.backends} == PLUGIN_OF_BACKEND

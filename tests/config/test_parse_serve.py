@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
-from edge_server.config.absent_plugins import PLUGIN_OF
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting_sources import _OTHER_FLAGS
 from edge_server.config.triton_flag_compatibility import DEPRECATED, IGNORED
+from edge_server.own_plugins import PLUGIN_OF
 from edge_server.plugin import own_plugins
 
 PLUGINS = own_plugins()

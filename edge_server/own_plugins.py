@@ -1,0 +1,55 @@
+"""Plugins of this package: those that are there, and what to say when one is missing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def plugin_objects() -> tuple[Any, ...]:
+    """Return the object PLUGIN, an `edge_server.plugin.Plugin`, of each folder in `plugins/`, by name.
+
+    Parts below `plugin` ask here. The entry modules are found by their place, so that no part names a plugin.
+    """
+    folder = Path(__file__).parent / "plugins"
+    names = sorted(path.parent.name for path in folder.glob("*/plugin.py"))
+    return tuple(importlib.import_module(f"edge_server.plugins.{name}.plugin").PLUGIN for name in names)
+
+
+PLUGIN_OF: Mapping[str, str] = {
+    name: plugin
+    for plugin, names in {
+        "governor": (
+            "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",
+            "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",
+        ),
+    }.items()
+    for name in names
+}  # fmt: skip
+"""Table or flag -> the plugin that declares it. tests/config compares it with the plugins."""
+
+PLUGIN_OF_BACKEND: Mapping[str, str] = {}
+"""Backend -> the plugin that brings it. tests/backends compares it with the plugins."""
+
+
+def missing_plugin(name: str, shown: str = "") -> str:
+    """Return the error for a setting whose plugin is not installed, given its table or flag; "" for an unknown one."""
+    plugin = PLUGIN_OF.get(name)
+    return "" if plugin is None else _install_line(shown or name, plugin)
+
+
+def missing_backend(name: str) -> str:
+    """Return the error for a backend whose plugin is not installed, "" for an unknown one."""
+    plugin = PLUGIN_OF_BACKEND.get(name)
+    return "" if plugin is None else _install_line(f"backend '{name}'", plugin)
+
+
+def _install_line(what: str, plugin: str) -> str:
+    return (
+        f"{what} needs the plugin '{plugin}', which is not in this installation: "
+        "pip install --force-reinstall --no-deps edge-server"
+    )
