@@ -92,7 +92,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "paho": ("sinks/mqtt.py",),
     "cryptography": ("repository/trust/signature.py",),
     "foxglove": ("cli/streaming/foxglove_output.py",),
-    "fsspec": ("repository/remote/object_store.py",),
+    "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),

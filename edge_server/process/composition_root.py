@@ -23,10 +23,10 @@ from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.plugin import Plugin, ServingCore
+from edge_server.plugins.remote.repository_list import RepositoryList
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.remote.repository_list import RepositoryList
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify import trust_policy

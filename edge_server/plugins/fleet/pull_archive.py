@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
-from edge_server.repository.remote.local_copy import RESERVE_BYTES
+from edge_server.plugins.remote.local_copy import RESERVE_BYTES
 from edge_server.repository.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")

@@ -8,9 +8,9 @@ import pytest
 
 from edge_server.config import parse_serve
 from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.repository.remote.address import is_remote, parse_address
-from edge_server.repository.remote.grouped_listing import UnitKey, plan
-from edge_server.repository.remote.object_store import ObjectListing, ObjectStore, RemoteFile
+from edge_server.plugins.remote.address import is_remote, parse_address
+from edge_server.plugins.remote.grouped_listing import UnitKey, plan
+from edge_server.plugins.remote.object_store import ObjectListing, ObjectStore, RemoteFile
 
 
 @pytest.mark.parametrize(

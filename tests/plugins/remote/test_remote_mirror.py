@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from edge_server.errors import ServingFault
-from edge_server.repository.remote import local_copy as cache_module
-from edge_server.repository.remote import sync as mirror_module
-from edge_server.repository.remote.address import parse_address
-from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault, exchange
-from edge_server.repository.remote.object_store import ObjectStore, RemoteUnavailable
-from edge_server.repository.remote.repository_list import RepositoryList
-from edge_server.repository.remote.sync import RemoteSync
+from edge_server.plugins.remote import local_copy as cache_module
+from edge_server.plugins.remote import sync as mirror_module
+from edge_server.plugins.remote.address import parse_address
+from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault, exchange
+from edge_server.plugins.remote.object_store import ObjectStore, RemoteUnavailable
+from edge_server.plugins.remote.repository_list import RepositoryList
+from edge_server.plugins.remote.sync import RemoteSync
 from edge_server.repository.scan import Scanner
 
 pytestmark = pytest.mark.full
@@ -257,10 +257,10 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
     code = f"""
         import resource
         from pathlib import Path
-        from edge_server.repository.remote.address import parse_address
-        from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault
-        from edge_server.repository.remote.sync import RemoteSync
-        from edge_server.repository.remote.object_store import ObjectStore
+        from edge_server.plugins.remote.address import parse_address
+        from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault
+        from edge_server.plugins.remote.sync import RemoteSync
+        from edge_server.plugins.remote.object_store import ObjectStore
         url = "file://{tmp_path}/store"
         mirror = RemoteSync(ObjectStore(parse_address(url)), LocalCopy(Path("{tmp_path}/cache")), url, 0.05)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge_server.errors import ServingFault
-from edge_server.repository.remote.grouped_listing import FetchPlan, UnitKey, plan
-from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault
-from edge_server.repository.remote.object_store import ObjectStore, RemoteFile, RemoteUnavailable
+from edge_server.plugins.remote.grouped_listing import FetchPlan, UnitKey, plan
+from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault
+from edge_server.plugins.remote.object_store import ObjectStore, RemoteFile, RemoteUnavailable
 
 log = logging.getLogger(__name__)
 

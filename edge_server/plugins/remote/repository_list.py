@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import ServingFault
-from edge_server.repository.remote.address import is_remote
+from edge_server.plugins.remote.address import is_remote
 
 if TYPE_CHECKING:
-    from edge_server.repository.remote.sync import RemoteSync
+    from edge_server.plugins.remote.sync import RemoteSync
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class RepositoryList:
 
 
 def _mirror(url: str, cache_dir: Path, interval_s: float) -> RemoteSync:
-    from edge_server.repository.remote.address import parse_address
-    from edge_server.repository.remote.local_copy import LocalCopy
-    from edge_server.repository.remote.object_store import ObjectStore
-    from edge_server.repository.remote.sync import RemoteSync
+    from edge_server.plugins.remote.address import parse_address
+    from edge_server.plugins.remote.local_copy import LocalCopy
+    from edge_server.plugins.remote.object_store import ObjectStore
+    from edge_server.plugins.remote.sync import RemoteSync
 
     address = parse_address(url)
     return RemoteSync(ObjectStore(address), LocalCopy(cache_dir / address.folder_name), url, interval_s)

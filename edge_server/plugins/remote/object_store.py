@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edge_server.errors import ServingFault, install_hint
-from edge_server.repository.remote.address import PACKAGES, RemoteAddress
+from edge_server.plugins.remote.address import PACKAGES, RemoteAddress
 
 _Result = TypeVar("_Result")
 

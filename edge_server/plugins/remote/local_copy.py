@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import ServingFault
-from edge_server.repository.remote.grouped_listing import UnitKey
-from edge_server.repository.remote.object_store import RemoteFile
+from edge_server.plugins.remote.grouped_listing import UnitKey
+from edge_server.plugins.remote.object_store import RemoteFile
 from edge_server.repository.scan import parse_version
 
 CHUNK_BYTES = 8 << 20
