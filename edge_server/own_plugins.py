@@ -36,6 +36,10 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {}
 """Backend -> the plugin that brings it. tests/backends compares it with the plugins."""
 
 
+PLUGIN_OF_SCHEME: Mapping[str, str] = dict.fromkeys(("s3", "gs", "as", "file"), "remote")
+"""Scheme of a model repository's address -> the plugin that copies it. tests/plugins/remote compares it."""
+
+
 def missing_plugin(name: str, shown: str = "") -> str:
     """Return the error for a setting whose plugin is not installed, given its table or flag; "" for an unknown one."""
     plugin = PLUGIN_OF.get(name)
@@ -46,6 +50,16 @@ def missing_backend(name: str) -> str:
     """Return the error for a backend whose plugin is not installed, "" for an unknown one."""
     plugin = PLUGIN_OF_BACKEND.get(name)
     return "" if plugin is None else _install_line(f"backend '{name}'", plugin)
+
+
+def unknown_address(address: str) -> str:
+    """Return the error for the address of a model repository that no plugin copies."""
+    scheme = address.partition("://")[0]
+    plugin = PLUGIN_OF_SCHEME.get(scheme)
+    if plugin is not None:
+        return _install_line(f"a model repository at {scheme}://", plugin)  # the rest may hold credentials
+    schemes = ", ".join(f"{name}://" for name in PLUGIN_OF_SCHEME)
+    return f"model repository '{address}': expected a folder, or one of {schemes}"
 
 
 def _install_line(what: str, plugin: str) -> str:

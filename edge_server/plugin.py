@@ -72,11 +72,12 @@ class ServingCore:
 
 
 class RunningPlugin:
-    """A plugin in one server. Its methods are called in this order: `build`, `start`, `models_settled`, `begin_stop`,
-    `stop`. `edge-server check` calls only `build` and `stop`. All have a default that does nothing.
+    """A plugin in one server. Its methods are called in this order: `build`, `start`, `before_first_scan`,
+    `models_settled`, `begin_stop`, `stop`. `edge-server check` calls only `build`, `before_first_scan` and `stop`. All
+    have a default that does nothing.
 
-    A ConfigError or EdgeServerError of `prepare`, `build` or `start` ends the start of the server. After any other
-    exception, which is logged and shown in `status`, the server goes on without the plugin.
+    A ConfigError or EdgeServerError of `prepare` and of the methods until `before_first_scan` ends the start. After any
+    other exception, which is logged and shown in `status`, the server goes on without the plugin.
     """
 
     # Read before the models' manager is made.
@@ -84,6 +85,8 @@ class RunningPlugin:
     frame_admission: FrameAdmission | None = None
     model_checks: Sequence[Callable[[ModelSpec], object]] = ()
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
+    local_folders: Mapping[str, Path] = MappingProxyType({})
+    """Model repository given as an address -> the folder that is scanned in its place."""
 
     def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
         """Return the function that is asked for the reason not to load a model file now, given the one that would be
@@ -99,6 +102,10 @@ class RunningPlugin:
 
     def start(self) -> None:
         """Start threads, before the ports open. Called on the server's event loop."""
+
+    def before_first_scan(self) -> None:
+        """Wait until the model repositories can be scanned. *Blocking*, until `stop` is called at most. Called on a
+        thread, also by `edge-server check`. Raises EdgeServerError."""
 
     def models_settled(self) -> None:
         """Each model of the start is loaded or has failed."""

@@ -14,7 +14,7 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
-from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
+from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     core = build(config, setup_logging(config.log), plugins)
     try:
         with busy_line("loading models"):
-            copy_first(config.repository, core.mirrors)
+            core.plugins.before_first_scan()
             core.manager.set_desired_state(first_desired_state(config.repository, core.source).values())
             core.manager.wait_settled()
         return _report(core)

@@ -17,13 +17,14 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, OutputCheck, ReloadPolicy
 from edge_server.engines.build_capability import BuildCapability, find_capability
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
-from edge_server.plugins.remote.repository_list import RepositoryList
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
@@ -63,7 +64,6 @@ class ServerParts:
     timer: Timer
     events: EventBus
     loads: LoadCounts
-    mirrors: RepositoryList
     digests: ContentDigests
     plugins: RunningPlugins
     frames: FrameService
@@ -85,7 +85,6 @@ class ServerParts:
         self.timer.close()
         self.plugins.stop(timeout_s)
         self.digests.close()
-        self.mirrors.close()
         self.source.close()
         return is_clean
 
@@ -103,10 +102,7 @@ def build(
     """
     running = RunningPlugins(plugins, config)
     repository = config.repository
-    mirrors = RepositoryList(
-        repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
-    )
-    scanner = _scanner(repository, mirrors)
+    scanner = _scanner(repository, running)
     capability = find_capability(config.engines)
     options = _resolve_options(repository, capability, running)
     devices = cuda_devices.find()
@@ -131,9 +127,7 @@ def build(
     frames = FrameService(service, running.frame_admission(), config.frames)
     lose_gpu = _lose_gpu(manager, devices)
     running.build(ServingCore(service, config, events, frames.refused_counts, manager.resume, lose_gpu))
-    return ServerParts(
-        service, manager, source, timer, events, loads, mirrors, digests, running, frames, cache, engines
-    )
+    return ServerParts(service, manager, source, timer, events, loads, digests, running, frames, cache, engines)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -142,9 +136,15 @@ def _compute_digest(digests: ContentDigests, event: Event) -> None:
         digests.compute(name, version)
 
 
-def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
-    """Return the scanner of the repositories' local copies. Raises ServingFault for one that cannot be read."""
-    scanner = Scanner(mirrors.roots, config.model_config_name, allows_external_links=config.allows_external_links)
+def _scanner(config: RepositoryConfig, plugins: RunningPlugins) -> Scanner:
+    """Return the scanner of the repositories' folders. Raises InvalidRequest for an address that no plugin copies, and
+    ServingFault for a folder that cannot be read."""
+    folders = plugins.local_folders()
+    for path in config.paths:
+        if "://" in path and path not in folders:
+            raise InvalidRequest(unknown_address(path))
+    roots = [folders.get(path, Path(path)) for path in config.paths]
+    scanner = Scanner(roots, config.model_config_name, allows_external_links=config.allows_external_links)
     scanner.check_roots()
     return scanner
 
@@ -284,11 +284,6 @@ def _cache(config: ServerConfig) -> ResponseCache | None:
     from edge_server.serving.cache.make_cache import make_cache
 
     return make_cache(config.cache)
-
-
-def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
-    """Start to copy remote repositories, and wait until the first scan can start. Raises ServingFault."""
-    mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
 
 
 def _engines(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from edge_server.config import ConfigError, ServerConfig
@@ -61,16 +62,23 @@ class RunningPlugins:
             check_memory = self._call(name, partial(plugin.load_gate, check_memory)) or check_memory
         return check_memory
 
+    def local_folders(self) -> dict[str, Path]:
+        return {address: folder for _, plugin in self._active() for address, folder in plugin.local_folders.items()}
+
     # -- the moments of a server
 
     def build(self, core: ServingCore) -> None:
-        """Raises ConfigError, EdgeServerError, as does `start`."""
+        """Raises ConfigError, EdgeServerError, as do `start` and `before_first_scan`."""
         for name, plugin in self._active():
             self._call(name, partial(plugin.build, core))
 
     def start(self) -> None:
         for name, plugin in self._active():
             self._call(name, plugin.start)
+
+    def before_first_scan(self) -> None:
+        for name, plugin in self._active():
+            self._call(name, plugin.before_first_scan)
 
     def models_settled(self) -> None:
         for name, plugin in self._active():

@@ -31,7 +31,7 @@ from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
-from edge_server.process.composition_root import ServerParts, build, copy_first, first_desired_state
+from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.telemetry.host_usage import HostSampler
@@ -370,7 +370,7 @@ class ServerProcess:
         """Reach the first desired state, unless the server is stopped before that. Return False if the process must
         end."""
         core = self._core
-        if not await self._run_unless_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
+        if not await self._run_unless_stopped(core.plugins.before_first_scan):
             return True
         await self._set_first_desired_state()
         if self._config.sources.is_used:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.errors import BadModelConfig, EdgeServerError
-from edge_server.plugins.remote.local_copy import RESERVE_BYTES
 from edge_server.repository.safe_paths import check_relative
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 MAX_FILES = 10_000
 """Most files and folders of an archive."""
+RESERVE_BYTES = 32 << 20
+"""Disk space that a download leaves free."""
 
 _MAX_DEPTH = 32
 _MAX_TAR_HEADER_BYTES = 1 << 20

@@ -35,8 +35,9 @@ class RemoteAddress:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a repository is given by an address and not by a path."""
-    return _URL.fullmatch(path) is not None
+    """Return whether a repository is given by an address of SCHEMES, and not by a path or by an address of others."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme in SCHEMES
 
 
 def parse_address(url: str) -> RemoteAddress:

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from edge_server.config import RepositoryConfig
 from edge_server.errors import ServingFault
 from edge_server.plugins.remote import local_copy as cache_module
 from edge_server.plugins.remote import sync as mirror_module
 from edge_server.plugins.remote.address import parse_address
 from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault, exchange
 from edge_server.plugins.remote.object_store import ObjectStore, RemoteUnavailable
-from edge_server.plugins.remote.repository_list import RepositoryList
+from edge_server.plugins.remote.repositories import RemoteRepositories
 from edge_server.plugins.remote.sync import RemoteSync
 from edge_server.repository.scan import Scanner
 
@@ -305,12 +306,15 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
 
 def test_without_the_store_the_start_waits_so_long_and_no_longer(bucket: Any, tmp_path: Path) -> None:
     bucket.wire.is_down = True
-    mirrors = RepositoryList([bucket.url], str(tmp_path / "cache"), 0.05, follows=False)
+    config = RepositoryConfig(
+        (bucket.url,), cache_dir=str(tmp_path / "cache"), control_mode="none", poll_s=0.05, first_sync_s=0.5
+    )
+    repositories = RemoteRepositories(config)
     with pytest.raises(ServingFault, match="could not be copied within"):
-        mirrors.start(0.5, is_polled=False)
-    mirrors.close()
-    for mirror in mirrors._mirrors.values():
-        mirror._thread.join(60)
+        repositories.before_first_scan()
+    repositories.stop(0.0)
+    for copy in repositories._copies.values():
+        copy._thread.join(60)
 
 
 def test_a_folder_by_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> None:

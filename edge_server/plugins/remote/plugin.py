@@ -1,0 +1,26 @@
+"""Entry of remote repositories: local copies of the addresses among a server's model repositories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.plugin import Plugin, RunningPlugin
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+
+
+class RemotePlugin(Plugin):
+    name = "remote"
+
+    is_required = True  # without copies a server has no models, or old ones
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin | None:
+        if all("://" not in path for path in config.repository.paths):
+            return None
+        from edge_server.plugins.remote.repositories import RemoteRepositories
+
+        return RemoteRepositories(config.repository)
+
+
+PLUGIN = RemotePlugin()
