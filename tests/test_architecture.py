@@ -27,30 +27,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"core", "errors"},
     "client": {"core", "errors", "protocol"},
     "backends": {"core", "errors"},
-    "vision": {"core", "errors"},
     "memory": {"core", "errors", "config", "protocol"},
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
     "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "streams", "frontends"},
     "plugins": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "streams", "frontends", "backends", "client", "plugin", "cli", "engines",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
+        "frontends", "backends", "client", "plugin", "cli", "engines",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
-    "streams": {"core", "errors", "config", "telemetry", "memory", "vision", "service"},
-    "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol", "streams"},
-    "sources": {"core", "errors", "config", "telemetry", "vision", "service", "streams"},
+    "streams": {"core", "errors", "config", "telemetry", "memory", "plugins", "service"},
+    "frontends": {"core", "errors", "config", "telemetry", "memory", "plugins", "service", "protocol", "streams"},
+    "sources": {"core", "errors", "config", "telemetry", "plugins", "service", "streams"},
     "sinks": {"core", "errors", "config", "telemetry"},
     "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
     "process": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "plugins", "repository", "serving", "service",
         "streams", "sources", "sinks", "frontends", "plugin", "engines", "backends",
     },
     "ray": {"config", "errors", "process"},
     "cli": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "sources", "sinks", "frontends", "process", "backends", "client", "plugin",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "sources",
+        "sinks", "frontends", "process", "backends", "client", "plugin",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -87,7 +86,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "cuda": ("backends/tensorrt/cuda",),
     "pynvml": ("plugins/governor/sensors/nvml.py", "plugins/governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
-    "cv2": ("vision/",),
+    "cv2": ("plugins/vision/",),
     "av": ("sources/rtsp.py",),
     "paho": ("sinks/mqtt.py",),
     "cryptography": ("repository/trust/signature.py",),
@@ -330,8 +329,8 @@ def test_no_import_circle() -> None:
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
-    "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "detection_models",
-                   "loop_dispatch", "connection_limit", "bound_sockets"),
+    "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
+                   "connection_limit", "bound_sockets"),
                   ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc"), ("frames", "frigate")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""

@@ -264,8 +264,8 @@ def _check_vision(spec: ModelSpec) -> OutputCheck | None:
     if not spec.parameters:
         return None
     # Imported only for models with parameters: a server without image models does not need it.
-    from edge_server.sources.demo import PICTURE
-    from edge_server.vision.sample_check import sample_check
+    from edge_server.plugins.vision.demo_picture import PICTURE
+    from edge_server.plugins.vision.sample_check import sample_check
 
     return sample_check(spec, PICTURE)
 

@@ -1,19 +1,18 @@
-"""Demo source: a portrait that moves as if in front of a camera. For its origin see demo.md."""
+"""Demo source: a portrait that moves as if in front of a camera."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.sources.pattern import bounce
 from edge_server.sources.source_interface import SourcePicture, opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-PICTURE = Path(__file__).with_name("demo.jpg")
 SIZE = (384, 288)
 """(width, height) of the visible part."""
 _RANGE = (128, 60)

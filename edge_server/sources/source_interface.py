@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest
-from edge_server.vision import decode
+from edge_server.plugins.vision import decode
 
 if TYPE_CHECKING:
     import numpy as np

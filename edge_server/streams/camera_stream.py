@@ -27,11 +27,11 @@ from edge_server.core.frame_stream_types import (
 from edge_server.core.rate_meter import Rate, RecentQuantiles
 from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError
+from edge_server.plugins.vision.perception import PerceptionPlan
+from edge_server.plugins.vision.tracking import ByteTracker
 from edge_server.streams.frame_counters import ModelTotals
 from edge_server.streams.stream_terms import StreamTerms
 from edge_server.streams.stream_view import StreamView
-from edge_server.vision.perception import PerceptionPlan
-from edge_server.vision.tracking import ByteTracker
 
 _MOST_NOTICES = 64
 """Maximum number of unsent drop notices; further drops appear only in the counts."""

@@ -45,9 +45,9 @@ from edge_server.streams.stream_view import StreamView, ViewedFrame
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Detection, Frame, Returns
     from edge_server.memory.region_pins import RegionView
+    from edge_server.plugins.vision.picture import Picture
+    from edge_server.plugins.vision.resize import FittedPicture
     from edge_server.service import InferenceService
-    from edge_server.vision.picture import Picture
-    from edge_server.vision.resize import FittedPicture
 
 _LOG = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class FramePipeline:
 
         `tracked` are the detections of the result, which may have numbers of tracks; empty if it has none.
         """
-        from edge_server.vision.perception import Perception
+        from edge_server.plugins.vision.perception import Perception
 
         assert one.view is not None
         assert one.picture is not None
@@ -334,8 +334,8 @@ class FramePipeline:
         one.view.show(ViewedFrame(one.flight.header, picture, seen), time.monotonic_ns())
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:
-        from edge_server.vision.draw import annotated_jpeg
-        from edge_server.vision.perception import Perception
+        from edge_server.plugins.vision.draw import annotated_jpeg
+        from edge_server.plugins.vision.perception import Perception
 
         seen = Perception(result.classes, result.detections, result.mask)
         return annotated_jpeg(picture.bgr(), seen, returns.jpeg_quality)

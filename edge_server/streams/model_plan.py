@@ -16,14 +16,14 @@ from edge_server.core.priority import priority_class
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, UnknownModel
+from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
 from edge_server.streams.stream_terms import frame_plan, settled
-from edge_server.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from edge_server.plugins.vision.image_plan import ImagePlan
     from edge_server.service import Handle, InferenceService
-    from edge_server.vision.image_plan import ImagePlan
 
 Array: TypeAlias = "npt.NDArray[np.generic]"
 

@@ -12,8 +12,8 @@ from edge_server.core.frame_mailbox import NORMAL_PRIORITY
 from edge_server.core.frame_stream_types import Delivery, Returns, StreamRequest
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
-from edge_server.vision.image_plan import ImagePlan, image_plan
-from edge_server.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from edge_server.core.frame_stream_types import Buffer, FrameHeader
 
 if TYPE_CHECKING:
-    from edge_server.vision.perception import Perception
-    from edge_server.vision.picture import Picture
+    from edge_server.plugins.vision.perception import Perception
+    from edge_server.plugins.vision.picture import Picture
 
 MAX_PICTURES_PER_S = 5
 """Maximum number of pictures a second of one stream."""
@@ -81,8 +81,8 @@ class StreamView:
         return self._encoded(is_drawn=False)
 
     def _encoded(self, *, is_drawn: bool) -> tuple[ViewedFrame, Buffer] | None:
-        from edge_server.vision.draw import annotated_jpeg
-        from edge_server.vision.perception import Perception
+        from edge_server.plugins.vision.draw import annotated_jpeg
+        from edge_server.plugins.vision.perception import Perception
 
         with self._encoding:
             with self._lock:

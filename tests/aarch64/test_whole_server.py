@@ -150,7 +150,7 @@ def test_a_grpc_stream_brings_each_response_of_a_decoupled_model(server: Any) ->
 
 
 def test_a_frame_stream_finds_the_face_where_x86_finds_it(server: Any) -> None:
-    picture = (SOURCE / "edge_server/sources/demo.jpg").read_bytes()
+    picture = (SOURCE / "edge_server/plugins/vision/demo.jpg").read_bytes()
     with FrameStream(
         server.grpc, "face_detection_yunet", returns=Returns(has_detections=True), keeps_all=True
     ) as stream:

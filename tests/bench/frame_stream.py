@@ -31,8 +31,8 @@ from harness import ROOT, Server, server
 from edge_server.client import Delivery, Frame, FrameHeader, FrameStream, RegionSlice
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
+from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
 from edge_server.repository import pbtxt
-from edge_server.vision.image_plan import ImagePlan, image_plan
 
 BUNDLED = ROOT / "model_repository"
 MODELS = ("efficientnet_lite0", "face_detection_yunet")

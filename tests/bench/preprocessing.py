@@ -1,4 +1,4 @@
-"""Where and how frames become tensors: the figures behind the choices in edge_server/vision.
+"""Where and how frames become tensors: the figures behind the choices in edge_server/plugins/vision.
 
     python tests/bench/preprocessing.py [ROUNDS]
 
@@ -39,9 +39,9 @@ from edge_server.core.frame_stream_types import Frame, FrameHeader
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.memory.malloc_settings import keep_big_blocks
-from edge_server.vision.image_plan import ImagePlan, image_plan
-from edge_server.vision.picture import Picture
-from edge_server.vision.resize import Color, channel_order, place, resized
+from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.picture import Picture
+from edge_server.plugins.vision.resize import Color, channel_order, place, resized
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "model_repository/efficientnet_lite0/1/model.onnx"

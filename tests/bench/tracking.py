@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from edge_server.vision.tracking import ByteTracker
+from edge_server.plugins.vision.tracking import ByteTracker
 
 
 def frame_times_ms(count: int, width: int, height: int) -> list[float]:

@@ -168,7 +168,7 @@ def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
 def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
     page.click('[data-model="face_detection_yunet"] .actions button')
     page.wait("document.querySelector('#try-drop')")
-    face = ROOT / "edge_server/sources/demo.jpg"
+    face = ROOT / "edge_server/plugins/vision/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
 

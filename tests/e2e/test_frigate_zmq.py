@@ -118,7 +118,7 @@ def rows_of(answer: list[bytes]) -> np.ndarray:
 @pytest.fixture(scope="module")
 def portrait() -> np.ndarray:
     """As Frigate sends it: [1, height, width, 3] in RGB."""
-    picture = cv2.resize(cv2.imread(str(ROOT / "edge_server/sources/demo.jpg")), (320, 320))
+    picture = cv2.resize(cv2.imread(str(ROOT / "edge_server/plugins/vision/demo.jpg")), (320, 320))
     return np.ascontiguousarray(picture[None, ..., ::-1])
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from edge_server.core.frame_stream_types import Detection, FrameHeader, RegionSlice
 from edge_server.errors import NotFound, Throttled
+from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.picture import Picture
+from edge_server.plugins.vision.resize import Color
 from edge_server.streams.stream_registry import MAX_VIEWERS
 from edge_server.streams.stream_view import MAX_PICTURES_PER_S, MAX_SIDE, StreamView, ViewedFrame
-from edge_server.vision.perception import Perception
-from edge_server.vision.picture import Picture
-from edge_server.vision.resize import Color
 
 PATIENCE_S = 20.0
 GRAY = Picture(np.full((60, 80, 3), 128, np.uint8), Color.BGR)

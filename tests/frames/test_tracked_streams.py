@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_server.core.frame_stream_types import Frame, FrameHeader
-from edge_server.vision.tracking import ByteTracker
+from edge_server.plugins.vision.tracking import ByteTracker
 
 ROWS = 64
 """Height of a frame, and most detections in it: each row of six pixels is one of them."""

@@ -18,10 +18,10 @@ from edge_server.config import RestrictedGroup
 from edge_server.core.frame_stream_types import Detection, FrameHeader
 from edge_server.errors import NotFound, Throttled
 from edge_server.frontends.http import view_endpoints
+from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.picture import Picture
+from edge_server.plugins.vision.resize import Color
 from edge_server.streams.stream_view import StreamView, ViewedFrame
-from edge_server.vision.perception import Perception
-from edge_server.vision.picture import Picture
-from edge_server.vision.resize import Color
 
 PATIENCE_S = 20.0
 HEADER = FrameHeader(12, 34, "camera", 5)

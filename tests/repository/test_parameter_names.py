@@ -15,7 +15,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.repository.parameter_names import READ_NAMES, find_misspelt
 
 PACKAGE = Path(edge_server.__file__).parent
-READERS = ["backends", "vision", "serving", "repository", "core/priority.py", "frontends/detection_models.py"]
+READERS = ["backends", "plugins/vision", "serving", "repository", "core/priority.py"]
 READERS += ["frontends/openai/embedding_call.py"]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
 OTHER |= {"none", "auto", "normal", "serve", "isolated"}

@@ -20,8 +20,8 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported, install_hint
-from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
+from edge_server.plugins.vision.detection_models import detection_model, detection_plans
 from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from edge_server.core.frame_stream_types import Detection
     from edge_server.core.tensor import Tensor
-    from edge_server.vision.heads.detections import DetectionPlan
-    from edge_server.vision.resize import FittedPicture
+    from edge_server.plugins.vision.heads.detections import DetectionPlan
+    from edge_server.plugins.vision.resize import FittedPicture
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ def _image(header: dict[str, Any], message: Sequence[bytes]) -> npt.NDArray[np.u
 
 
 def _fitted(spec: ModelSpec, image: npt.NDArray[np.uint8]) -> tuple[Tensor, FittedPicture, DetectionPlan]:
-    from edge_server.vision.resize import Color
+    from edge_server.plugins.vision.resize import Color
 
     images, plan = detection_plans(spec)
     tensor, fit = images.fit(image, Color.RGB, model=spec.name)

@@ -11,7 +11,6 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, Unsupported
-from edge_server.frontends.detection_models import detection_model, detection_plans
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.image_bodies import form_parts
 from edge_server.frontends.http.inference_route import DECOUPLED
@@ -20,11 +19,12 @@ from edge_server.frontends.http.response import HttpResponse, error_response, js
 from edge_server.frontends.http.routes import Route
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
+from edge_server.plugins.vision.detection_models import detection_model, detection_plans
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Detection
-    from edge_server.vision.resize import FittedPicture
+    from edge_server.plugins.vision.resize import FittedPicture
 
 MAX_PREDICTIONS = 20
 """Maximum number of objects in a response, the best. Frigate's client has room for 20, and fails with more."""

@@ -16,7 +16,7 @@ from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.memory.region_pins import Regions, RequestRegions
 
 if TYPE_CHECKING:
-    from edge_server.vision.image_plan import ImagePlan
+    from edge_server.plugins.vision.image_plan import ImagePlan
 
 FORM_TYPE = "multipart/form-data"
 
@@ -116,7 +116,7 @@ class ImageBodies:
         if cached is not None and cached[0] is spec:
             return cached[1]
         # Imported for the first image: a server without images saves the memory.
-        from edge_server.vision.image_plan import image_plan
+        from edge_server.plugins.vision.image_plan import image_plan
 
         try:
             plan = image_plan(spec)

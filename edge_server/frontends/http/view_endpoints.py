@@ -25,9 +25,9 @@ from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.core.frame_stream_types import Buffer, Mask
+    from edge_server.plugins.vision.perception import Perception, PerceptionPlan
+    from edge_server.plugins.vision.resize import FittedPicture
     from edge_server.streams.stream_view import StreamView
-    from edge_server.vision.perception import Perception, PerceptionPlan
-    from edge_server.vision.resize import FittedPicture
 
 _WRITE_LIMIT_S = 10.0
 """A viewer that does not read a picture for this time is disconnected."""
@@ -186,8 +186,8 @@ def _apart(view: StreamView) -> bytes:
 def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
     """Return the plan for the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
     # Imported for the first image: a server without images saves the memory.
-    from edge_server.vision.image_plan import image_plan
-    from edge_server.vision.perception import perception_plan
+    from edge_server.plugins.vision.image_plan import image_plan
+    from edge_server.plugins.vision.perception import perception_plan
 
     try:
         images, plan = image_plan(spec), perception_plan(spec)
@@ -216,8 +216,8 @@ def _mask(mask: Mask) -> dict[str, Any]:
     """
     import numpy as np
 
+    from edge_server.plugins.vision.decode import opencv
     from edge_server.streams.stream_view import MAX_SIDE
-    from edge_server.vision.decode import opencv
 
     classes = np.frombuffer(mask.data, np.uint8 if mask.encoding == "mono8" else "<u2").reshape(mask.height, mask.width)
     step = -(-max(mask.height, mask.width) // MAX_SIDE)

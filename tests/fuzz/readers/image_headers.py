@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from stubs import result_of
 
-from edge_server.vision.image_header import MAX_PIXELS, ImageHeader, read_header
+from edge_server.plugins.vision.image_header import MAX_PIXELS, ImageHeader, read_header
 
 _MAX_DECODED_PIXELS = 1 << 16
 

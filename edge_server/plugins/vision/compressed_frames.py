@@ -1,0 +1,99 @@
+"""Decoder of compressed camera frames (sensor_msgs/CompressedImage), by their `format`.
+
+`format` is a codec ("jpeg", "png"), or image_transport's text: "bgr8; jpeg compressed bgr8", "16UC1; png compressed".
+The encoding before the semicolon only decides whether the frame is depth. Colours and codec are read from the file, for
+the codecs of `image_header`: drivers write "jpg" and "JPEG", and "jpeg" for a PNG.
+
+Unlike an uploaded photograph, a frame is not rotated by its EXIF orientation: in ROS, camera_info, boxes and all other
+nodes refer to the pixels as stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.plugins.vision.decode import decode_file, opencv
+from edge_server.plugins.vision.image_header import ImageFormat, ImageHeader, read_header
+from edge_server.plugins.vision.picture import Picture
+from edge_server.plugins.vision.raw_encodings import is_depth
+from edge_server.plugins.vision.resize import Color, FitRule, place
+
+CODECS = ("jpeg", "jpg", "png", "webp", "bmp")
+"""Codec names that a frame's format may have."""
+
+_REDUCTIONS = (8, 4, 2)
+
+
+def read_compressed(data: memoryview, form: str, *, wants: Color, shrinks_to: FitRule | None, subject: str) -> Picture:
+    """Return the picture of one file: gray or depth if the network `wants` that, else BGR.
+
+    With `shrinks_to`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which costs less, but not smaller than the
+    rule makes it. Raises InvalidRequest for an unknown format, a damaged file, or depth instead of colour and colour
+    instead of depth; Unsupported for compressedDepth.
+    """
+    encoding = _check_format(form, subject)
+    header = read_header(data, subject)
+    if wants is Color.DEPTH:
+        return _read_depth(data, header, form, subject)
+    if is_depth(encoding):
+        raise InvalidRequest(
+            f"{subject}: expected a picture in colour or gray, given depth in '{form[:60]}'; a model that takes depth "
+            "declares image_color depth"
+        )
+    color = Color.GRAY if wants is Color.GRAY else Color.BGR
+    reduction = _reduction(header, shrinks_to)
+    decoded = decode_file(data, header, _flags(color, reduction), subject).view(np.uint8)
+    return Picture(decoded, color, (header.width, header.height) if reduction > 1 else None)
+
+
+def _check_format(form: str, subject: str) -> str:
+    """Return the encoding before the format's semicolon, or "". Raises InvalidRequest or Unsupported for an unknown
+    codec."""
+    encoding, separator, rest = form.partition(";")
+    if not separator:
+        encoding, rest = "", form
+    codec = next(iter(rest.lower().split()), "")
+    if codec == "compresseddepth":
+        raise Unsupported(
+            f"{subject}: compressedDepth is not offered, given '{form[:60]}'; send the raw 16UC1 or 32FC1 frame, or "
+            "'16UC1; png compressed'"
+        )
+    if codec not in CODECS:
+        raise InvalidRequest(f"{subject}: expected a format out of {', '.join(CODECS)}, given '{form[:60]}'")
+    return encoding.strip()
+
+
+def _read_depth(data: memoryview, header: ImageHeader, form: str, subject: str) -> Picture:
+    cv2 = opencv()
+    values = decode_file(data, header, cv2.IMREAD_UNCHANGED, subject)
+    if values.ndim != 2:
+        raise InvalidRequest(f"{subject}: expected one channel of depth, given a colour picture in '{form[:60]}'")
+    return Picture(values, Color.DEPTH)
+
+
+def _reduction(header: ImageHeader, rule: FitRule | None) -> int:
+    """Return the divisor by which the decoder may shrink the picture; resizing by halves would do the same first.
+
+    The divisor must divide both sides: the decoder rounds up, which would move the content by a pixel or more.
+    """
+    if rule is None or header.format is not ImageFormat.JPEG:
+        return 1
+    wanted = place(rule, header.width, header.height)
+    sides = ((header.width, wanted.width), (header.height, wanted.height))
+    return next((n for n in _REDUCTIONS if all(side % n == 0 and side >= n * least for side, least in sides)), 1)
+
+
+def _flags(color: Color, reduction: int) -> int:
+    cv2 = opencv()
+    flags: int = {
+        (Color.BGR, 1): cv2.IMREAD_COLOR,
+        (Color.BGR, 2): cv2.IMREAD_REDUCED_COLOR_2,
+        (Color.BGR, 4): cv2.IMREAD_REDUCED_COLOR_4,
+        (Color.BGR, 8): cv2.IMREAD_REDUCED_COLOR_8,
+        (Color.GRAY, 1): cv2.IMREAD_GRAYSCALE,
+        (Color.GRAY, 2): cv2.IMREAD_REDUCED_GRAYSCALE_2,
+        (Color.GRAY, 4): cv2.IMREAD_REDUCED_GRAYSCALE_4,
+        (Color.GRAY, 8): cv2.IMREAD_REDUCED_GRAYSCALE_8,
+    }[color, reduction]
+    return flags | int(cv2.IMREAD_IGNORE_ORIENTATION)

@@ -1,0 +1,48 @@
+"""Models that detect objects, for front ends whose clients are video recorders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import BadModelConfig, InvalidRequest, UnknownModel
+from edge_server.service import Handle, InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.plugins.vision.heads.detections import DetectionPlan
+    from edge_server.plugins.vision.image_plan import ImagePlan
+
+
+def detection_model(service: InferenceService, how_to_name: str) -> Handle:
+    """Return the handle on the model for a client that names none: the model with the parameter `deepstack`, else the
+    only one with detections.
+
+    Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
+    names = sorted({entry.name for entry in service.repository_index(only_ready=True)})
+    found = [handle for name in names if "detection_head" in (handle := service.find(name, None)).spec.parameters]
+    stated = [one for one in found if one.spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
+    candidates = stated or found
+    if len(candidates) == 1:
+        return candidates[0]
+    given = ", ".join(f"'{one.spec.name}'" for one in candidates) or "none"
+    raise UnknownModel(
+        "expected one ready model with the parameter 'deepstack: true', or a single one with 'detection_head', "
+        f"given {given}; {how_to_name} names a model"
+    )
+
+
+def detection_plans(spec: ModelSpec) -> tuple[ImagePlan, DetectionPlan]:
+    """Return how an image becomes the model's input, and how its outputs become objects. Raises InvalidRequest."""
+    # Imported for the first image: a server without images saves the memory.
+    from edge_server.plugins.vision.image_plan import image_plan
+    from edge_server.plugins.vision.perception import perception_plan
+
+    try:
+        images, plan = image_plan(spec), perception_plan(spec)
+    except BadModelConfig as error:
+        raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
+    if images is None or plan is None or plan.detections is None:
+        raise InvalidRequest(
+            f"model '{spec.name}' does not detect objects: its configuration has no parameter 'detection_head'"
+        )
+    return images, plan.detections

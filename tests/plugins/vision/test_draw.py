@@ -1,0 +1,129 @@
+"""Annotated frames: what is drawn where, and that nothing breaks on odd sizes and values."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_server.core.frame_stream_types import ClassScore, Detection, Keypoint, Mask
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.vision.draw import annotated, annotated_jpeg
+from edge_server.plugins.vision.perception import Perception
+
+GRAY = 90
+
+
+def frame(width: int = 640, height: int = 480) -> np.ndarray:
+    return np.full((height, width, 3), GRAY, np.uint8)
+
+
+def changed(picture: np.ndarray) -> np.ndarray:
+    return (picture != GRAY).any(axis=2)
+
+
+def test_a_jpeg_of_the_frames_size_comes_back_and_the_frame_stays() -> None:
+    picture = frame()
+    picture.flags.writeable = False
+    found = Perception(detections=(Detection(10, 50, 100, 90, 0.9, 0, "cat"),))
+    read = Image.open(io.BytesIO(annotated_jpeg(picture, found)))
+    assert (read.format, read.size) == ("JPEG", (640, 480))
+    assert (picture == GRAY).all()
+
+
+def test_quality_makes_the_file_larger() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (120, 160, 3), np.uint8)
+    sizes = [len(annotated_jpeg(picture, Perception(), quality)) for quality in (1, 50, 85, 100)]
+    assert sizes == sorted(set(sizes))
+    assert len(annotated_jpeg(picture, Perception(), 0)) == sizes[2]
+
+
+def test_nothing_seen_leaves_the_picture_as_it_is() -> None:
+    assert not changed(annotated(frame(), Perception())).any()
+
+
+@pytest.mark.parametrize(("width", "height", "line"), [(640, 480, 2), (1920, 1080, 5)])
+def test_a_box_is_drawn_along_its_edges_and_grows_with_the_picture(width: int, height: int, line: int) -> None:
+    box = Detection(width * 0.25, height * 0.25, width * 0.75, height * 0.75, 0.5, 1)
+    marks = changed(annotated(frame(width, height), Perception(detections=(box,))))
+    middle = marks[height // 2]
+    columns = np.flatnonzero(middle)
+    assert columns.min() == pytest.approx(width * 0.25, abs=line)
+    assert columns.max() == pytest.approx(width * 0.75 - 1, abs=line)
+    assert 2 * line - 2 <= columns.size <= 2 * line + 4, "lines are about as wide as stated, their ends rounded off"
+    assert not marks[int(height * 0.8) :].any()
+
+
+def test_the_name_stands_above_the_box_or_inside_it_at_the_upper_edge() -> None:
+    lower = changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog"),))))
+    assert lower[180:198, 200:250].mean() > 0.9
+    upper = changed(annotated(frame(), Perception(detections=(Detection(200, 0, 300, 300, 0.5, 1, "dog"),))))
+    assert upper[2:16, 202:250].mean() > 0.9
+
+
+def test_the_number_of_a_track_stands_beside_the_name() -> None:
+    plain, tracked = (
+        changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog", (), track),))))
+        for track in (0, 12)
+    )
+    assert tracked[180:198].any(axis=0).sum() > plain[180:198].any(axis=0).sum() + 20
+
+
+def test_a_name_at_the_right_edge_is_moved_into_the_picture() -> None:
+    marks = changed(annotated(frame(), Perception(detections=(Detection(630, 200, 640, 300, 0.5, 1, "a long name"),))))
+    assert marks[185:198, 540:640].mean() > 0.9
+
+
+def test_keypoints_are_dots_at_their_place_and_left_out_beyond_the_frame() -> None:
+    points = (Keypoint(300.5, 240.5), Keypoint(-40, 10), Keypoint(1e30, 5))
+    marks = changed(annotated(frame(), Perception(detections=(Detection(200, 150, 400, 400, 0.5, 0, "", points),))))
+    rows, columns = np.nonzero(marks[160:390, 210:390])
+    assert rows.mean() + 160 == pytest.approx(240, abs=0.5)
+    assert columns.mean() + 210 == pytest.approx(300, abs=0.5)
+
+
+@pytest.mark.parametrize(("encoding", "kind", "classes"), [("mono8", "u1", (1, 255)), ("mono16", "<u2", (1, 65535))])
+def test_a_mask_tints_all_classes_but_0(encoding: str, kind: str, classes: tuple[int, int]) -> None:
+    picture = np.zeros((480, 640), kind)
+    picture[:, 200:400], picture[:, 400:] = classes
+    mask = Mask(480, 640, encoding, memoryview(picture.tobytes()))
+    drawn = annotated(frame(), Perception(mask=mask))
+    assert not changed(drawn)[:, :200].any()
+    assert changed(drawn)[:, 200:].all()
+    assert drawn[5, 300].tolist() != drawn[5, 500].tolist()
+
+
+def test_classes_are_listed_in_the_corner_with_bars_as_long_as_their_scores() -> None:
+    best = (ClassScore(1, 1.0, "espresso"), ClassScore(2, 0.0, "cup"))
+    drawn = annotated(frame(), Perception(classes=best))
+    marks = changed(drawn)
+    assert marks[:40, :80].mean() > 0.98
+    assert not marks[200:].any()
+    assert drawn[8, 4].tolist() != drawn[35, 4].tolist()
+
+
+EVERYTHING = (
+    Detection(-1e6, -1e6, 1e6, 1e6, float("1e30"), 2**32 - 1, "ünïcode 顔" * 50, (Keypoint(0, 0),)),
+    Detection(0, 0, 1e-3, 1e-3, 0.0, 0),
+)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 300), (300, 2), (17, 13), (160, 120), (5000, 3)])
+def test_pictures_of_any_size_and_results_of_any_kind_are_drawn(width: int, height: int) -> None:
+    mask = Mask(height, width, "mono8", bytes(range(256)) * (width * height // 256) + bytes(width * height % 256))
+    names = tuple(ClassScore(index, -5.0 + index, "x" * 300) for index in range(20))
+    data = annotated_jpeg(frame(width, height), Perception(names, EVERYTHING, mask))
+    assert Image.open(io.BytesIO(data)).size == (width, height)
+
+
+def test_a_frame_too_long_for_jpeg_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at most 65500 pixels, given 65501x1"):
+        annotated_jpeg(frame(65501, 1), Perception())
+
+
+def test_a_frame_that_is_a_cut_out_of_another_is_drawn_too() -> None:
+    whole = frame(1280, 960)
+    found = Perception(detections=(Detection(10, 50, 100, 90, 0.9, 0, "cat"),))
+    assert (annotated(whole[::2, ::-2], found) == annotated(frame(), found)).all()

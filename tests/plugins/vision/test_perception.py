@@ -1,0 +1,215 @@
+"""Declarations of what outputs mean, classes, and what a stream may ask for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.core.frame_stream_types import ClassScore, Returns
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
+from edge_server.plugins.vision.heads.output_parameters import TRAITS, HeadKind
+from edge_server.plugins.vision.perception import perception_plan
+
+
+def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -> tuple[ClassScore, ...]:
+    array = np.asarray(values, np.float32)[None]
+    return plan.read({"out": array}, row, fit, Returns(top_k=top_k), model="net").classes
+
+
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=30),
+    top_k=st.integers(1, 40),
+    activation=st.sampled_from(["none", "sigmoid"]),
+)
+def test_the_best_classes_come_first_and_of_equals_the_lower_index(
+    make_model, make_fit, values, top_k, activation
+) -> None:
+    plan = perception_plan(make_model({"class_activation": activation}, {"out": (len(values),)}))
+    scored = []
+    for index, value in enumerate(values):
+        if activation == "sigmoid" and not math.isnan(value):
+            with np.errstate(over="ignore"):
+                value = float(1 / (1 + np.exp(-np.float32(value))))
+        if math.isfinite(value):
+            scored.append((index, value))
+    expected = sorted(scored, key=lambda pair: -pair[1])[:top_k]
+    found = classes(plan, values, top_k, make_fit("stretch", 5, 5))
+    assert [(one.index, one.score) for one in found] == expected
+
+
+def test_softmax_makes_shares_of_logits(make_model, make_fit) -> None:
+    spec = make_model({"class_activation": "softmax"}, {"out": (3, 1, 1)}, labels={"out": ("ant", "bee")})
+    found = classes(perception_plan(spec), [[[1.0]], [[3.0]], [[2.0]]], 3, make_fit("stretch", 5, 5))
+    powers = [math.exp(value) for value in (3.0, 2.0, 1.0)]
+    assert [(one.index, one.label) for one in found] == [(1, "bee"), (2, ""), (0, "ant")]
+    assert [one.score for one in found] == pytest.approx([power / sum(powers) for power in powers], abs=1e-6)
+
+
+def test_integers_of_quantised_classifiers_are_scores_too(make_model, make_fit) -> None:
+    plan = perception_plan(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.UINT8}))
+    outputs = {"out": np.array([[7, 255, 0]], np.uint8)}
+    found = plan.read(outputs, 0, make_fit("stretch", 5, 5), Returns(top_k=2), model="net").classes
+    assert found == (ClassScore(1, 255.0), ClassScore(0, 7.0))
+
+
+def test_labels_on_a_single_vector_are_declaration_enough(make_model) -> None:
+    plan = perception_plan(make_model({}, {"out": (3,)}, labels={"out": ("a", "b", "c")}))
+    assert plan.what == Returns(top_k=5)
+    assert plan.labels == ("a", "b", "c")
+    assert perception_plan(make_model({}, {"out": (3,)})) is None
+    assert perception_plan(make_model({}, {"out": (3, 8, 8)}, labels={"out": ("a", "b", "c")})) is None
+
+
+def test_image_top_k_declares_how_many_classes_answer(make_model) -> None:
+    assert perception_plan(make_model({"image_top_k": "3"}, {"out": (10,)})).what == Returns(top_k=3)
+
+
+def test_image_top_k_beside_several_outputs_is_about_image_bodies_alone(make_model) -> None:
+    outputs = {"color": (3,), "kind": (4,)}
+    assert perception_plan(make_model({"image_top_k": "3"}, outputs)) is None
+    plan = perception_plan(make_model({"image_top_k": "3"}, outputs, labels={"kind": ("a", "b", "c", "d")}))
+    assert plan.output_names(plan.what) == ("kind",)
+    with pytest.raises(BadModelConfig, match="'class_output': expected one of 'color', 'kind', given nothing"):
+        perception_plan(make_model({"class_activation": "softmax"}, outputs))
+
+
+def test_the_bundled_classifier_declares_classes(bundled: Any) -> None:
+    plan = perception_plan(bundled("efficientnet_lite0"))
+    assert plan.what == Returns(top_k=5)
+    assert plan.labels[967] == "espresso"
+
+
+EVERYTHING = {"detection_head": "ssd", "detection_outputs": "boxes,scores", "class_output": "c", "mask_output": "m"}
+OUTPUTS = {"boxes": (4, 4), "scores": (4, 2), "c": (3,), "m": (2, 16, 16), "other": (1,)}
+
+
+def test_a_model_may_declare_everything_and_a_stream_asks_for_what_it_wants(make_model, make_fit) -> None:
+    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    assert plan.what == Returns(top_k=5, has_detections=True, has_mask=True)
+    outputs = {name: np.full((1, *dims), 0.5, np.float32) for name, dims in OUTPUTS.items()}
+    fit = make_fit("stretch", 40, 30)
+    all_of_it = plan.read(outputs, 0, fit, plan.what, model="net")
+    assert (len(all_of_it.classes), all_of_it.mask.width, all_of_it.detections) == (3, 40, ())
+    nothing = plan.read(outputs, 0, fit, Returns(tensors=("other",)), model="net")
+    assert (nothing.classes, nothing.detections, nothing.mask) == ((), (), None)
+
+
+def test_only_the_outputs_that_a_wish_needs_are_named(make_model) -> None:
+    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    assert plan.output_names(Returns(top_k=1)) == ("c",)
+    assert plan.output_names(Returns(has_detections=True)) == ("boxes", "scores")
+    assert plan.output_names(plan.what) == ("c", "boxes", "scores", "m")
+
+
+def test_asking_for_nothing_means_what_the_model_declares(make_model) -> None:
+    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    wish = Returns(has_annotated_jpeg=True, jpeg_quality=70)
+    settled = plan.settle(wish, model="net")
+    assert settled == replace(plan.what, has_annotated_jpeg=True, jpeg_quality=70)
+    assert plan.settle(Returns(tensors=("*",)), model="net") == Returns(tensors=("*",))
+
+
+@pytest.mark.parametrize(
+    ("wish", "noun"),
+    [(Returns(has_detections=True), "detections"), (Returns(has_mask=True), "a mask")],
+)
+def test_asking_for_what_is_not_declared_is_refused_with_the_key_it_lacks(make_model, wish, noun) -> None:
+    plan = perception_plan(make_model({"image_top_k": "1"}, {"out": (3,)}))
+    with pytest.raises(InvalidRequest, match=f"'net' cannot answer with {noun}: .* 'detection_head'|'mask_output'"):
+        plan.settle(wish, model="net")
+
+
+def test_a_model_without_batches_is_read_as_it_stands_or_below_a_leading_one(make_model, make_fit) -> None:
+    fit = make_fit("stretch", 64, 64)
+    row = np.array([[32, 32, 8, 8, 1, 0.5]], np.float32)
+    for dims in ((1, 6), (1, 1, 6), (-1, 1, 6)):
+        plan = perception_plan(make_model({"detection_head": "yolov5"}, {"out": dims}, max_batch_size=0))
+        array = row if len(dims) == 2 else row[None]
+        assert len(plan.read({"out": array}, None, fit, plan.what, model="net").detections) == 1
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [{}, {"out": np.zeros((1, 9))}, {"out": np.zeros((1, 9, 4))}, {"out": np.zeros((0, 9, 6))}, {"out": np.zeros(())}],
+)
+def test_outputs_that_are_not_as_declared_are_errors_that_name_the_model(make_model, make_fit, outputs) -> None:
+    plan = perception_plan(make_model({"detection_head": "yolov5"}, {"out": (-1, -1)}))
+    with pytest.raises(BackendError, match=r"model 'net'.*out"):
+        plan.read(outputs, 0, make_fit("stretch", 5, 5), plan.what, model="net")
+
+
+WRONG = [
+    ({"detection_hed": "yolov5"}, "did you mean 'detection_head'"),
+    ({"class_actvation": "none"}, "did you mean 'class_activation'"),
+    ({"detection_head": "yolov9000"}, "one of yolov5, yolov8"),
+    ({"detection_max": "5"}, "detection_head beside it"),
+    ({"detection_head": "yolov5", "detection_strides": "8"}, "has no use for it"),
+    ({"detection_head": "yolov10", "detection_iou_threshold": "0.5"}, "has no use for it"),
+    ({"detection_head": "yolov5", "detection_score_threshold": "1.5"}, "a number from 0 to 1"),
+    ({"detection_head": "yolov5", "detection_score_threshold": "nan"}, "a number from 0 to 1"),
+    ({"detection_head": "yolov5", "detection_iou_threshold": "x"}, "a number from 0 to 1"),
+    ({"detection_head": "yolov5", "detection_max": "1001"}, "a whole number from 1 to 1000"),
+    ({"detection_head": "yolov5", "detection_max": "+5"}, "a whole number from 1 to 1000"),
+    ({"detection_head": "yolov5", "detection_class_agnostic": "maybe"}, "true or false"),
+    ({"detection_head": "yolov5", "detection_outputs": "out,,"}, "different names"),
+    ({"detection_head": "yolov5", "detection_outputs": "nothing"}, "named in parameter 'detection_outputs'"),
+    ({"detection_head": "yunet", "detection_strides": "8,0"}, "whole numbers from 1 to 1024"),
+    ({"detection_head": "ssd", "detection_variances": "0.1"}, "two numbers above 0"),
+    ({"detection_head": "ssd", "detection_variances": "0.1,-1"}, "two numbers above 0"),
+    ({"detection_head": "ssd"}, "2 or 3 of its outputs"),
+    ({"detection_head": "yunet"}, "12 of its outputs"),
+    ({"detection_head": "yolov8", "detection_keypoints": "9"}, r"\[4 \+ classes \+ 3 \* 9 keypoints, boxes\]"),
+    ({"class_output": "nothing"}, "parameter 'class_output': expected one of 'out', given 'nothing'"),
+    ({"mask_activation": "softmax"}, "none or sigmoid"),
+    ({"mask_threshold": "2"}, "a number from 0 to 1"),
+    ({"mask_unseen": "65536"}, "a whole number from 0 to 65535"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), WRONG)
+def test_a_wrong_declaration_is_refused_with_model_key_and_what_was_expected(make_model, parameters, message) -> None:
+    with pytest.raises(BadModelConfig, match=message) as caught:
+        perception_plan(make_model(parameters, {"out": (20, 6)}))
+    assert "model 'net'" in caught.value.message
+
+
+def test_detections_need_to_know_how_frames_become_the_input(make_model) -> None:
+    spec = make_model({"detection_head": "yolov5"}, {"out": (20, 6)})
+    bare = replace(spec, parameters={"detection_head": "yolov5"})
+    with pytest.raises(BadModelConfig, match=r"'detection_head': expected parameters 'image_\.\.\.'"):
+        perception_plan(bare)
+
+
+def test_outputs_that_carry_no_numbers_are_refused(make_model) -> None:
+    with pytest.raises(BadModelConfig, match="output 'out': expected numbers, given BYTES"):
+        perception_plan(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
+
+
+def test_every_head_and_key_stands_in_the_documented_table() -> None:
+    from edge_server.plugins.vision.heads import output_parameters
+
+    table = output_parameters.__doc__
+    for kind in HeadKind:
+        assert kind in TRAITS
+        assert kind.value in table
+    for key in output_parameters._KEYS:
+        assert f"| {key} |" in table
+
+
+def test_a_model_without_a_word_about_its_outputs_has_no_plan(make_model, repository_root: Path) -> None:
+    assert perception_plan(make_model({}, {"out": (3,)})) is None
+    assert perception_plan(make_model({"note": "nothing"}, {"one": (3,), "two": (3,)})) is None
+
+
+@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
+def test_of_no_classes_none_is_the_best(make_model, make_fit, activation) -> None:
+    plan = perception_plan(make_model({"class_activation": activation}, {"out": (-1,)}))
+    assert classes(plan, [], 3, make_fit("stretch", 5, 5)) == ()
