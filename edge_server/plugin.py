@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
+    from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
@@ -85,6 +86,8 @@ class RunningPlugin:
     frame_admission: FrameAdmission | None = None
     model_checks: Sequence[Callable[[ModelSpec], object]] = ()
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
+    output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
+    """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
     """Model repository given as an address -> the folder that is scanned in its place."""
 

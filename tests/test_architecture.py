@@ -43,8 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sinks": {"core", "errors", "config", "telemetry"},
     "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
     "process": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "plugins", "repository", "serving", "service",
-        "streams", "sources", "sinks", "frontends", "plugin", "engines", "backends",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
+        "sources", "sinks", "frontends", "plugin", "engines", "backends",
     },
     "ray": {"config", "errors", "process"},
     "cli": {

@@ -74,8 +74,8 @@ class Resolved:
 
     `has_alternatives`: the backend was chosen from several; others can be tried if it cannot open the file.
     `confirm` is called after the file is open. It raises LoadError if the files have changed since they were resolved.
-    `skipped` names the backends that failed before this one, with the reason. `output_check` is made for a run after
-    the warm-up. `explain` returns a plainer error for that of a failed load, None if the files show no cause.
+    `skipped` names the backends that failed before this one, with the reason. `output_checks` are made for a run
+    after the warm-up. `explain` returns a plainer error for that of a failed load, None if the files show no cause.
     """
 
     spec: ModelSpec
@@ -83,7 +83,7 @@ class Resolved:
     has_alternatives: bool = False
     confirm: Callable[[], None] = field(default=lambda: None, compare=False)
     skipped: tuple[str, ...] = ()
-    output_check: OutputCheck | None = field(default=None, compare=False)
+    output_checks: tuple[OutputCheck, ...] = field(default=(), compare=False)
     explain: Callable[[LoadError], LoadError | None] = field(default=lambda error: None, compare=False)
 
 

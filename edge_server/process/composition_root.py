@@ -15,7 +15,7 @@ from edge_server.backends.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
-from edge_server.core.version_lifecycle import DesiredModel, OutputCheck, ReloadPolicy
+from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.engines.build_capability import BuildCapability, find_capability
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.frames.frame_service import FrameService
@@ -155,7 +155,7 @@ def _resolve_options(
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
         checks=(_check_chat_template, priority_class, *plugins.model_checks()),
-        output_check=_check_vision,
+        output_checks=plugins.output_checks(),
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
     if capability is None:
@@ -256,18 +256,6 @@ def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | 
             manager.lose_gpu(number, reason)
 
     return lose
-
-
-def _check_vision(spec: ModelSpec) -> OutputCheck | None:
-    """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of a
-    model do not fit it."""
-    if not spec.parameters:
-        return None
-    # Imported only for models with parameters: a server without image models does not need it.
-    from edge_server.plugins.vision.demo_picture import PICTURE
-    from edge_server.plugins.vision.sample_check import sample_check
-
-    return sample_check(spec, PICTURE)
 
 
 def _check_chat_template(spec: ModelSpec) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.model_spec import ModelSpec
+from edge_server.core.version_lifecycle import OutputCheck
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
@@ -56,6 +57,9 @@ class RunningPlugins:
 
     def model_checks(self) -> tuple[Callable[[ModelSpec], object], ...]:
         return tuple(check for _, plugin in self._active() for check in plugin.model_checks)
+
+    def output_checks(self) -> tuple[Callable[[ModelSpec], OutputCheck | None], ...]:
+        return tuple(check for _, plugin in self._active() for check in plugin.output_checks)
 
     def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
         for name, plugin in self._active():

@@ -33,15 +33,15 @@ class ResolveOptions:
     `auto_complete`: fill missing fields from the model file. `gpu_count`: GPUs of the machine.
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
-    server, so that a wrong one fails the load and not the first request. `output_check` does so too, and returns the
-    check of the model's answer, or None. `trust`: rules for the checksums and signatures of a version's files.
+    server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
+    of the model's answer, or None. `trust`: rules for the checksums and signatures of a version's files.
     `onnx_order`: the runtimes tried for an ONNX file.
     """
 
     auto_complete: bool = True
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
-    output_check: Callable[[ModelSpec], OutputCheck | None] = lambda spec: None
+    output_checks: tuple[Callable[[ModelSpec], OutputCheck | None], ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     lost_gpus: Callable[[], Iterable[int]] = tuple
@@ -72,12 +72,12 @@ def resolve(
         normalise(config, model.name, Devices())
         file = ModelFile(model.path / str(version), model.path, version)
         spec = _make_spec(config, model, options, ())
-        return Resolved(spec, file, confirm=verified.confirm, output_check=options.output_check(spec))
+        return Resolved(spec, file, confirm=verified.confirm, output_checks=_output_checks(spec, options))
     inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
     _remove_engine_settings(config, inspected, passed_over)
     notes = _complete_config(config, model.name, inspected, options)
     spec = _make_spec(config, model, options, notes)
-    output_check = options.output_check(spec)
+    output_checks = _output_checks(spec, options)
     verified.confirm()
     file = inspected.file
     return Resolved(
@@ -86,9 +86,13 @@ def resolve(
         inspected.has_alternatives,
         verified.confirm,
         inspected.skipped,
-        output_check,
+        output_checks,
         lambda error: explain_by_content(error, file),
     )
+
+
+def _output_checks(spec: ModelSpec, options: ResolveOptions) -> tuple[OutputCheck, ...]:
+    return tuple(check for make in options.output_checks if (check := make(spec)) is not None)
 
 
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:

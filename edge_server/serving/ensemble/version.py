@@ -67,7 +67,7 @@ class EnsembleVersion:
         self.since_s = time.time()
         self._model_dir = resolved.file.model_dir
         self._confirm = resolved.confirm
-        self._output_check = resolved.output_check
+        self._output_checks = resolved.output_checks
         self._members = members
         self._timer = timer
         self._cache = cache
@@ -100,8 +100,8 @@ class EnsembleVersion:
             self.reason = str(error) or type(error).__name__
             self._move(VersionState.FAILED)
             raise
-        if self._output_check is not None:
-            self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, *self._output_check(None)))
+        for check in self._output_checks:
+            self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, *check(None)))
         self.spec = with_members(self.spec, self._graph, members)
         if self.spec.is_cached:
             self._use_cache()

@@ -89,7 +89,7 @@ class ModelVersion:
         self.since_s = time.time()
         self._file = resolved.file
         self._confirm = resolved.confirm
-        self._output_check = resolved.output_check
+        self._output_checks = resolved.output_checks
         self._settings = settings.get(self.spec.backend, {})
         self._server = server
         self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
@@ -458,8 +458,8 @@ class ModelVersion:
     def _check_opened(self, session: Session | RequestSession) -> None:
         """Run the checks of a warmed-up session. Raises LoadError; doubts become warnings of the version."""
         check_opened(session, self.spec, self._plan, self._file.model_dir)
-        if self._output_check is not None:
-            warnings = self._output_check(sample_run(session, self.spec, self._plan, self._file.model_dir))
+        for check in self._output_checks:
+            warnings = check(sample_run(session, self.spec, self._plan, self._file.model_dir))
             self.spec = dataclasses.replace(self.spec, warnings=(*self.spec.warnings, *warnings))
 
     def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
