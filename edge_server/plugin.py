@@ -68,7 +68,7 @@ class ServingCore:
     """Frames that the frame admission refused, by model."""
     resume: Callable[[], None]
     """Look again for requests that admission control has held back."""
-    lose_gpu: Callable[[str | None, str], None]
+    mark_gpu_lost: Callable[[str | None, str], None]
     """Handle the loss of a GPU, given its UUID (None: the only one) and the reason."""
 
 

@@ -21,7 +21,7 @@ class GpuFault(enum.Enum):
     OUT_OF_MEMORY = "out of memory"
 
     @property
-    def takes_device(self) -> bool:
+    def is_device_unusable(self) -> bool:
         """Whether this process cannot use the device any more."""
         return self is not GpuFault.OUT_OF_MEMORY
 

@@ -7,7 +7,7 @@ from math import prod
 
 from edge_server.core.device_tensor import DeviceTensor
 from edge_server.core.model_spec import InputSpec, ModelSpec
-from edge_server.core.request_response import CheckedHead, Request
+from edge_server.core.request_response import CheckedHeader, Request
 from edge_server.core.shape_tensors import batched_shape_inputs
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
@@ -39,18 +39,19 @@ class RequestCheck:
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and batches)
         self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
 
-    def head(self, request: Request) -> CheckedHead:
-        """Check the request, and return the result for all requests with the same head. Stores it in the memo, if any.
+    def check_header(self, request: Request) -> CheckedHeader:
+        """Check the request, and return the result for all requests with the same header. Stores it in the memo, if
+        any.
 
         Raises InvalidRequest with Triton's text, which names model, tensor, expected and given.
         """
         outputs = self._output_names
         if request.outputs:
             outputs = tuple([name for name in outputs if name in request.outputs])
-        head = CheckedHead(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
+        header = CheckedHeader(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
         if request.memo is not None:
-            request.memo.keep(head)
-        return head
+            request.memo.keep(header)
+        return header
 
     def rows(self, request: Request) -> int:
         """Return the request's number of rows: its batch size, or 1 for a model that does not batch.

@@ -28,12 +28,13 @@ class SequenceStep:
 
 
 @dataclass(slots=True)
-class CheckedHead:
-    """Result of one version's `RequestCheck`, valid for all requests with the same request head. `check` identifies it.
+class CheckedHeader:
+    """Result of one version's `RequestCheck`, valid for all requests with the same request header. `check` identifies
+    it.
 
     `rows` is the request's number of rows. Requests share a batch only if their `key` is equal. `outputs` are the
-    outputs to compute, in model order. `is_certain`: the result depends only on the head. It is False if the values of
-    shape tensors are part of the key.
+    outputs to compute, in model order. `is_certain`: the result depends only on the header. It is False if the values
+    of shape tensors are part of the key.
     """
 
     check: object
@@ -44,26 +45,26 @@ class CheckedHead:
 
 
 class RequestMemo:
-    """Decisions of the server for all requests with the same request head: the same model, version, input names, types
-    and shapes, outputs, priority and timeout. Only id and data differ.
+    """Decisions of the server for all requests with the same request header: the same model, version, input names,
+    types and shapes, outputs, priority and timeout. Only id and data differ.
 
-    A front end makes an empty memo for each cached head, and sets it on every request with that head. The core fills it
-    and replaces outdated parts. Any number of threads use it: each part is replaced as a whole."""
+    A front end makes an empty memo for each cached header, and sets it on every request with that header. The core
+    fills it and replaces outdated parts. Any number of threads use it: each part is replaced as a whole."""
 
-    __slots__ = ("front_end", "head")
+    __slots__ = ("checked_header", "front_end")
 
     def __init__(self) -> None:
         self.front_end: object | None = None
         """Data of the front end for the generation that answers. Becomes None when another generation takes requests.
         The old generation may still answer a running request; its response then names the old `spec`."""
-        self.head: CheckedHead | None = None
+        self.checked_header: CheckedHeader | None = None
         """The check result of the version that took the last request."""
 
-    def keep(self, head: CheckedHead) -> None:
+    def keep(self, header: CheckedHeader) -> None:
         """Store the check result of a version, and drop the front end's data of another version."""
-        if self.head is None or self.head.check is not head.check:
+        if self.checked_header is None or self.checked_header.check is not header.check:
             self.front_end = None
-        self.head = head
+        self.checked_header = header
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Request:
     (time.monotonic_ns; 0: none): the server does not start a request that cannot finish in time. `trace` records the
     request's path if it is traced. `targets` are pieces of GPU memory for outputs, by name, valid until `release`. If
     an output was written there, its tensor is a DeviceTensor. The sizes of `targets` are not checked yet.
-    `memo` belongs to the request's head, see RequestMemo; None if the front end does not cache the head.
+    `memo` belongs to the request's header, see RequestMemo; None if the front end does not cache the header.
     """
 
     model: str

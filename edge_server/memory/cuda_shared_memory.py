@@ -31,7 +31,7 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.region_bounds import check_inside
+from edge_server.memory.shared_memory_bounds import check_inside
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus
@@ -93,11 +93,11 @@ def build(
     config: ServerConfig,
     log_settings: LogSettings,
     plugins: Sequence[Plugin] = (),
-    on_stranded: Callable[[str], None] = lambda reason: None,
+    on_no_fallback: Callable[[str], None] = lambda reason: None,
 ) -> ServerParts:
     """Build the server without its front ends. No model is loaded yet.
 
-    `on_stranded` is called when a model that lost its GPU cannot be loaded elsewhere. Raises EdgeServerError for a
+    `on_no_fallback` is called when a model that lost its GPU cannot be loaded elsewhere. Raises EdgeServerError for a
     repository that cannot be read, and ConfigError of a plugin.
     """
     running = RunningPlugins(plugins, config)
@@ -114,7 +114,7 @@ def build(
     events = EventBus()
     cache = _cache(config)
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, running, cache, gpus, lambda: service, on_stranded)
+    manager = _manager(config, timer, events, running, cache, gpus, lambda: service, on_no_fallback)
     engines = None if capability is None else _engines(config, manager, events, running, gpus)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
@@ -125,8 +125,8 @@ def build(
     loads = LoadCounts(manager.versions, manager.index)
     events.subscribe(loads.receive)
     frames = FrameService(service, running.frame_admission(), config.frames)
-    lose_gpu = _lose_gpu(manager, devices)
-    running.build(ServingCore(service, config, events, frames.refused_counts, manager.resume, lose_gpu))
+    on_gpu_loss = _gpu_loss_handler(manager, devices)
+    running.build(ServingCore(service, config, events, frames.refused_counts, manager.resume, on_gpu_loss))
     return ServerParts(service, manager, source, timer, events, loads, digests, running, frames, cache, engines)
 
 
@@ -171,7 +171,7 @@ def _manager(
     cache: ResponseCache | None,
     gpus: Gpus,
     server: Callable[[], ServerCalls],
-    on_stranded: Callable[[str], None],
+    on_no_fallback: Callable[[str], None],
 ) -> Manager:
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
     return Manager(
@@ -179,14 +179,14 @@ def _manager(
         _with_model_cache(config),
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
-        limits=_limits(config),
+        lifecycle=_lifecycle_settings(config),
         admission_control=plugins.admission(),
         ask_room=plugins.load_gate(memory.refusal),
-        limiter=_limiter(config.rate_limit),
+        limiter=_rate_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,
         server=server,
-        on_stranded=on_stranded,
+        on_no_fallback=on_no_fallback,
     )
 
 
@@ -242,20 +242,20 @@ def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
     return settings
 
 
-def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
+def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
     """Return the function that handles the loss of a GPU, given its NVML UUID and the reason.
 
     The function ignores a GPU that CUDA does not show to this process.
     """
     numbers = {} if devices is None else devices.numbers()
 
-    def lose(uuid: str | None, reason: str) -> None:
+    def mark_gpu_lost(uuid: str | None, reason: str) -> None:
         # Without a UUID, the GPU is known only if there is no other.
         number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
         if number is not None:
-            manager.lose_gpu(number, reason)
+            manager.mark_gpu_lost(number, reason)
 
-    return lose
+    return mark_gpu_lost
 
 
 def _check_chat_template(spec: ModelSpec) -> None:
@@ -291,15 +291,15 @@ def _engines(
     )
 
 
-def _limiter(config: RateLimitConfig) -> RateLimiter | None:
+def _rate_limiter(config: RateLimitConfig) -> RateLimiter | None:
     if config.mode == "off":
         return None
     return RateLimiter({(name, device): count for name, count, device in config.resources})
 
 
-def _limits(config: ServerConfig) -> ManagerLimits:
+def _lifecycle_settings(config: ServerConfig) -> LifecycleSettings:
     repository = config.repository
-    return ManagerLimits(
+    return LifecycleSettings(
         load_retry_count=repository.load_retry_count,
         reload_policy=ReloadPolicy(repository.reload_policy),
         max_resident_models=repository.max_resident_models,

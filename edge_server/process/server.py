@@ -88,8 +88,8 @@ def serve(
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     end = EndRequest()
-    on_stranded = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
-    core = build(config, log_settings, plugins, on_stranded)
+    on_no_fallback = partial(end.submit, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
+    core = build(config, log_settings, plugins, on_no_fallback)
     process = ServerProcess(config, core, environment or ProcessEnvironment(), log_settings, end)
 
     async def run() -> int:

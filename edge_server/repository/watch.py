@@ -1,8 +1,8 @@
 """Watcher of the model repositories (mode `poll`): publishes a new desired state after each change.
 
-`file_events` reports changes, `scan` reads the folders, `upload_detection` decides which files are complete. A full
-scan is made every `fallback_s`; an event only shortens the wait. Between two full scans, only models are scanned that
-had an event, that have not settled, or that hold links. A change without an event is therefore found at most
+`file_events` reports changes, `scan` reads the folders, `incomplete_copy_detection` decides which files are complete. A
+full scan is made every `fallback_s`; an event only shortens the wait. Between two full scans, only models are scanned
+that had an event, that have not settled, or that hold links. A change without an event is therefore found at most
 `fallback_s` later.
 """
 
@@ -20,8 +20,7 @@ from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import EdgeServerError
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.file_events import FileObservation, WatchedFolder
-from edge_server.repository.scan import ModelDirectory, RepositorySnapshot
-from edge_server.repository.upload_detection import (
+from edge_server.repository.incomplete_copy_detection import (
     NOTHING,
     FolderState,
     PartKey,
@@ -30,6 +29,7 @@ from edge_server.repository.upload_detection import (
     changes,
     update_uploads,
 )
+from edge_server.repository.scan import ModelDirectory, RepositorySnapshot
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from edge_server.backends.llm.settings import memory_parts, read_settings
 from edge_server.backends.llm.token_engine import Sampling
 from edge_server.errors import BackendMissing
 from edge_server.repository.backend_choice import candidates
+from edge_server.repository.model_override import delete_abandoned
 from edge_server.repository.pbtxt import new_config
-from edge_server.repository.uploaded_files import delete_abandoned
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 
@@ -338,7 +338,7 @@ KILLED_WHILE_OPENING = """
 import os, signal, sys
 from pathlib import Path
 from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
-from edge_server.repository.uploaded_files import delete_abandoned
+from edge_server.repository.model_override import delete_abandoned
 
 class Library:
     @staticmethod

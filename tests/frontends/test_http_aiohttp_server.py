@@ -167,7 +167,7 @@ def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Clien
 
     async def settled() -> None:
         for _ in range(2000):
-            if not server.connections and not site.frontend._listener._server.tasks:
+            if not server.connections and not site.frontend._server._connections.tasks:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(server.connections)

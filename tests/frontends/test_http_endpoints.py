@@ -282,7 +282,7 @@ def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
 def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site, certificate, monkeypatch):
     cert, key = certificate
     site = open_site(tls_cert=cert, tls_key=key, max_connections=1)
-    server = site.frontend._listener._server
+    server = site.frontend._server._connections
     monkeypatch.setattr(connection_limit, "_MIN_SILENCE_S", 3600.0)
     trusting = ssl.create_default_context(cafile=cert)
     trusting.check_hostname = False
@@ -292,7 +292,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
             return opened.enter_context(socket.create_connection(("127.0.0.1", site.port), timeout=60))
 
         silent = connect()
-        while not site.frontend._listener._acceptor._arriving:
+        while not site.frontend._server._acceptor._arriving:
             time.sleep(0.01)
         # One that has only begun keeps its place.
         assert connect().recv(1) == b""
@@ -307,7 +307,7 @@ def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site
 
 def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path):
     from edge_server.errors import ServingFault
-    from edge_server.frontends.http.listener import server_tls
+    from edge_server.frontends.http.server import server_tls
 
     with pytest.raises(ServingFault, match="cannot be used"):
         server_tls(str(tmp_path / "none.pem"), str(tmp_path / "none.key"))

@@ -18,7 +18,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.http import generate_endpoints, inference_route
 from edge_server.frontends.http.image_bodies import form_parts
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
-from edge_server.frontends.v2 import header_cache
+from edge_server.frontends.v2 import infer_json_cache
 
 
 def add_body(**more):
@@ -392,7 +392,7 @@ def decoding_threads(monkeypatch, name, *modules):
 
 @pytest.mark.parametrize("tail", [b"", b"\0\0\x80\x3f"], ids=["all of it", "before raw tensors"])
 def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch, tail):
-    threads = decoding_threads(monkeypatch, "decode_infer", inference_route, header_cache)
+    threads = decoding_threads(monkeypatch, "decode_infer", inference_route, infer_json_cache)
     tensor = {"name": "IN", "shape": [1], "datatype": "FP32"}
     source = {"parameters": {"binary_data_size": 4}} if tail else {"data": [1.0]}
     for spaces in (0, TEXT_ON_LOOP_BYTES):
@@ -444,7 +444,7 @@ def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch)
             client.sendall(head.encode() + body)
             assert has_begun.wait(60)
         budget = site.frontend._budget
-        until(lambda: not site.frontend._listener._server._open)
+        until(lambda: not site.frontend._server._connections._open)
         assert outputs[0]
         may_end.set()
         assert was_released.wait(60)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.repository.file_fingerprint import FolderScan
-from edge_server.repository.scan import ModelDirectory, VersionOnDisk, with_versions
-from edge_server.repository.upload_detection import (
+from edge_server.repository.incomplete_copy_detection import (
     NOTHING,
     UPLOAD_PATIENCE_S,
     FolderState,
@@ -24,6 +23,7 @@ from edge_server.repository.upload_detection import (
     changes,
     update_uploads,
 )
+from edge_server.repository.scan import ModelDirectory, VersionOnDisk, with_versions
 
 ROOT = Path("/models")
 SETTLE_S = 0.5

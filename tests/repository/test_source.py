@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
 from edge_server.repository.desired_state import RepositorySource
+from edge_server.repository.model_override import OverriddenModel
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.uploaded_files import OverriddenModel
 
 CONFIG = """
 backend: "identity" version_policy { all { } }

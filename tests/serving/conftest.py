@@ -26,7 +26,7 @@ from edge_server.serving.execution import admission_control as serving_gate
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.lifecycle.reconciler import AskRoom
 from edge_server.serving.timer import Timer
@@ -136,7 +136,7 @@ class House:
 
     def __init__(
         self,
-        limits: ManagerLimits | None = None,
+        lifecycle: LifecycleSettings | None = None,
         ask_room: AskRoom | None = None,
         gate: serving_gate.AdmissionControl = serving_gate.ADMIT_ALL,
         limiter: RateLimiter | None = None,
@@ -149,20 +149,20 @@ class House:
         self.script = Script()
         self.timer = Timer()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.stranded: list[str] = []
+        self.without_fallback: list[str] = []
         """Reasons of models that lost their GPU and could not be loaded elsewhere."""
         self.manager = Manager(
             self.timer,
             {},
             load_threads=2,
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
-            limits=limits,
+            lifecycle=lifecycle,
             ask_room=ask_room,
             admission_control=gate,
             limiter=limiter,
             cache=cache,
             gpus=gpus,
-            on_stranded=self.stranded.append,
+            on_no_fallback=self.without_fallback.append,
         )
         self.wishes: dict[str, DesiredModel] = {}
         self.service = InferenceService(
@@ -257,7 +257,7 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
         **limits: Any,
     ) -> House:
         made = House(
-            ManagerLimits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started, gpus=gpus
+            LifecycleSettings(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started, gpus=gpus
         )
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)

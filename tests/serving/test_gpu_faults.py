@@ -91,7 +91,7 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(house: Any, e
 
 def test_an_order_to_load_does_not_touch_a_lost_gpu_again(house: Any, eventually: Any) -> None:
     house.load(on_gpu(house, "m"))
-    house.manager.lose_gpu(0, "NVML: GPU is lost")
+    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
     eventually(lambda: [item.state for item in house.manager.versions("m")] == ["FAILED"])
     count = len(house.script.opened)
     with pytest.raises(LoadError, match="GPU 0 is lost to this process: NVML: GPU is lost"):
@@ -107,7 +107,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     def resolve(passed_over: Any) -> Resolved:
         return Resolved(second, file) if passed_over else Resolved(first, file, has_alternatives=True)
 
-    stranded = house.stranded
+    without_fallback = house.without_fallback
     house.wishes["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
     house.manager.set_desired(house.wishes["m"])
     assert house.manager.wait_settled(["m"], 20)
@@ -122,21 +122,21 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
     assert house.submit(7.0)[1].final().error is None
     assert house.service.is_ready()
-    assert stranded == []
+    assert without_fallback == []
 
 
 def test_whoever_cannot_move_is_told_to_the_one_who_ends_the_process(house: Any, eventually: Any) -> None:
-    stranded = house.stranded
+    without_fallback = house.without_fallback
     house.load(on_gpu(house, "m"))
     house.load(on_gpu(house, "n"))
-    house.manager.lose_gpu(0, "NVML: GPU is lost")
-    house.manager.lose_gpu(0, "said again")
-    eventually(lambda: len(stranded) == 2)
-    assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in stranded)
+    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+    house.manager.mark_gpu_lost(0, "said again")
+    eventually(lambda: len(without_fallback) == 2)
+    assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in without_fallback)
 
 
 def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, eventually: Any) -> None:
-    stranded = house.stranded
+    without_fallback = house.without_fallback
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
     specs = [on_gpu(house, "m"), house.spec("m")]
@@ -144,7 +144,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
         DesiredModel("m", {1: DesiredVersion("a", lambda passed_over: Resolved(specs.pop(0), file))})
     )
     assert house.manager.wait_settled(["m"], 20)
-    house.manager.lose_gpu(0, "NVML: GPU is lost")
+    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
     eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
 
     def broken(passed_over: Any) -> Resolved:
@@ -154,14 +154,14 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
     assert house.manager.wait_settled(["m"], 20)
     assert "the new file is damaged" in str(house.manager.failure("m"))
     assert house.submit(1.0)[1].final().error is None, "the old one goes on serving"
-    assert stranded == []
+    assert without_fallback == []
 
 
 def test_what_waits_when_the_gpu_is_lost_is_answered(house: Any, gate: Any, eventually: Any) -> None:
     house.load(on_gpu(house, "m", max_batch_size=1))
     mailboxes = [house.submit(1.0)[1] for _ in range(4)]
     gate.wait_entered()
-    house.manager.lose_gpu(0, "NVML: GPU is lost")
+    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
     gate.let_go(9)

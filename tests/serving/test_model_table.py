@@ -15,7 +15,7 @@ from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Res
 from edge_server.errors import LoadError, OutOfMemory
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import Load, ModelTable, PublishEvents, Unload
 from edge_server.serving.timer import Alarm
 
@@ -56,10 +56,16 @@ class Steps:
     """A table, and what a reconciler would do to it, one step at a time."""
 
     def __init__(self) -> None:
-        self.stranded: list[str] = []
+        self.without_fallback: list[str] = []
         self.events: list[str] = []
         events = ModelEventQueue(lambda kind, /, **fields: self.events.append(kind.removeprefix("model.")))
-        self.table = ModelTable(StubTimer(), ManagerLimits(), events, Gpus(), self.stranded.append)  # type: ignore[arg-type]
+        self.table = ModelTable(
+            StubTimer(),  # type: ignore[arg-type]
+            LifecycleSettings(),
+            events,
+            Gpus(),
+            self.without_fallback.append,
+        )
 
     def want(self, *versions: int, mark: str = "a", name: str = "m") -> None:
         self.table.set_desired(DesiredModel(name, {number: desired(name, number, mark) for number in versions}))
@@ -166,7 +172,7 @@ def test_a_load_without_memory_is_tried_again_when_another_model_is_unloaded(ste
 def test_the_versions_of_a_lost_gpu_are_closed_apart_and_loaded_again(steps: Steps) -> None:
     steps.want(1)
     lost = steps.load(on_gpu=True)
-    steps.table.lose_gpu(0, "fell off the bus")
+    steps.table.mark_gpu_lost(0, "fell off the bus")
     assert (steps.routes(), lost.state) == ([], VersionState.FAILED)
     unload = steps.take(Unload)
     assert unload.version is lost
@@ -174,7 +180,7 @@ def test_the_versions_of_a_lost_gpu_are_closed_apart_and_loaded_again(steps: Ste
     load = steps.take(Load)
     steps.take(PublishEvents)
     steps.table.finish(load, LoadError("needs a GPU"))
-    assert steps.stranded == ["model 'm' version 1: needs a GPU"]
+    assert steps.without_fallback == ["model 'm' version 1: needs a GPU"]
 
 
 def test_after_close_everything_is_unloaded_and_nothing_begins(steps: Steps) -> None:
@@ -202,6 +208,6 @@ def test_actions_are_announced_without_the_lock(steps: Steps) -> None:
     steps.table.on_actions = look
     steps.want(1)
     steps.load()
-    steps.table.lose_gpu(0, "fell off the bus")
+    steps.table.mark_gpu_lost(0, "fell off the bus")
     assert len(is_free) == 3
     assert all(is_free)

@@ -1,4 +1,4 @@
-"""What the core keeps with a request head: current after every change of what serves, and the same answers with it."""
+"""What the core keeps for a request header: current after every change of what serves, and the same answers with it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_a_front_end_keeps_goes_with_the_generation(house: Any, new_mailbox
     assert memo.front_end is None
 
 
-def test_a_model_that_is_unloaded_is_not_there_for_a_known_head(house: Any, new_mailbox: Any) -> None:
+def test_a_model_that_is_unloaded_is_not_there_for_a_known_header(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec())
     memo = RequestMemo()
     asked(house, new_mailbox, memo, 1)
@@ -93,7 +93,7 @@ def test_a_model_that_is_unloaded_is_not_there_for_a_known_head(house: Any, new_
         house.service.find("m", None)
 
 
-def test_the_newest_version_takes_over_from_a_known_head(house: Any, new_mailbox: Any) -> None:
+def test_the_newest_version_takes_over_from_a_known_header(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec(), 1)
     newest, first = RequestMemo(), RequestMemo()
     assert asked(house, new_mailbox, newest, 1).version == 1
@@ -103,7 +103,7 @@ def test_the_newest_version_takes_over_from_a_known_head(house: Any, new_mailbox
     assert asked(house, new_mailbox, first, 1, version=1).version == 1
 
 
-def test_a_canary_gets_its_share_of_a_known_head(house: Any, new_mailbox: Any) -> None:
+def test_a_canary_gets_its_share_of_a_known_header(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec(parameters={"canary_share": "0.25"}), 1, 2)
     memo = RequestMemo()
     assert Counter(asked(house, new_mailbox, memo, 1).version for _ in range(40)) == {1: 30, 2: 10}
@@ -111,7 +111,7 @@ def test_a_canary_gets_its_share_of_a_known_head(house: Any, new_mailbox: Any) -
     assert {asked(house, new_mailbox, named, 1, version=2).version for _ in range(5)} == {2}
 
 
-def test_a_stopping_server_refuses_a_known_head(house: Any, new_mailbox: Any) -> None:
+def test_a_stopping_server_refuses_a_known_header(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec())
     memo = RequestMemo()
     asked(house, new_mailbox, memo, 1)
@@ -188,7 +188,7 @@ def test_requests_of_one_head_while_its_model_is_reloaded_again_and_again(house:
     assert counts[True] > 0
 
 
-def test_the_values_of_shape_tensors_are_no_part_of_a_head(house: Any) -> None:
+def test_the_values_of_shape_tensors_are_no_part_of_a_header(house: Any) -> None:
     spec = house.spec(
         inputs=(InputSpec("IN", DType.FP32, (-1,)), InputSpec("S", DType.INT64, (2,), is_shape_tensor=True))
     )
@@ -199,7 +199,7 @@ def test_the_values_of_shape_tensors_are_no_part_of_a_head(house: Any) -> None:
             "IN": Tensor("IN", DType.FP32, np.zeros((1, 3), np.float32)),
             "S": Tensor("S", DType.INT64, np.array(sizes, np.int64)),
         }
-        return check.head(Request("m", given, memo=memo))
+        return check.check_header(Request("m", given, memo=memo))
 
     one, other, again = head([4, 6]), head([4, 7]), head([4, 6])
     assert one.key != other.key

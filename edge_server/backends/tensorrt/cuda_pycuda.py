@@ -23,7 +23,7 @@ def _translated_errors() -> Iterator[None]:
     except (pycuda.Error, pycuda.RuntimeError) as error:
         # pycuda keeps only the driver's text of a launch or runtime error, not its code.
         fault = classify_gpu_fault(BackendError(str(error)))
-        is_lost = (fault is not None and fault.takes_device) or "launch failed" in str(error)
+        is_lost = (fault is not None and fault.is_device_unusable) or "launch failed" in str(error)
         raise CudaFault(719 if is_lost else 999, str(error)) from error
 
 

@@ -95,7 +95,7 @@ class RequestTarget(Protocol):
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether it may serve all requests with the same head, until `Connections.forget_heads`."""
+        """Whether it may serve all requests with the same head, until `Connections.drop_cached_headers`."""
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpCall:
         """Start a request. It sends one response by `send_pieces`, `send_response` or a stream.
@@ -764,19 +764,19 @@ class HttpConnection(asyncio.BufferedProtocol):
 class Connections:
     """The connections of one listener and their shared state. Lives on one event loop.
 
-    `find` returns the target of requests with a head, or the response that refuses them. On a loopback address,
+    `route` returns the target of requests with a head, or the response that refuses them. On a loopback address,
     `host_check` comes first.
     """
 
     def __init__(
         self,
-        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        route: Callable[[RequestHead], RequestTarget | HttpResponse],
         budget: MemoryBudget,
         server_state: ServerState,
         cors: CorsPolicy | None = None,
         host_check: HostCheck | None = None,
     ) -> None:
-        self._find = find
+        self._route = route
         self._host_check = host_check
         self.is_on_loopback = False
         """Whether only programs on this machine can connect. Set before the first connection."""
@@ -797,10 +797,10 @@ class Connections:
         self._ticker: asyncio.TimerHandle | None = None
 
     def read_head(self, raw: bytes) -> tuple[RequestHead, RequestTarget | HttpResponse]:
-        """Parse a head that is not in the cache, find its target, and cache it. Raises ClosingRefusal."""
+        """Parse a head that is not in the cache, find its target and cache it. Raises ClosingRefusal."""
         head = parse_head(raw)
         refusal = self._host_check.refusal(head) if self.is_on_loopback and self._host_check is not None else None
-        target = refusal or self._find(head)
+        target = refusal or self._route(head)
         size, limit = head.body_size or 0, self.budget.each
         if isinstance(target, HttpResponse):
             return head, target
@@ -811,8 +811,8 @@ class Connections:
             self.cached_heads.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
         return head, target
 
-    def forget_heads(self) -> None:
-        """Clear the head cache, because `find` decides differently now."""
+    def drop_cached_headers(self) -> None:
+        """Clear the head cache, because `route` decides differently now."""
         self.cached_heads.clear()
 
     def expect(self) -> HttpConnection:

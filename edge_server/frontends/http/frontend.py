@@ -1,4 +1,4 @@
-"""HTTP/REST front end: starts the listener, finds the route of a request, and checks access."""
+"""HTTP front end: routes the requests of the API, checks their access, and renews the TLS certificate."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.inference_route import INFER_ROUTES, InferenceContext
-from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.request import HttpRequest, RequestContext, TaskTarget
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, json_response, plain_error
 from edge_server.frontends.http.routes import NoSuchMethod, PathRouter, RefusalBody, Route
+from edge_server.frontends.http.server import HttpServer, server_tls
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
 
@@ -66,7 +66,7 @@ class HttpFrontend:
         names = HostNames(config.allowed_hosts)
         self.cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", names, self._cors)
         self._tls: ssl.SSLContext | None = None
-        self._listener = Listener("HTTP", self._find, names, service, self._cors if config.allowed_origins else None)
+        self._server = HttpServer("HTTP", self._route, names, service, self._cors if config.allowed_origins else None)
         self._inference: InferenceContext | None = None
         self._context: RequestContext | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
@@ -101,9 +101,9 @@ class HttpFrontend:
         self._inference = InferenceContext(
             self._service, context.dispatch, self._workers, tokens, config.header_pattern
         )
-        # Cached heads were checked against the previous tokens: check them again.
-        tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
-        return await self._listener.open(
+        # The access of cached headers was checked with the previous tokens: check it again.
+        tokens.on_change(lambda: loop.call_soon_threadsafe(self._server.drop_cached_headers))
+        return await self._server.open(
             config.address,
             config.port,
             reuses_port=config.reuses_port,
@@ -131,7 +131,7 @@ class HttpFrontend:
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait `grace_s` for open requests, abort the rest. May be called again."""
-        await self._listener.close(grace_s)
+        await self._server.close(grace_s)
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -143,7 +143,7 @@ class HttpFrontend:
             return False
         return self.access_check.may_use(head.headers, "model-repository")
 
-    def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
+    def _route(self, head: RequestHead) -> RequestTarget | HttpResponse:
         """Return the target of requests with a head, or the response that refuses them."""
         failure: EdgeServerError
         try:

@@ -34,8 +34,8 @@ from edge_server.frontends.http.response import (
 )
 from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.loop_dispatch import LoopDispatch
-from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.header_forwarding import header_parameters
+from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
@@ -62,7 +62,7 @@ DECOUPLED = "HTTP end point doesn't support models with decoupled transaction po
 class InferenceContext:
     """Shared objects of all inference requests. Lives on one event loop; `workers` run the slow work."""
 
-    __slots__ = ("_header_pattern", "dispatch", "header_cache", "images", "service", "tokens", "traces", "workers")
+    __slots__ = ("_header_pattern", "dispatch", "images", "infer_json_cache", "service", "tokens", "traces", "workers")
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class InferenceContext:
         self.dispatch = dispatch
         self.workers = workers
         self.tokens = tokens
-        self.header_cache = HeaderCache(service.shared_memory)
+        self.infer_json_cache = InferJsonCache(service.shared_memory)
         self.images = ImageBodies()
         self._header_pattern = header_pattern
 
@@ -179,8 +179,8 @@ class HttpInferCall:
                     self._trace = trace
                     trace.stamp("HTTP_RECV_START", began_ns)
                     trace.stamp("HTTP_RECV_END")
-            cache, size, version = inference.header_cache, target.json_size, target.version
-            decoded = cache.recall(body, size, target.model, version) if target.is_plain else None
+            cache, size, version = inference.infer_json_cache, target.json_size, target.version
+            decoded = cache.lookup(body, size, target.model, version) if target.is_plain else None
             self._handle = handle = inference.service.find(target.model, version)
             spec = handle.spec
             if spec.is_decoupled:
@@ -189,7 +189,7 @@ class HttpInferCall:
                 if not target.is_plain or (len(body) if size is None else size) > TEXT_ON_LOOP_BYTES:
                     self._start_task(self._decode_on_worker(body, handle, reader))
                     return
-                decoded = cache.learn(body, size, spec, version)
+                decoded = cache.decode_and_store(body, size, spec, version)
             if reader is not None:
                 reader.release()
             self._submit(handle, decoded)
@@ -278,7 +278,9 @@ class HttpInferCall:
             raise ServingFault(f"model '{spec.name}' sent {self._response_count} responses where one was expected")
         if self._trace is not None:
             self._trace.stamp("INFER_RESPONSE_COMPLETE")
-        text, chunks, json_size = self._target.inference.header_cache.encode(response, decoded, response.spec or spec)
+        text, chunks, json_size = self._target.inference.infer_json_cache.encode(
+            response, decoded, response.spec or spec
+        )
         encoding = self._target.accepts
         if encoding is None:
             self._send([text, *chunks], json_size)

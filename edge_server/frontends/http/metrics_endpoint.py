@@ -11,10 +11,10 @@ from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.host_check import HostNames
-from edge_server.frontends.http.listener import Listener
 from edge_server.frontends.http.request import HttpRequest, RequestContext
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, error_response, plain_error
+from edge_server.frontends.http.server import HttpServer
 
 _MAX_CONNECTIONS = 64
 """Maximum number of connections; a metrics collector needs one or two."""
@@ -46,20 +46,20 @@ class MetricsFrontend:
         self._port = port
         self._aiohttp = AiohttpServer()
         self._context: RequestContext | None = None
-        self._listener = Listener("metrics", self._find, HostNames(allowed_hosts))
+        self._server = HttpServer("metrics", self._route, HostNames(allowed_hosts))
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
         self._context = RequestContext()
-        return await self._listener.open(
+        return await self._server.open(
             self._address, self._port, tls=self._tls, limit=self._limit, max_connections=_MAX_CONNECTIONS
         )
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait `grace_s` for open requests, abort the rest. May be called again."""
-        await self._listener.close(grace_s)
+        await self._server.close(grace_s)
 
-    def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
+    def _route(self, head: RequestHead) -> RequestTarget | HttpResponse:
         if head.target.partition("?")[0] != "/metrics":
             return plain_error("Not Found", 404)
         if head.method != "GET":

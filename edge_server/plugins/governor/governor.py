@@ -63,7 +63,9 @@ class Governor(RunningPlugin):
             use_variants=service.variants.choose,
             resume=core.resume,
             publish=core.events.publish,
-            gpu_lost=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
+            gpu_lost=lambda gpu: core.mark_gpu_lost(
+                gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"
+            ),
         )
 
     def start(self) -> None:

@@ -30,14 +30,14 @@ from edge_server.plugins.tuning.load.http_client import HttpControl
 from edge_server.plugins.tuning.load.interrupts import Interrupts
 from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, MeasuredServer, has_bf16
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
-from edge_server.plugins.tuning.load.report import to_json
-from edge_server.plugins.tuning.load.server_candidates import (
+from edge_server.plugins.tuning.load.model_config_candidates import (
     SearchSpace,
     ServerCandidate,
     apply_candidate,
     default_space,
     why_no_bf16,
 )
+from edge_server.plugins.tuning.load.report import to_json
 from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
 from edge_server.plugins.tuning.load.svg_charts import COLORS, Bar, draw_bars
 from edge_server.version import __version__

@@ -148,7 +148,7 @@ class EnsembleVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRequest:
         """Check a request and begin. Raises InvalidRequest, DeadlineExceeded, or Draining if the version is being
         retired; the caller still owns the request then. An error of a member is sent as the answer."""
-        rows = self._check.head(request).rows
+        rows = self._check.check_header(request).rows
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
             error = DeadlineExceeded(

@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.memory.malloc_settings import trim_own_end
-from edge_server.serving.execution.load_errors import as_passing
 from edge_server.serving.execution.rate_limiter import ResourceKey
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.execution.transient_load_errors import as_transient
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Instance:
     def _as_load_error(self, error: BaseException) -> EdgeServerError:
         """Return the error for the loading thread without frames, which would keep a partly opened model alive."""
         if isinstance(error, LoadError | OSError):
-            return as_passing(error).detached()
+            return as_transient(error).detached()
         if isinstance(error, EdgeServerError):
             return error.detached()
         log.error("instance %s failed to load in a way that its backend does not know", self.name, exc_info=error)

@@ -129,7 +129,7 @@ class ModelVersion:
                 self._open()
         except EdgeServerError as error:
             fault = classify_gpu_fault(error) if devices and not isinstance(error, DeviceLost) else None
-            if fault is not None and fault.takes_device:
+            if fault is not None and fault.is_device_unusable:
                 self._on_gpu_fault(self, fault, error)
             raise
         self._gpu_bytes = taken
@@ -193,20 +193,20 @@ class ModelVersion:
         """Check and enqueue a request. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded if it cannot be
         finished in time, or Draining if the version is being retired. The caller still owns the request then."""
         memo = request.memo
-        head = None if memo is None else memo.head
-        if head is None or head.check is not self._check or not head.is_certain:
-            head = self._check.head(request)
+        header = None if memo is None else memo.checked_header
+        if header is None or header.check is not self._check or not header.is_certain:
+            header = self._check.check_header(request)
         if self._cached_scheduler is not None:
             sink = self._cached_scheduler.sink(request, sink)
         ticket = Ticket(
             request,
             self.version,
-            head.rows,
-            head.key,
+            header.rows,
+            header.key,
             time.monotonic_ns(),
             sink,
             self._cancel,
-            head.outputs,
+            header.outputs,
             self._claims_lock,
         )
         if self._cached_scheduler is None or not self._cached_scheduler.take(

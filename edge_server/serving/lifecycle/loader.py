@@ -16,12 +16,12 @@ from edge_server.core.version_lifecycle import DesiredVersion, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.gpu_state import Gpus
-from edge_server.serving.execution.load_errors import HEALS, as_passing
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
+from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS, as_transient
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import canary_terms
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Loader:
     def __init__(
         self,
         timer: Timer,
-        settings: Mapping[str, Mapping[str, str]],
-        limits: ManagerLimits,
+        backend_settings: Mapping[str, Mapping[str, str]],
+        lifecycle: LifecycleSettings,
         admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
@@ -57,8 +57,8 @@ class Loader:
         self._admission_control = admission_control
         self._limiter = limiter
         self._timer = timer
-        self._settings = settings
-        self._limits = limits
+        self._backend_settings = backend_settings
+        self._lifecycle = lifecycle
         self._members = members
         self._server = server
         self._gpus = gpus
@@ -73,10 +73,10 @@ class Loader:
         try:
             resolved = desired.resolve(passed_over)
         except (LoadError, OSError) as error:
-            raise as_passing(error) from error
+            raise as_transient(error) from error
         spec = resolved.spec
-        self._limits.reload_policy_of(spec)
-        self._limits.idle_unload_s_of(spec)
+        self._lifecycle.reload_policy_of(spec)
+        self._lifecycle.idle_unload_s_of(spec)
         canary_terms(spec)
         warmup_rules(spec)
         waiting_limits(spec)
@@ -87,10 +87,10 @@ class Loader:
 
         Raises the last error: LoadError, BackendError ...
         """
-        for tries_left in range(self._limits.load_retry_count, -1, -1):
+        for tries_left in range(self._lifecycle.load_retry_count, -1, -1):
             try:
                 return self._open_by_any(desired, resolved, generation)
-            except HEALS:
+            except TRANSIENT_ERRORS:
                 raise
             except EdgeServerError as error:
                 if not tries_left:
@@ -117,7 +117,7 @@ class Loader:
                 generation,
                 desired.fingerprint,
                 self._timer,
-                self._settings,
+                self._backend_settings,
                 self._admission_control,
                 self._limiter,
                 self._server(),

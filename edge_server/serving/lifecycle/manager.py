@@ -21,7 +21,7 @@ from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.lifecycle.reconciler import AskRoom, Reconciler
@@ -50,37 +50,37 @@ class Manager:
     def __init__(
         self,
         timer: Timer,
-        settings: Mapping[str, Mapping[str, str]],
+        backend_settings: Mapping[str, Mapping[str, str]],
         *,
         load_threads: int = 2,
         publish: PublishEvent | None = None,
-        limits: ManagerLimits | None = None,
+        lifecycle: LifecycleSettings | None = None,
         ask_room: AskRoom | None = None,
         admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         gpus: Gpus | None = None,
         server: Callable[[], ServerCalls | None] = lambda: None,
-        on_stranded: Callable[[str], None] = lambda reason: None,
+        on_no_fallback: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """`settings` are those of the backends, by name. `publish` is called with each model event.
+        """`backend_settings` are those of the backends, by name. `publish` is called with each model event.
 
-        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory.
+        `lifecycle` None: the defaults of LifecycleSettings. `ask_room` None: there is always enough memory.
         `admission_control` is asked before a request runs. `limiter` None: instances run whenever they are free.
         `cache` None: no response cache. `gpus` None: no GPU. `server` returns the server functions for models.
-        `on_stranded`: see `ModelTable`.
+        `on_no_fallback`: see `ModelTable`.
         """
         self._timer = timer
-        self._limits = limits = limits or ManagerLimits()
+        self._lifecycle = lifecycle = lifecycle or LifecycleSettings()
         self._admission_control = admission_control
         self._events = ModelEventQueue(publish)
         gpus = gpus or Gpus()
-        self.table = table = ModelTable(timer, limits, self._events, gpus, on_stranded)
-        self.router = router = Router(table, timer, limits)
+        self.table = table = ModelTable(timer, lifecycle, self._events, gpus, on_no_fallback)
+        self.router = router = Router(table, timer, lifecycle)
         self._loader = Loader(
             timer,
-            settings,
-            limits,
+            backend_settings,
+            lifecycle,
             admission_control,
             limiter,
             cache,
@@ -90,24 +90,24 @@ class Manager:
             on_gpu_fault=table.handle_gpu_fault,
         )
         self._reconciler = Reconciler(
-            table, self._loader, timer, limits, self._events, load_threads=load_threads, ask_room=ask_room
+            table, self._loader, timer, lifecycle, self._events, load_threads=load_threads, ask_room=ask_room
         )
         self.set_desired, self.set_desired_state = table.set_desired, table.set_desired_state
         self.renew, self.wait_settled = table.renew, table.wait_settled
-        self.lose_gpu, self.set_keep_alive = table.lose_gpu, table.set_keep_alive
+        self.mark_gpu_lost, self.set_keep_alive = table.mark_gpu_lost, table.set_keep_alive
         self.is_member, self.loaded_versions = table.is_member, table.loaded_versions
         # Requests use the router directly.
         self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
         self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
         self.ready_versions, self.all_ready = router.ready_versions, router.all_ready
         self.offered_versions, self.serving_names = router.offered_versions, router.serving_names
-        self._hangs = HangWatchdog(limits.hang_timeout_s)
+        self._hangs = HangWatchdog(lifecycle.hang_timeout_s)
         # A front end's own thread must not hang in a runtime.
-        self.callers_may_run = limits.hang_timeout_s <= 0
+        self.callers_may_run = lifecycle.hang_timeout_s <= 0
         self._repeat(LONG_LOAD_S, self._log_long_loads)
-        self._repeat(min(limits.idle_unload_s / _CHECKS or 1.0, 1.0), table.unload_idle)
-        if limits.hang_timeout_s > 0:
-            self._repeat(limits.hang_timeout_s / _CHECKS, self._check_for_hangs)
+        self._repeat(min(lifecycle.idle_unload_s / _CHECKS or 1.0, 1.0), table.unload_idle)
+        if lifecycle.hang_timeout_s > 0:
+            self._repeat(lifecycle.hang_timeout_s / _CHECKS, self._check_for_hangs)
 
     # -- status -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Manager:
     def _check_for_hangs(self) -> None:
         versions = [item for item in self.loaded_versions() if item.state is VersionState.READY]
         for version, instance in self._hangs.find_hung(versions, time.monotonic_ns()):
-            late = f"did not come back within --hang-timeout-secs={self._limits.hang_timeout_s:g}"
+            late = f"did not come back within --hang-timeout-secs={self._lifecycle.hang_timeout_s:g}"
             reason = (
                 f"instance {instance} of model '{version.name}' version {version.version} hangs: its runtime {late}"
             )

@@ -11,9 +11,9 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState
 from edge_server.errors import EdgeServerError, OutOfMemory
-from edge_server.serving.execution.load_errors import HEALS
+from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
 from edge_server.serving.lifecycle.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
@@ -56,7 +56,7 @@ class Failure:
 
     @property
     def is_transient(self) -> bool:
-        return isinstance(self.cause, HEALS)
+        return isinstance(self.cause, TRANSIENT_ERRORS)
 
     @property
     def lacks_memory(self) -> bool:
@@ -214,13 +214,13 @@ class ModelState:
         is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.loaded)
         return bool(serving) and serving == desired and not self.desired.reason and is_quiet
 
-    def idle_unload_s(self, limits: ManagerLimits) -> float | None:
+    def idle_unload_s(self, lifecycle: LifecycleSettings) -> float | None:
         """Return after how many seconds without requests it is unloaded; None: never, or it is not loaded."""
         if not self.loaded:
             return None
         if self.keep_alive_s is not None:
             return self.keep_alive_s
-        return limits.idle_unload_s_of(self.loaded[0].spec) or None
+        return lifecycle.idle_unload_s_of(self.loaded[0].spec) or None
 
     def last_used_ns(self) -> int:
         return max((item.last_used_ns for item in self.loaded), default=0)

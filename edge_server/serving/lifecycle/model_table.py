@@ -44,7 +44,7 @@ from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.ensemble_dependencies import EnsembleDependencies, own_fingerprint, steps_of
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_state import (
     UNLOADED_FOR_LIMIT,
     UNLOADED_IDLE,
@@ -107,22 +107,22 @@ class ModelTable:
     """Thread-safe. The lock is never held during a load, a close, an event or a response.
 
     When the server loses a GPU, each version with an instance on it fails, and is loaded again on another device if
-    possible. `on_stranded` is then called, under the lock, with the reason of a model that cannot be.
+    possible. `on_no_fallback` is then called, under the lock, with the reason of a model that cannot be.
     """
 
     def __init__(
         self,
         timer: Timer,
-        limits: ManagerLimits,
+        lifecycle: LifecycleSettings,
         events: ModelEventQueue,
         gpus: Gpus,
-        on_stranded: Callable[[str], None],
+        on_no_fallback: Callable[[str], None],
     ) -> None:
         self._timer = timer
-        self._limits = limits
+        self._lifecycle = lifecycle
         self._events = events
         self._gpus = gpus
-        self._on_stranded = on_stranded
+        self._on_no_fallback = on_no_fallback
         self._changed = threading.Condition()
         """The lock of all states, notified after each change."""
         self._models: dict[str, ModelState] = {}
@@ -355,7 +355,7 @@ class ModelTable:
         for it, or if all are in use, and False if the version must not be opened: it is not desired any more, or stays
         unloaded until a request needs it."""
         with self._change():
-            model, limit = self._models[load.name], self._limits.max_resident_models
+            model, limit = self._models[load.name], self._lifecycle.max_resident_models
             if not self._is_wanted(model, load.action):
                 return False
             others = []
@@ -449,7 +449,7 @@ class ModelTable:
         model.lost_gpu = (model.lost_gpu & model.desired.versions.keys()) - {version.version}
         lost = self._gpus.lost()
         device_id = next((gpu for gpu in gpus_of(version.spec) if gpu in lost), None)
-        # Lost while the version was opened: `lose_gpu` did not see it among the loaded versions.
+        # Lost while the version was opened: `mark_gpu_lost` did not see it among the loaded versions.
         if device_id is not None and self._fail(model, version, _gpu_lost(device_id, lost[device_id])):
             model.lost_gpu.add(version.version)
 
@@ -482,7 +482,7 @@ class ModelTable:
             reason=failure.reason, failed_count=failure.count, retry_in_s=delay_s,
         )  # fmt: skip
         if model.lost_gpu:
-            self._on_stranded(f"model '{model.name}' version {action.version}: {cause.message}")
+            self._on_no_fallback(f"model '{model.name}' version {action.version}: {cause.message}")
 
     def _retire_outdated_ensemble(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
         """Retire an ensemble whose reload failed because its members changed."""
@@ -538,12 +538,12 @@ class ModelTable:
     def handle_gpu_fault(self, version: ServedVersion, fault: GpuFault, error: EdgeServerError) -> None:
         """Handle the error of a run or load that says something about the version's GPU: it is lost, or it refused
         memory so often that the version must be loaded again later."""
-        if fault.takes_device:
+        if fault.is_device_unusable:
             named = named_gpu(error)
             devices = gpus_of(version.spec)
             for device_id in [named] if named in devices else devices:
                 assert device_id is not None
-                self.lose_gpu(device_id, error.message)
+                self.mark_gpu_lost(device_id, error.message)
             return
         message = (
             f"model '{version.name}' version {version.version} finds no memory on its GPU, again and again: "
@@ -556,7 +556,7 @@ class ModelTable:
                 self._record_failure(model, Load(model.name, action, version.generation), OutOfMemory(message))
                 self._proceed(model)
 
-    def lose_gpu(self, device_id: int, reason: str) -> None:
+    def mark_gpu_lost(self, device_id: int, reason: str) -> None:
         """Fail every version with an instance on a lost GPU. Lost GPUs are not opened again: a model whose runtime was
         chosen from several gets the next one, a model with KIND_AUTO goes to the CPU, and one that requires a GPU stays
         FAILED. A second call does nothing."""
@@ -579,7 +579,7 @@ class ModelTable:
         """Unload the models that no request used for their time."""
         with self._change():
             for model in self._models.values():
-                idle_s = model.idle_unload_s(self._limits)
+                idle_s = model.idle_unload_s(self._lifecycle)
                 is_idle = idle_s is not None and time.monotonic_ns() - model.last_used_ns() >= idle_s * 1e9
                 if is_idle and model.can_be_evicted():
                     self._evict(model, UNLOADED_IDLE)
@@ -626,12 +626,12 @@ class ModelTable:
     def add_pending(self, pending: PendingRequest) -> bool | None:
         """Let a request wait for its evicted model, and load the model. Return False if it serves by now, and None if
         waiting would not help. Raises QueueFull if too many wait already."""
-        request, limits = pending.request, self._limits
+        request, lifecycle = pending.request, self._lifecycle
         with self._change():
             model = self._models.get(request.model)
             if model is None or self._is_closed:
                 return None
-            if not (limits.max_resident_models or limits.idle_unload_s or model.is_demanded or model.on_demand()):
+            if not (lifecycle.max_resident_models or lifecycle.idle_unload_s or model.is_demanded or model.on_demand()):
                 # It was not evicted, and will not be: requests do not load it.
                 return None
             if self._has_route(request):

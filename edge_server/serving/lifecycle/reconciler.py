@@ -13,7 +13,7 @@ from edge_server.core.version_lifecycle import ReloadPolicy, Resolved
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
 from edge_server.serving.lifecycle.model_table import Action, Load, ModelTable, Unload
 from edge_server.serving.timer import Timer
@@ -51,7 +51,7 @@ class Reconciler:
         table: ModelTable,
         loader: Loader,
         timer: Timer,
-        limits: ManagerLimits,
+        lifecycle: LifecycleSettings,
         events: ModelEventQueue,
         *,
         load_threads: int,
@@ -60,10 +60,10 @@ class Reconciler:
         self._table = table
         self._loader = loader
         self._timer = timer
-        self._limits = limits
+        self._lifecycle = lifecycle
         self._events = events
         self.ask_room: AskRoom = ask_room or (lambda file, instance_count: None)
-        self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
+        self._slots = LoadSlots(load_threads, timer, lifecycle.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
         self._closings = LoaderThreads(
             LoadSlots(_CLOSE_COUNT, timer, _CLOSE_SLOT_TIMEOUT_S), lambda work: self._start_thread("edge-drain", work)
@@ -139,7 +139,7 @@ class Reconciler:
         Raises OutOfMemory.
         """
         table, spec = self._table, resolved.spec
-        if self._limits.reload_policy_of(spec) is ReloadPolicy.REPLACE:
+        if self._lifecycle.reload_policy_of(spec) is ReloadPolicy.REPLACE:
             while (is_replaced := table.replace_old(load)) is None:
                 self._events.publish()
                 with slot.given_back():
@@ -150,7 +150,7 @@ class Reconciler:
         while (has_place := table.claim_place(load, spec)) is None:
             self._events.publish()
             if time.monotonic() > until:
-                limit = self._limits.max_resident_models
+                limit = self._lifecycle.max_resident_models
                 raise OutOfMemory(f"all {limit} models that --max-resident-models allows are in use")
             with slot.given_back():
                 table.wait_until(lambda: False, _IDLE_CHECK_INTERVAL_S)

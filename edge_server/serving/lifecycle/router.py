@@ -6,7 +6,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, UnknownModel
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.lifecycle.pending_requests import PendingRequest
 from edge_server.serving.lifecycle.version_routes import Routes
@@ -19,10 +19,10 @@ _ROUTE_ATTEMPTS = 16
 class Router:
     """Thread-safe. Reads the routes that the table publishes, without a lock; and the states where they say nothing."""
 
-    def __init__(self, table: ModelTable, timer: Timer, limits: ManagerLimits) -> None:
+    def __init__(self, table: ModelTable, timer: Timer, lifecycle: LifecycleSettings) -> None:
         self._table = table
         self._timer = timer
-        self._limits = limits
+        self._lifecycle = lifecycle
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ class Router:
                 if not is_waiting:
                     # It was loaded meanwhile.
                     continue
-                pending.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
+                pending.wait_until_loaded(self._timer, self._lifecycle.on_demand_timeout_s)
                 return pending
             try:
                 return version.submit(request, sink, hold_us=hold_us)

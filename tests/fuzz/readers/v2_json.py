@@ -19,7 +19,7 @@ from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.v2 import json_number_arrays
 from edge_server.frontends.v2.generate_codec import decode_generate
-from edge_server.frontends.v2.header_cache import HeaderCache
+from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 from edge_server.protocol.raw_tensors import tensor_from_raw
@@ -158,14 +158,14 @@ def _compare_cut(decode: Any, key: Any) -> None:
 
 
 def _compare_cached(body: bytes, header_length: int | None, spec: ModelSpec, regions: Regions, key: Any) -> None:
-    cache = HeaderCache(regions)
+    cache = InferJsonCache(regions)
     for _ in range(3):
-        recalled: DecodedRequest | None = result_of(lambda: cache.recall(body, header_length, spec.name, None))
+        recalled: DecodedRequest | None = result_of(lambda: cache.lookup(body, header_length, spec.name, None))
         if recalled is not None:
             assert _key(recalled) == key, "the cache of headers gives another request"
             _release(recalled)
             continue
-        learned: DecodedRequest | None = result_of(lambda: cache.learn(body, header_length, spec, None))
+        learned: DecodedRequest | None = result_of(lambda: cache.decode_and_store(body, header_length, spec, None))
         assert _key(learned) == key
         _release(learned)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
-from edge_server.plugins.tuning.load.server_candidates import ServerCandidate
+from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate
 
 FINALIST_COUNT = 3
 """Candidates in the last round."""

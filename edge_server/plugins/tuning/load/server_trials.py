@@ -31,7 +31,7 @@ from edge_server.plugins.tuning.load.interrupts import Interrupts
 from edge_server.plugins.tuning.load.measurement import MeasurementTimes
 from edge_server.plugins.tuning.load.measurement_session import LoadSession, MeasuredServer
 from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
-from edge_server.plugins.tuning.load.server_candidates import ServerCandidate, apply_candidate
+from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate, apply_candidate
 from edge_server.protocol.raw_tensors import tensor_from_raw
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file
 from edge_server.repository.safe_paths import check_relative, find_inside

@@ -1,9 +1,9 @@
-"""Cache of parsed request headers: the JSON of an inference body, recognised by its bytes.
+"""Cache of decoded inference requests: the JSON text of a body is recognised by its bytes and not parsed again.
 
-A client's requests often have the same JSON, except for the id and the tensor data. The cache keeps the parsed JSON,
-and a memo with the serving core's decisions for such requests (RequestMemo). The data follows the JSON text as raw
-bytes, or is in the text as arrays of numbers. The cache cuts such a text at the arrays, and compares only the text
-around them: if that text is valid with one array, it is valid with any other.
+A client's requests often have the same JSON text, except for the id and the tensor data. The cache keeps the decoded
+text without both, and the serving core's decisions for such requests (RequestMemo). The data follows the JSON text as
+raw bytes, or is in the text as arrays of numbers. The cache splits such a text at the arrays, and compares only the
+text around them: if that text is valid with one array, it is valid with any other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from edge_server.memory.region_pins import Regions, RequestRegions
 from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
 
 _MAX_SEEN = 1024
-"""Maximum number of texts that came once and are not cached yet."""
+"""Maximum number of JSON texts that were seen once and are not cached yet."""
 
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
@@ -54,17 +54,18 @@ _NUMBERS: dict[DType, frozenset[type]] = {
 }
 """Number types that a JSON array can contain, and the types that Python's parser returns for them."""
 
-_DATA = b'"data":'
-_SPACE = b" \t\r\n"
-_SPACES = re.compile(rb"[ \t\r\n]*")
+_DATA_KEY = b'"data":'
+_WHITESPACE = b" \t\r\n"
+_WHITESPACE_RUN = re.compile(rb"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
-_MARK = f"data {secrets.token_hex(16)} "
-"""Placeholder, followed by a number, of an array in the check of a cut text. Random, so that no client can send it."""
+_PLACEHOLDER = f"data {secrets.token_hex(16)} "
+"""Placeholder of an array, followed by its index, in the check of a split text. Random, so that no client can send
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedInput:
-    """An input. `start` and `end` are the offsets of its raw bytes behind the text."""
+    """An input. `start` and `end` are the offsets of its raw bytes behind the JSON text."""
 
     name: str
     dtype: DType
@@ -79,12 +80,12 @@ class _CachedInput:
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedHeader:
-    """The content of a text that was decoded without an error."""
+class _CachedRequest:
+    """The decoded content of a JSON text without id and data."""
 
     parts: tuple[_CachedInput, ...]
     size: int
-    literals: tuple[bytes, ...]
+    fixed_texts: tuple[bytes, ...]
     """The text between each array of numbers and the next one, or the end; empty for raw data."""
     wanted: dict[str, RequestedOutput]
     outputs: tuple[str, ...]
@@ -106,39 +107,41 @@ class _CachedResponse:
     """Name, type and shape of each output, in the order of the response."""
     raw: tuple[bool, ...]
     """Whether each output is sent as raw bytes."""
-    literals: tuple[str, ...]
+    fixed_texts: tuple[str, ...]
     """The text before, between and behind the arrays of numbers, without the first character: the id replaces it."""
 
 
-class HeaderCache:
+class InferJsonCache:
     """Decodes inference bodies like `decode_infer`, and encodes responses like `encode_infer`. For one thread."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._headers: BytesCache[tuple[str, int | None, bytes], _CachedHeader] = BytesCache()
+        self._requests: BytesCache[tuple[str, int | None, bytes], _CachedRequest] = BytesCache()
         self._seen: set[int] = set()
 
-    def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
-        """Decode a body that `recall` does not know, and cache its text. Raises as `decode_infer` does."""
+    def decode_and_store(
+        self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None
+    ) -> DecodedRequest:
+        """Decode a body that `lookup` does not know, and cache its JSON text. Raises as `decode_infer` does."""
         decoded = decode_infer(body, header_length, spec, self._regions, version=version)
-        self._remember(body, header_length, decoded)
+        self._store(body, header_length, decoded)
         return decoded
 
-    def recall(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
-        """Return the request with its memo if its text is cached and its data are valid, else None."""
+    def lookup(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
+        """Return the request with its memo if its JSON text is cached and its data are valid, else None."""
         view = memoryview(body)
         if header_length is None:
             if len(view) > LARGE_BYTES:
                 return None
-            text, request_id = _cut_id(bytes(view))
-            start = text.find(_DATA) + len(_DATA)
-            cached = self._headers.get((model, version, text[:start])) if start >= len(_DATA) else None
+            text, request_id = _split_id(bytes(view))
+            start = text.find(_DATA_KEY) + len(_DATA_KEY)
+            cached = self._requests.get((model, version, text[:start])) if start >= len(_DATA_KEY) else None
             inputs = None if cached is None else _from_numbers(cached, text, start, model)
         elif 0 < header_length <= min(MAX_KEY_BYTES, len(view)):
-            text, request_id = _cut_id(bytes(view[:header_length]))
-            cached = self._headers.get((model, version, text))
-            if cached is None or cached.literals or cached.size != len(view) - header_length:
+            text, request_id = _split_id(bytes(view[:header_length]))
+            cached = self._requests.get((model, version, text))
+            if cached is None or cached.fixed_texts or cached.size != len(view) - header_length:
                 return None
             inputs = _from_raw(cached, view[header_length:], model)
         else:
@@ -177,10 +180,10 @@ class HeaderCache:
                 for tensor, (name, dtype, shape) in zip(outputs, cached.outputs, strict=True)
             )
         ):
-            memo.front_end = _cached_response(response, decoded, spec)
+            memo.front_end = _new_cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
         chunks: list[bytes | memoryview] = []
-        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.literals[0]]
+        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.fixed_texts[0]]
         following = 1
         for tensor, is_raw in zip(outputs, cached.raw, strict=True):
             if is_raw:
@@ -192,22 +195,22 @@ class HeaderCache:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
                 numbers = numbers_text(tensor.array.reshape(-1).tolist())
                 numbers = json_text_from_tensor(tensor) if "n" in numbers else numbers
-                texts += (numbers, cached.literals[following])
+                texts += (numbers, cached.fixed_texts[following])
                 following += 1
         text = "".join(texts).encode("ascii")
         return text, chunks, len(text) if chunks else None
 
-    def _remember(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
-        """Cache a text when it comes for the second time."""
+    def _store(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
+        """Cache a JSON text when it comes for the second time."""
         view = memoryview(body)
         if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEY_BYTES:
             return
-        text, _ = _cut_id(bytes(view[:header_length]))
-        begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
+        text, _ = _split_id(bytes(view[:header_length]))
+        begin = text if header_length is not None else text[: text.find(_DATA_KEY) + len(_DATA_KEY)]
         key = decoded.request.model, decoded.request.version, begin
         # Texts that differ only behind the first array share an entry, which the first of them keeps: otherwise two
         # clients could replace each other's text with each request.
-        if len(begin) > MAX_KEY_BYTES or key in self._headers:
+        if len(begin) > MAX_KEY_BYTES or key in self._requests:
             return
         key_hash = hash(key)
         if key_hash not in self._seen:
@@ -215,26 +218,26 @@ class HeaderCache:
                 self._seen.clear()
             self._seen.add(key_hash)
             return
-        literals: tuple[bytes, ...] = ()
+        fixed_texts: tuple[bytes, ...] = ()
         if header_length is None:
-            literals = _cut_data(text)
-            if not literals or sum(map(len, literals)) > MAX_KEY_BYTES:
+            fixed_texts = _split_at_arrays(text)
+            if not fixed_texts or sum(map(len, fixed_texts)) > MAX_KEY_BYTES:
                 return
-            text, literals = literals[0], literals[1:]
-        cached = _cached_header(text, literals, decoded)
+            text, fixed_texts = fixed_texts[0], fixed_texts[1:]
+        cached = _new_cached_request(text, fixed_texts, decoded)
         if cached is None:
             return
-        octets = 2 * (len(begin) + sum(map(len, literals)))
-        self._headers.add(key, cached, octets=octets, items=len(cached.parts) + len(cached.outputs))
+        octets = 2 * (len(begin) + sum(map(len, fixed_texts)))
+        self._requests.add(key, cached, octets=octets, items=len(cached.parts) + len(cached.outputs))
 
 
-def _cut_id(text: bytes) -> tuple[bytes, str]:
+def _split_id(text: bytes) -> tuple[bytes, str]:
     """Return the text without the id at its start, and the id."""
     match = _ID.match(text)
     return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
 
 
-def _from_raw(cached: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
+def _from_raw(cached: _CachedRequest, payload: memoryview, model: str) -> dict[str, Tensor]:
     """Return the tensors of the raw bytes behind a text."""
     inputs: dict[str, Tensor] = {}
     for part in cached.parts:
@@ -247,16 +250,16 @@ def _from_raw(cached: _CachedHeader, payload: memoryview, model: str) -> dict[st
     return inputs
 
 
-def _from_numbers(cached: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
+def _from_numbers(cached: _CachedRequest, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
     """Return the tensors of a text whose first array begins at `start`; None if anything else differs."""
     inputs: dict[str, Tensor] = {}
-    last = len(cached.literals) - 1
-    for number, (part, literal) in enumerate(zip(cached.parts, cached.literals, strict=True)):
-        end = text.find(literal, start) if number < last else len(text) - len(literal)
-        if end < start or (number == last and not text.endswith(literal)):
+    last = len(cached.fixed_texts) - 1
+    for index, (part, fixed_text) in enumerate(zip(cached.parts, cached.fixed_texts, strict=True)):
+        end = text.find(fixed_text, start) if index < last else len(text) - len(fixed_text)
+        if end < start or (index == last and not text.endswith(fixed_text)):
             return None
-        data = text[start:end].strip(_SPACE)
-        start = end + len(literal)
+        data = text[start:end].strip(_WHITESPACE)
+        start = end + len(fixed_text)
         if data.count(b"[") + data.count(b"{") != 1:
             return None
         try:
@@ -287,37 +290,37 @@ def _from_numbers(cached: _CachedHeader, text: bytes, start: int, model: str) ->
     return inputs
 
 
-def _cut_data(text: bytes) -> tuple[bytes, ...]:
+def _split_at_arrays(text: bytes) -> tuple[bytes, ...]:
     """Return the text around the flat data arrays of the inputs; () if an input has another kind of data."""
-    literals: list[bytes] = []
-    probe: list[str] = []
+    fixed_texts: list[bytes] = []
+    pieces: list[str] = []
     begin = 0
     try:
         decoded = text.decode("ascii")
-        while (start := text.find(_DATA, begin)) >= 0:
-            start += len(_DATA)
-            place = _SPACES.match(text, start)
-            assert place is not None
-            value, end = _DECODER.raw_decode(decoded, place.end())
-            literals.append(text[begin:start])
-            if type(value) is not list or sum(map(len, literals)) > MAX_KEY_BYTES:
+        while (start := text.find(_DATA_KEY, begin)) >= 0:
+            start += len(_DATA_KEY)
+            spaces = _WHITESPACE_RUN.match(text, start)
+            assert spaces is not None
+            value, end = _DECODER.raw_decode(decoded, spaces.end())
+            fixed_texts.append(text[begin:start])
+            if type(value) is not list or sum(map(len, fixed_texts)) > MAX_KEY_BYTES:
                 return ()
-            probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
+            pieces += (decoded[begin:start], f'"{_PLACEHOLDER}{len(pieces) // 2}"')
             begin = end
-        literals.append(text[begin:])
+        fixed_texts.append(text[begin:])
         # A string can look like the start of an array: check that each placeholder is the data of one input.
-        members = parse_object("".join((*probe, decoded[begin:])).encode("ascii"))
+        members = parse_object("".join((*pieces, decoded[begin:])).encode("ascii"))
     except (ValueError, RecursionError, InvalidRequest):
         return ()
     items = members.get("inputs")
     assert isinstance(items, list), "the text was decoded before"
-    expected = [f"{_MARK}{number}" for number in range(len(probe) // 2)]
-    return tuple(literals) if expected and [item.get("data") for item in items] == expected else ()
+    expected = [f"{_PLACEHOLDER}{index}" for index in range(len(pieces) // 2)]
+    return tuple(fixed_texts) if expected and [item.get("data") for item in items] == expected else ()
 
 
-def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _CachedHeader | None:
+def _new_cached_request(text: bytes, fixed_texts: tuple[bytes, ...], decoded: DecodedRequest) -> _CachedRequest | None:
     """Return the cache entry of a text, or None if such texts cannot be decoded without the parser."""
-    members = parse_object(b"[]".join((text, *literals)))
+    members = parse_object(b"[]".join((text, *fixed_texts)))
     parameters = members.get("parameters", {})
     # An id that is not at the start makes each text of a client different.
     if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
@@ -329,24 +332,24 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
     for item in items:
         tensor = decoded.request.inputs[item["name"]]
         size = item.get("parameters", {}).get("binary_data_size")
-        if tensor.dtype not in _NUMBERS if literals else type(size) is not int or "data" in item:
+        if tensor.dtype not in _NUMBERS if fixed_texts else type(size) is not int or "data" in item:
             return None
         size = size or 0
         # numpy cannot make a view of zero bytes.
         is_plain = tensor.dtype in _PLAIN and size > 0
         count = math.prod(tensor.shape)
-        if literals and not count:
+        if fixed_texts and not count:
             return None
-        limits = None if tensor.dtype in FLOATS or not literals else integer_range(tensor.dtype)
+        limits = None if tensor.dtype in FLOATS or not fixed_texts else integer_range(tensor.dtype)
         parts.append(
             _CachedInput(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain, limits)
         )
         start += size
     request = decoded.request
-    return _CachedHeader(
+    return _CachedRequest(
         tuple(parts),
         start,
-        literals,
+        fixed_texts,
         decoded.outputs,
         request.outputs,
         decoded.binary_output,
@@ -358,7 +361,7 @@ def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedReq
     )
 
 
-def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
+def _new_cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
     """Return the cache entry of a response's text, or None if the text depends on more than types and shapes."""
     outputs = response.outputs
     if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
@@ -367,11 +370,11 @@ def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpe
         is_cacheable = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
         if not is_cacheable or type(item) is not Tensor or not item.array.size:
             return None
-    text = response_template(response, decoded, _MARK)
+    text = response_template(response, decoded, _PLACEHOLDER)
     return _CachedResponse(
         response.spec,
         response.version,
         tuple((item.name, item.dtype, item.shape) for item in outputs),
         tuple(is_sent_raw(item.name, decoded) for item in outputs),
-        tuple(text[1:].split(_MARK)),
+        tuple(text[1:].split(_PLACEHOLDER)),
     )

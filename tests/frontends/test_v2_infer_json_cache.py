@@ -15,17 +15,17 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2 import header_cache
-from edge_server.frontends.v2.header_cache import HeaderCache
+from edge_server.frontends.v2 import infer_json_cache
+from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
 REGIONS = SharedMemoryRegistry(is_allowed=True)
 
 
-def decode(cache: HeaderCache, body: bytes, size: int | None, spec: ModelSpec, version: int | None = None) -> Any:
+def decode(cache: InferJsonCache, body: bytes, size: int | None, spec: ModelSpec, version: int | None = None) -> Any:
     """Decode as an inference does."""
-    return cache.recall(body, size, spec.name, version) or cache.learn(body, size, spec, version)
+    return cache.lookup(body, size, spec.name, version) or cache.decode_and_store(body, size, spec, version)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(1)
         return decode_infer(*args, **options)
 
-    monkeypatch.setattr(header_cache, "decode_infer", counting)
+    monkeypatch.setattr(infer_json_cache, "decode_infer", counting)
     return made
 
 
@@ -92,7 +92,7 @@ def test_a_header_decodes_the_same_the_third_time(spec, decodings, case):
     members, payload = SAMES[case]
     text = text_of(members)
     expected = shown(decode_infer(text + payload, len(text), spec, REGIONS, version=3))
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     for _ in range(5):
         assert shown(decode(decoder, text + payload, len(text), spec, version=3)) == expected
     assert len(decodings) == 2
@@ -110,7 +110,7 @@ def json_text(*data: str, separators: tuple[str, str] = (",", ":"), dtype: str =
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 @pytest.mark.parametrize("dtype", ["FP32", "INT8"])
 def test_json_around_arrays_is_recognised_and_its_numbers_are_read_anew(spec, decodings, separators, dtype):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     for i in range(6):
         body = json_text(f"[{i}, {i + 1}]", f" [ -{i},7]", separators=separators, dtype=dtype, outputs=[{"name": "X"}])
         decoded = decode(cache, body, None, spec)
@@ -130,7 +130,7 @@ def test_json_around_arrays_is_recognised_and_its_numbers_are_read_anew(spec, de
     ],
 )  # fmt: skip
 def test_wrong_data_in_a_known_text_is_refused_in_the_same_words(spec, dtype, data):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     for _ in range(4):
         decode(cache, json_text("[1,2]", dtype=dtype), None, spec)
     body = json_text(data, dtype=dtype)
@@ -143,7 +143,7 @@ def test_wrong_data_in_a_known_text_is_refused_in_the_same_words(spec, dtype, da
 
 @pytest.mark.parametrize("data", ["[[1],[2]]", "[[1,2]]", "[1,-0.5e-3]", "[NaN,Infinity]", "[1,3.4e38]", "[ 1 , 2 ]\n"])
 def test_unusual_data_in_a_known_text_is_what_it_is_at_first_sight(spec, data):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     for _ in range(4):
         decode(cache, json_text("[1,2]"), None, spec)
     found, fresh = decode(cache, json_text(data), None, spec), decode_infer(json_text(data), None, spec, REGIONS)
@@ -151,7 +151,7 @@ def test_unusual_data_in_a_known_text_is_what_it_is_at_first_sight(spec, data):
 
 
 def test_a_string_that_looks_like_data_is_not_cut(spec, decodings):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     item = '{"name":"IN","datatype":"FP32","shape":[2],"data":[%d,2]}'
     for i in range(5):
         body = b'{"parameters":{"x":"\\"data\\":[1]","data":[1]},"inputs":[' + (item % i).encode() + b"]}"
@@ -167,7 +167,7 @@ def answered(*tensors: Tensor, spec: ModelSpec, **more: Any) -> Response:
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_an_answer_of_known_shapes_is_the_text_that_it_is_at_first_sight(make_spec, spec, binary):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     other = make_spec("m", DType.FP32)
     parameters = {"binary_data_output": binary}
     for i in range(8):
@@ -185,7 +185,7 @@ def test_an_answer_of_known_shapes_is_the_text_that_it_is_at_first_sight(make_sp
 
 
 def test_half_precision_has_no_json_form_at_any_sight(make_spec):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     spec = make_spec("m", DType.FP32)
     for _ in range(5):
         decoded = decode(cache, json_text("[1,2]"), None, spec)
@@ -195,7 +195,7 @@ def test_half_precision_has_no_json_form_at_any_sight(make_spec):
 
 
 def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     for i in range(9):
         text = text_of({"id": f"r{i}", "inputs": [tensor()]})
         payload = np.array([i, -i], "<f4").tobytes()
@@ -205,7 +205,7 @@ def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
 
 
 def test_one_request_cannot_change_the_parameters_of_the_next(spec):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
     for _ in range(4):
         parameters = decode(decoder, text + bytes(8), len(text), spec).request.parameters
@@ -214,7 +214,7 @@ def test_one_request_cannot_change_the_parameters_of_the_next(spec):
 
 
 def test_known_headers_with_wrong_payloads_are_refused_in_the_same_words(spec):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     text = text_of({"inputs": [tensor()]})
     for _ in range(3):
         decode(decoder, text + bytes(8), len(text), spec)
@@ -232,7 +232,7 @@ def test_known_headers_with_wrong_payloads_are_refused_in_the_same_words(spec):
 
 
 def test_a_deadline_counts_from_each_request(spec):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     text = text_of({"inputs": [tensor()], "parameters": {"edge_deadline_ms": 1000}})
     for _ in range(4):
         before = time.monotonic_ns()
@@ -249,14 +249,14 @@ def test_a_deadline_counts_from_each_request(spec):
     ],
 )
 def test_what_is_wrong_stays_wrong(spec, text):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     for _ in range(4):
         with pytest.raises(InvalidRequest):
             decode(decoder, text, len(text), spec)
 
 
 def test_an_id_within_the_header_is_each_request_s_own(spec):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     for i in range(4):
         for name in ("a", "b"):
             text = text_of({"inputs": [tensor()], "id": name})
@@ -264,23 +264,23 @@ def test_an_id_within_the_header_is_each_request_s_own(spec):
 
 
 def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
-    decoder = HeaderCache(REGIONS)
+    decoder = InferJsonCache(REGIONS)
     for i in range(5 * MAX_ENTRIES):
         text = text_of({"inputs": [tensor(f"IN{i}")]})
         for _ in range(2):
             decode(decoder, text + bytes(8), len(text), spec)
-    assert len(decoder._headers) == MAX_ENTRIES
+    assert len(decoder._requests) == MAX_ENTRIES
     assert len(decoder._seen) <= 4 * MAX_ENTRIES
     long = text_of({"inputs": [tensor("x" * 3000)]})
     for _ in range(3):
         decode(decoder, long + bytes(8), len(long), spec)
-    assert all(long != text for _, _, text in decoder._headers)
+    assert all(long != text for _, _, text in decoder._requests)
 
 
 def test_many_arrays_cost_no_more_than_their_bytes(spec):
-    cache = HeaderCache(REGIONS)
+    cache = InferJsonCache(REGIONS)
     item = '{"name":"IN%d","datatype":"FP32","shape":[0],"data":[]}'
     body = ('{"inputs":[' + ",".join(item % i for i in range(1000)) + "]}").encode()
     for _ in range(4):
         assert len(decode(cache, body, None, spec).request.inputs) == 1000
-    assert cache._headers == {}
+    assert cache._requests == {}

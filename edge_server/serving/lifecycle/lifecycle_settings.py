@@ -1,4 +1,4 @@
-"""Limits of the manager that the operator sets: load retries, models in memory, run time."""
+"""Lifecycle settings: load retries, models in memory, reload policy and longest run, per server and per model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_server.errors import BadModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ManagerLimits:
+class LifecycleSettings:
     """`load_retry_count`: how often a load that failed for good is retried at once. `reload_policy`: for models without
     their own. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay loaded. `on_demand_timeout_s`:
     how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any time."""

@@ -1,4 +1,4 @@
-"""HTTP listener: serves one address from start to stop, with TLS if configured."""
+"""HTTP server: accepts the connections of one address and passes each request to the target that `route` returns."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from edge_server.frontends.listen_error import listen_error
 from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
 
-class Listener:
-    """Serves one address from `open` to `close`, on the event loop that calls `open`. `find`: see Connections.
+class HttpServer:
+    """Serves one address from `open` to `close`, on the event loop that calls `open`.
 
-    On a loopback address, `names` are the only hosts that requests may name.
+    `route` returns the target of a request, or the response that refuses it. On a loopback address, `names` are the
+    only hosts that requests may name.
     """
 
     def __init__(
         self,
         name: str,
-        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        route: Callable[[RequestHead], RequestTarget | HttpResponse],
         names: HostNames,
         server_state: ServerState | None = None,
         cors: CorsPolicy | None = None,
     ) -> None:
         self._name = name
-        self._find = find
+        self._route = route
         self._host_check = HostCheck(names)
         self._cors = cors
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
-        self._server: Connections | None = None
+        self._connections: Connections | None = None
 
     async def open(
         self,
@@ -56,8 +57,10 @@ class Listener:
         `max_connections` those of this one. Raises ServingFault when the address cannot be used.
         """
         budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
-        self._server = server = Connections(self._find, budget, self._server_state, self._cors, self._host_check)
-        self._acceptor = Acceptor(self._name, server, limit or ConnectionLimit())
+        self._connections = connections = Connections(
+            self._route, budget, self._server_state, self._cors, self._host_check
+        )
+        self._acceptor = Acceptor(self._name, connections, limit or ConnectionLimit())
         try:
             return await self._acceptor.open(
                 address, port, reuses_port=reuses_port, tls=tls, max_connections=max_connections
@@ -65,18 +68,18 @@ class Listener:
         except OSError as error:
             raise listen_error(self._name, address, port, error) from None
 
-    def forget_heads(self) -> None:
-        """See Connections. May be called before `open` and after `close`."""
-        if self._server is not None:
-            self._server.forget_heads()
+    def drop_cached_headers(self) -> None:
+        """Forget which target each header gets, see Connections. May be called before `open` and after `close`."""
+        if self._connections is not None:
+            self._connections.drop_cached_headers()
 
     async def close(self, grace_s: float) -> None:
         """Accept no new connections, wait `grace_s` for open requests, then abort the rest. May be called again."""
         acceptor, self._acceptor = self._acceptor, None
-        if acceptor is None or self._server is None:
+        if acceptor is None or self._connections is None:
             return
         acceptor.close()
-        await self._server.finish(grace_s)
+        await self._connections.finish(grace_s)
 
 
 def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
