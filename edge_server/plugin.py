@@ -50,11 +50,26 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """A line of `edge-server status`. `state` is "ok", "warning" or "failed"; `text` says more."""
+    """A line of `edge-server status`. `state` is "ok", "warning" or "failed"; `text` says more.
+
+    A line without a title belongs to the one above.
+    """
 
     title: str
     state: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusTable:
+    """A table of `edge-server status`. Columns of `optional` are omitted on a narrow terminal, the first one first."""
+
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    optional: Sequence[str] = ()
+
+
+StatusPart = StatusRow | StatusTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +142,13 @@ class RunningPlugin:
         """Return routes of HTTP. Called once, before the port opens."""
         return ()
 
-    def status(self) -> Sequence[StatusRow]:
-        """Return the plugin's lines of `edge-server status`."""
+    def status(self) -> Sequence[StatusPart]:
+        """Return the plugin's part of `edge-server status`. Called on a worker thread, as is `reports`."""
         return ()
+
+    def reports(self) -> Mapping[str, object]:
+        """Return plain JSON by name, which `edge-server status --json` adds to its output."""
+        return {}
 
     def health_headers(self) -> Mapping[str, str]:
         """Return headers for the answer to GET /v2/health/ready."""

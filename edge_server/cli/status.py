@@ -8,16 +8,16 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
-from edge_server.cli.status_cameras import camera_lines
-from edge_server.cli.status_engines import engine_lines
-from edge_server.cli.status_machine import governor_lines
+from edge_server.cli.status_cameras import camera_rows, stream_rows
+from edge_server.cli.status_engines import engine_rows
 from edge_server.cli.streaming.terminal import Screen
-from edge_server.cli.table import clip, render
+from edge_server.cli.table import clean, clip, render
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
@@ -25,9 +25,6 @@ COLUMN_TITLES = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
     "LOAD MS", "INFER MS", "MEMORY MB", "REQUESTS", "FAILED",
 )  # fmt: skip
-
-STREAM_COLUMN_TITLES = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
-
 
 OPTIONAL_COLUMNS = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
 """Columns that are omitted on a narrow terminal, the first one first."""
@@ -136,6 +133,7 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
     }
     models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
     streams = _request_optional(options, "/edge/v1/streams")
+    plugins = (_request_optional(options, "/edge/v1/plugins") or {}).get("plugins", [])
     return {
         "server": "edge-server",
         "version": server["version"],
@@ -144,9 +142,9 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
         "models": models,
         "streams": None if streams is None else streams["streams"],
         "cameras": _request_optional(options, "/edge/v1/cameras"),
-        "governor": _request_optional(options, "/edge/v1/governor"),
         "engines": _request_optional(options, "/edge/v1/engines"),
-        "plugins": (_request_optional(options, "/edge/v1/plugins") or {}).get("plugins", []),
+        **{name: value for plugin in plugins for name, value in plugin.pop("reports", {}).items()},
+        "plugins": plugins,
     }
 
 
@@ -174,26 +172,31 @@ def _lines(report: dict[str, Any]) -> list[str]:
     else:
         lines.append("there is no model")
     lines += [line for model in models if (line := _sequences(model))]
-    if report["streams"]:
-        rows = [_stream_row(stream) for stream in report["streams"]]
-        lines += ["", render(STREAM_COLUMN_TITLES, rows, sys.stdout, optional=("CLIENT", "AGE P99 MS", "FPS IN"))]
-    if report["cameras"] is not None:
-        lines += camera_lines(report["cameras"], sys.stdout)
-    if report["governor"] is not None:
-        lines.append(governor_lines(report["governor"], sys.stdout))
-    if report["engines"] is not None and report["engines"]["enabled"]:
-        lines.append(engine_lines(report["engines"]))
+    rows = [
+        *([] if report["streams"] is None else stream_rows(report["streams"])),
+        *([] if report["cameras"] is None else camera_rows(report["cameras"])),
+        *([] if report["engines"] is None else engine_rows(report["engines"])),
+    ]
+    lines += [_render_part(asdict(row)) for row in rows]
     for plugin in report["plugins"]:
         if plugin["error"]:
             lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")
-        for row in plugin["rows"]:
-            mark = "" if row["state"] == "ok" else f"{row['state'].upper()} "
-            lines.append(f"{mark}{row['title']}: {row['text']}")
+        lines += [_render_part(row) for row in plugin["rows"]]
     for model in models:
         lines += [f"WARNING {reason_line(model['name'], model['version'], text)}" for text in model.get("warnings", ())]
     lines += [reason_line(model["name"], model["version"], note) for model in models for note in model.get("notes", ())]
     lines += [reason_line(model["name"], model["version"], model["reason"]) for model in models if model["reason"]]
     return lines
+
+
+def _render_part(part: dict[str, Any]) -> str:
+    """Return a row or a table of a plugin as text. It may come from files of the machine."""
+    if "columns" in part:
+        return "\n" + render(part["columns"], part["cells"], sys.stdout, optional=part["optional"])
+    if not part["title"]:
+        return f"  {clean(part['text'])}"
+    mark = "" if part["state"] == "ok" else f"{part['state'].upper()} "
+    return clean(f"{mark}{part['title']}: {part['text']}")
 
 
 def _request_optional(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
@@ -210,20 +213,6 @@ def _sequences(report: dict[str, Any]) -> str:
     if not live and not waiting:
         return ""
     return f"{report['name']} version {report['version']}: sequences: {live} live, {waiting} waiting for a slot"
-
-
-def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of a frame stream. Drops are counted since the stream's id was first used."""
-    return (
-        stream["stream_id"],
-        stream["model"],
-        stream["client"],
-        f"{stream['fps_in']:.1f}",
-        f"{stream['fps_out']:.1f}",
-        ", ".join(f"{count} {reason}" for reason, count in stream["dropped"].items() if count) or "0",
-        f"{stream['age_p50_ms']:.1f}",
-        f"{stream['age_p99_ms']:.1f}",
-    )
 
 
 def _memory(report: dict[str, Any]) -> str:

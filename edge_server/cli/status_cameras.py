@@ -1,35 +1,56 @@
-"""Cameras and sinks in the output of `edge-server status`."""
+"""Frame streams, cameras and sinks in `edge-server status`."""
 
 from __future__ import annotations
 
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from edge_server.cli.table import render
+from edge_server.plugin import StatusPart, StatusRow, StatusTable
 
-SOURCE_COLUMN_TITLES = ("SOURCE", "URL", "MODEL", "STATE", "STAMPS BY", "FAILURES", "OFFLINE S")
-SINK_COLUMN_TITLES = ("SINK", "URL", "STATE", "RECEIVED", "DELIVERED", "SUPPRESSED", "DROPPED", "WAITING")
+_STREAM_COLUMNS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
+_SOURCE_COLUMNS = ("SOURCE", "URL", "MODEL", "STATE", "STAMPS BY", "FAILURES", "OFFLINE S")
+_SINK_COLUMNS = ("SINK", "URL", "STATE", "RECEIVED", "DELIVERED", "SUPPRESSED", "DROPPED", "WAITING")
 
 
-def camera_lines(report: dict[str, Any], output: TextIO) -> list[str]:
-    """Return the tables of sources and sinks, and a line for each problem."""
-    lines = []
+def stream_rows(streams: Sequence[Mapping[str, Any]]) -> Sequence[StatusPart]:
+    """Return the table for the streams of GET /edge/v1/streams. Drops are counted since an id was first used."""
+    cells = [
+        (
+            stream["stream_id"],
+            stream["model"],
+            stream["client"],
+            f"{stream['fps_in']:.1f}",
+            f"{stream['fps_out']:.1f}",
+            ", ".join(f"{count} {reason}" for reason, count in stream["dropped"].items() if count) or "0",
+            f"{stream['age_p50_ms']:.1f}",
+            f"{stream['age_p99_ms']:.1f}",
+        )
+        for stream in streams
+    ]
+    return [StatusTable(_STREAM_COLUMNS, cells, optional=("CLIENT", "AGE P99 MS", "FPS IN"))] if cells else []
+
+
+def camera_rows(report: Mapping[str, Any]) -> Sequence[StatusPart]:
+    """Return the tables of sources and sinks, and a line for each problem, for a response of GET /edge/v1/cameras."""
+    rows: list[StatusPart] = []
     if report["sources"]:
-        rows = [
+        sources = [
             (item["name"], item["url"], item["model"], item["state"], item["clock"], str(item["failures"]),
              f"{item['offline_s']:.1f}")
             for item in report["sources"]
         ]  # fmt: skip
-        lines += ["", render(SOURCE_COLUMN_TITLES, rows, output, optional=("OFFLINE S", "STAMPS BY", "URL"))]
+        rows.append(StatusTable(_SOURCE_COLUMNS, sources, optional=("OFFLINE S", "STAMPS BY", "URL")))
     if report["sinks"]:
         counts = ("received", "delivered", "suppressed", "dropped", "waiting")
-        rows_of_sinks = [
+        sinks = [
             (item["name"], item["url"], item["state"], *(str(item[count]) for count in counts))
             for item in report["sinks"]
         ]
-        optional = ("WAITING", "SUPPRESSED", "RECEIVED", "URL")
-        lines += ["", render(SINK_COLUMN_TITLES, rows_of_sinks, output, optional=optional)]
+        rows.append(StatusTable(_SINK_COLUMNS, sinks, optional=("WAITING", "SUPPRESSED", "RECEIVED", "URL")))
     for kind in ("source", "sink"):
-        lines += [f"{kind} {item['name']}: {item['reason']}" for item in report[f"{kind}s"] if item["reason"]]
+        rows += [
+            StatusRow(f"{kind} {item['name']}", "ok", item["reason"]) for item in report[f"{kind}s"] if item["reason"]
+        ]
     if report.get("problem"):
-        lines.append(f"the cameras are unchanged: {report['problem']}")
-    return lines
+        rows.append(StatusRow("the cameras are unchanged", "ok", report["problem"]))
+    return rows

@@ -117,12 +117,16 @@ class RunningPlugins:
         return [own, *(route for name, plugin in self._active() for route in self._call(name, plugin.routes) or ())]
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
-        plugins: list[dict[str, object]] = [
-            {"name": name, "error": "", "rows": [asdict(row) for row in self._call(name, plugin.status) or ()]}
-            for name, plugin in self._active()
-        ]
-        plugins += [{"name": name, "error": error, "rows": []} for name, error in self.failures.items()]
-        return json_response({"plugins": plugins})
+        return json_response({"plugins": await request.run_on_worker(self._status)})
+
+    def _status(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = []
+        for name, plugin in self._active():
+            rows, reports = self._call(name, plugin.status) or (), self._call(name, plugin.reports) or {}
+            if name not in self.failures:
+                found.append({"name": name, "error": "", "rows": [asdict(row) for row in rows], "reports": reports})
+        failed = self.failures.items()
+        return found + [{"name": name, "error": error, "rows": [], "reports": {}} for name, error in failed]
 
     def health_headers(self) -> Mapping[str, str]:
         headers: dict[str, str] = {}

@@ -119,6 +119,41 @@ def test_warnings_come_after_the_tables_and_before_notes_and_reasons(
     ]
 
 
+GOVERNOR = {
+    "name": "governor",
+    "error": "",
+    "rows": [
+        {"title": "governor", "state": "ok", "text": "HOT - a\x1b[31mfan stands"},
+        {"title": "", "state": "ok", "text": "98 °C"},
+        {"columns": ["MODEL", "J"], "cells": [["m", "0.1"]], "optional": []},
+        {"title": "fan", "state": "warning", "text": "stands"},
+    ],
+    "reports": {"governor": {"enabled": True}},
+}
+
+
+def test_lines_tables_and_errors_of_plugins_are_printed_without_knowing_them(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"name": "broken", "error": "KeyError: 'x'", "rows": [], "reports": {}}
+    monkeypatch.setitem(ANSWERS, "/edge/v1/plugins", {"plugins": [GOVERNOR, broken]})
+    assert status.run(["--url", url]) == 1
+    assert capsys.readouterr().out.splitlines()[-11:-3] == [
+        "governor: HOT - a [31mfan stands",
+        "  98 °C",
+        "",
+        "MODEL  J",
+        "-----  ---",
+        "m      0.1",
+        "WARNING fan: stands",
+        "FAILED plugin broken: KeyError: 'x'",
+    ]
+    assert status.run(["--url", url, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["governor"] == {"enabled": True}
+    assert [plugin["name"] for plugin in report["plugins"]] == ["governor", "broken"]
+
+
 def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)

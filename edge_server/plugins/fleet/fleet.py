@@ -180,9 +180,9 @@ def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
         return (name, "NO ANSWER", *[""] * (len(COLUMN_TITLES) - 2))
     names = {model["name"] for model in report["models"]}
     ready = {model["name"] for model in report["models"] if model["state"] == "READY"}
-    streams = report["streams"] or []
+    streams = report.get("streams")
     failed = sum(model["inference_stats"]["fail"]["count"] for model in report["models"] if "inference_stats" in model)
-    governor = report["governor"] or {}
+    governor = report.get("governor", {})
     temperature = governor.get("temperature_c")
     is_on = governor.get("enabled", False)
     return (
@@ -192,8 +192,8 @@ def _row(host: Mapping[str, Any]) -> tuple[str, ...]:
         f"{len(ready)} of {len(names)}",
         "-" if temperature is None else f"{temperature:.0f} °C",
         f"{governor['share']:.0%} {governor['state']}" if is_on else "-",
-        str(len(streams)),
-        str(sum(sum(stream["dropped"].values()) for stream in streams)),
+        "-" if streams is None else str(len(streams)),
+        "-" if streams is None else str(sum(sum(stream["dropped"].values()) for stream in streams)),
         str(failed),
     )
 

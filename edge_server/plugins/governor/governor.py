@@ -9,7 +9,7 @@ from pathlib import Path
 from edge_server.config import ServerConfig
 from edge_server.frontends.http.response import GOVERNOR_HEADER
 from edge_server.frontends.http.routes import Route
-from edge_server.plugin import LoadCheck, RunningPlugin, ServingCore
+from edge_server.plugin import LoadCheck, RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_loop import GovernorLoop, GovernorSnapshot, ServerCallbacks
@@ -94,13 +94,24 @@ class Governor(RunningPlugin):
         return "" if idle_s < _STEP_TIMEOUT_S else f"the governor's loop has made no step for {idle_s:.0f} s"
 
     def routes(self) -> Sequence[Route]:
-        return (governor_route(lambda: governor_report(self._latest(), self._admission.shed())),)
+        return (governor_route(self._report),)
+
+    def status(self) -> Sequence[StatusPart]:
+        from edge_server.plugins.governor.status_rows import governor_rows
+
+        return governor_rows(self._report())
+
+    def reports(self) -> Mapping[str, object]:
+        return {"governor": self._report()}
 
     def health_headers(self) -> Mapping[str, str]:
         return {GOVERNOR_HEADER: self._admission.state().level}
 
     def families(self) -> list[Family]:
         return governor_metric_families(self._latest(), self._admission.shed(), has_gpu_metrics=self._has_gpu_metrics)
+
+    def _report(self) -> Mapping[str, object]:
+        return governor_report(self._latest(), self._admission.shed())
 
     def _latest(self) -> GovernorSnapshot:
         return GovernorSnapshot.empty() if self._loop is None else self._loop.latest

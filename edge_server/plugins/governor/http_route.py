@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
-from edge_server.plugin import RunningPlugin
+from edge_server.plugin import RunningPlugin, StatusPart, StatusRow
+
+_NO_GOVERNOR = {"enabled": False, "detail": "the server was started with --governor=false"}
 
 
 def governor_route(report: Callable[[], Mapping[str, object]]) -> Route:
@@ -24,5 +26,10 @@ class NoGovernor(RunningPlugin):
     """The plugin in a server without governor: its route says why there is none."""
 
     def routes(self) -> Sequence[Route]:
-        detail = "the server was started with --governor=false"
-        return (governor_route(lambda: {"enabled": False, "detail": detail}),)
+        return (governor_route(lambda: _NO_GOVERNOR),)
+
+    def status(self) -> Sequence[StatusPart]:
+        return (StatusRow("governor", "ok", f"off; {_NO_GOVERNOR['detail']}"),)
+
+    def reports(self) -> Mapping[str, object]:
+        return {"governor": _NO_GOVERNOR}
