@@ -96,7 +96,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
     "orjson": ("frontends/v2/json_parser.py",),
-    "opentelemetry": ("telemetry/opentelemetry_export.py",),
+    "opentelemetry": ("plugins/tracing/",),
     "rclpy": ("plugins/ros/ros2_package/",),
     "tritonclient": (),
     "watchdog": ("repository/file_events",),

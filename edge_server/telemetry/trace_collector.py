@@ -32,7 +32,7 @@ from edge_server.telemetry.trace_sampling import TraceSampler
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from edge_server.telemetry.opentelemetry_export import SpanExport
+    from edge_server.plugins.tracing.opentelemetry_export import SpanExport
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class TraceCollector:
         self._export: SpanExport | None = None
         if config.mode == OPENTELEMETRY:
             # Imported here, so that a missing library is an error of the server's start.
-            from edge_server.telemetry.opentelemetry_export import SpanExport
+            from edge_server.plugins.tracing.opentelemetry_export import SpanExport
 
             self._export = SpanExport(config)
         self._thread = threading.Thread(target=self._run, name="edge-trace", daemon=True)
