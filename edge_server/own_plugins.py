@@ -52,6 +52,11 @@ def missing_backend(name: str) -> str:
     return "" if plugin is None else _install_line(f"backend '{name}'", plugin)
 
 
+def missing_trace_mode(mode: str) -> str:
+    """Return the error for a trace mode whose plugin is not installed."""
+    return _install_line(f"trace mode {mode}", "tracing")
+
+
 def unknown_address(address: str) -> str:
     """Return the error for the address of a model repository that no plugin copies."""
     scheme = address.partition("://")[0]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edge_server.streams.frame_admission import FrameAdmission
     from edge_server.telemetry.event_bus import EventBus
     from edge_server.telemetry.metrics_page import Family
+    from edge_server.telemetry.trace_record import TraceExport
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class RunningPlugin:
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
     """Model repository given as an address -> the folder that is scanned in its place."""
+    make_trace_export: Callable[[], TraceExport] | None = None
+    """For trace mode opentelemetry."""
 
     def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
         """Return the function that is asked for the reason not to load a model file now, given the one that would be

@@ -92,11 +92,20 @@ def test_a_setting_of_a_missing_plugin_names_what_to_install(
     assert f"{named} needs the plugin 'governor', which is not in this installation: pip install" in output
 
 
-def test_an_address_as_repository_names_what_to_install(core: Path) -> None:
-    with program(core, "serve", "--model-repository=s3://bucket/models") as process:
+@pytest.mark.parametrize(
+    ("arguments", "named", "plugin"),
+    [
+        (("--model-repository=s3://bucket/models",), "a model repository at s3://", "remote"),
+        (("--model-repository=.", "--trace-config=mode=opentelemetry"), "trace mode opentelemetry", "tracing"),
+    ],
+)
+def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
+    core: Path, arguments: tuple[str, ...], named: str, plugin: str
+) -> None:
+    with program(core, "serve", *arguments) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "a model repository at s3:// needs the plugin 'remote', which is not in this installation: pip" in output
+    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
 
 
 def test_its_commands_are_those_of_the_core(core: Path) -> None:

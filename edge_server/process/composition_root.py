@@ -211,7 +211,7 @@ def _service(
         is_explicit=config.repository.control_mode == "explicit",
         readiness=_readiness(config),
         events=events,
-        traces=Traces(config.trace),
+        traces=Traces(config.trace, plugins.make_trace_export()),
         engines=engines,
         digest_of=digests.get,
         may_serve=lambda: plugins.may_serve,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.model_spec import ModelSpec
@@ -20,6 +20,9 @@ from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.metrics_page import Family
+
+if TYPE_CHECKING:
+    from edge_server.telemetry.trace_record import TraceExport
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,9 @@ class RunningPlugins:
         for name, plugin in self._active():
             check_memory = self._call(name, partial(plugin.load_gate, check_memory)) or check_memory
         return check_memory
+
+    def make_trace_export(self) -> Callable[[], TraceExport] | None:
+        return self._only("an export of traces", lambda plugin: plugin.make_trace_export)
 
     def local_folders(self) -> dict[str, Path]:
         return {address: folder for _, plugin in self._active() for address, folder in plugin.local_folders.items()}

@@ -1,4 +1,4 @@
-"""Collector thread for finished traces: writes Triton's trace files, or passes the traces to OpenTelemetry.
+"""Collector thread for finished traces: writes Triton's trace files, or passes the traces to an export.
 
 A request thread queues its finished trace and continues. The queue is bounded: traces that do not fit into it, or onto
 the disk, are lost and counted.
@@ -23,16 +23,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.config import TraceConfig
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.trace_settings import OPENTELEMETRY
-from edge_server.telemetry.trace_record import MAX_MODELS, MAX_TENSOR_BYTES, TracedRequest
+from edge_server.telemetry.trace_record import MAX_MODELS, MAX_TENSOR_BYTES, TracedRequest, TraceExport
 from edge_server.telemetry.trace_sampling import TraceSampler
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from edge_server.plugins.tracing.opentelemetry_export import SpanExport
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +53,9 @@ class _UnwrittenRecords:
 
 
 class TraceCollector:
-    """Queue and thread that write finished traces. Thread-safe. Call `close` once."""
+    """Queue and thread that write finished traces, or give them to `export`. Thread-safe. Call `close` once."""
 
-    def __init__(self, config: TraceConfig) -> None:
+    def __init__(self, export: TraceExport | None = None) -> None:
         self._queue: queue.SimpleQueue[TracedRequest | Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued_bytes = 0
@@ -69,12 +65,7 @@ class TraceCollector:
         self._has_warned_of_omissions = False
         self._files: dict[str, TraceFile] = {}
         self._unwritten: dict[TraceSampler, _UnwrittenRecords] = {}
-        self._export: SpanExport | None = None
-        if config.mode == OPENTELEMETRY:
-            # Imported here, so that a missing library is an error of the server's start.
-            from edge_server.plugins.tracing.opentelemetry_export import SpanExport
-
-            self._export = SpanExport(config)
+        self._export = export
         self._thread = threading.Thread(target=self._run, name="edge-trace", daemon=True)
         self._thread.start()
 

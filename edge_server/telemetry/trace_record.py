@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.trace_settings import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
@@ -228,6 +229,16 @@ class TracedRequest:
                 return False
             self.byte_count += count
             return True
+
+
+class TraceExport(Protocol):
+    """Where finished traces go instead of a file. Used by one thread."""
+
+    def add(self, trace: TracedRequest) -> None:
+        """Queue a trace; return at once."""
+
+    def close(self, timeout_s: float) -> None:
+        """Send the queued traces for at most `timeout_s`; the rest is lost."""
 
 
 def new_id(bits: int) -> int:

@@ -9,23 +9,27 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from edge_server.config import TraceConfig
 from edge_server.core.trace_settings import OPENTELEMETRY, ServerTraceSettings, TraceChange, TraceSettings, trace_level
+from edge_server.errors import BackendMissing
+from edge_server.own_plugins import missing_trace_mode
 from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, remote_parent
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_collector import TraceCollector
-    from edge_server.telemetry.trace_record import TracedRequest
+    from edge_server.telemetry.trace_record import TracedRequest, TraceExport
 
 
 class Traces:
     """The trace settings of the server; starts the trace of a sampled request. Thread-safe."""
 
-    def __init__(self, config: TraceConfig | None = None) -> None:
+    def __init__(self, config: TraceConfig | None = None, make_export: Callable[[], TraceExport] | None = None) -> None:
+        """`make_export` is for mode opentelemetry. Raises BackendMissing if it is missing there."""
         self._config = config or TraceConfig()
+        self._make_export = make_export
         self._lock = threading.Lock()
         self._server_settings = ServerTraceSettings(start_settings(self._config))
         self._global_sampler = TraceSampler(self._server_settings.whole)
@@ -111,7 +115,12 @@ class Traces:
         if needs_collector and self._collector is None and not self._is_closed:
             from edge_server.telemetry.trace_collector import TraceCollector
 
-            self._collector = TraceCollector(self._config)
+            export = None
+            if self._config.mode == OPENTELEMETRY:
+                if self._make_export is None:
+                    raise BackendMissing(missing_trace_mode(OPENTELEMETRY))
+                export = self._make_export()
+            self._collector = TraceCollector(export)
         models = {name: sampler_for(name, self._model_samplers.get(name), item) for name, item in by_model.items()}
         replaced += [sampler for name, sampler in self._model_samplers.items() if name not in models]
         self._global_sampler = sampler_for("", self._global_sampler, whole)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from edge_server.config import TraceConfig
 from edge_server.errors import BackendMissing, install_hint
+from edge_server.plugin import RunningPlugin
 from edge_server.telemetry.trace_record import REQUEST_END, REQUEST_START, Stamp, TracedModel, TracedRequest, new_id
 
 try:
@@ -33,8 +35,13 @@ _COMPUTE = "compute"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
+class Tracing(RunningPlugin):
+    def __init__(self, config: TraceConfig) -> None:
+        self.make_trace_export = partial(SpanExport, config)
+
+
 class SpanExport:
-    """Makes spans of finished traces and gives them to the SDK. `add` is called by one thread."""
+    """Makes spans of finished traces and gives them to the SDK. Implements telemetry.trace_record.TraceExport."""
 
     def __init__(self, config: TraceConfig) -> None:
         self._resource = Resource.create({"service.name": SERVICE_NAME, **dict(config.resource)})
@@ -47,12 +54,10 @@ class SpanExport:
         )
 
     def add(self, trace: TracedRequest) -> None:
-        """Queue the spans of a trace."""
         for span in self.spans(trace):
             self._processor.on_end(span)
 
     def close(self, timeout_s: float) -> None:
-        """Send the queued spans for at most `timeout_s`; the rest is lost."""
         sending = threading.Thread(target=self._processor.shutdown, name="edge-otel-end", daemon=True)
         sending.start()
         sending.join(timeout_s)

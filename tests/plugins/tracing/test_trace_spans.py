@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import TraceConfig
+from edge_server.config import ServerConfig, TraceConfig
 from edge_server.core.trace_settings import CarriedTrace, parse_trace_change
+from edge_server.plugins.tracing.plugin import PLUGIN
 from edge_server.telemetry.trace_record import TracedRequest
 from edge_server.telemetry.tracing import Traces
 
@@ -79,7 +80,10 @@ def receiver() -> Iterator[Receiver]:
 
 def traces_to(url: str, *more: str) -> Traces:
     words = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", url, "opentelemetry,bsp_schedule_delay=20", *more)
-    return Traces(TraceConfig(words))
+    config = TraceConfig(words)
+    running = PLUGIN.prepare(ServerConfig(trace=config))
+    assert running is not None
+    return Traces(config, running.make_trace_export)
 
 
 def run(traces: Traces, *headers: tuple[str, str]) -> TracedRequest | None:
@@ -184,7 +188,7 @@ def test_a_collector_that_is_away_costs_its_spans_and_no_time_at_the_end(caplog:
     assert not any(thread.name == "edge-trace" for thread in threading.enumerate())
 
 
-def test_a_collector_that_is_slow_loses_the_oldest_spans_beyond_the_bound(receiver: Receiver, eventually: Any) -> None:
+def test_a_collector_that_is_slow_loses_the_oldest_spans_beyond_the_bound(receiver: Receiver) -> None:
     receiver.released.clear()
     bounds = ("opentelemetry,bsp_max_queue_size=8", "opentelemetry,bsp_max_export_batch_size=4")
     traces = traces_to(receiver.url, *bounds)
@@ -198,11 +202,11 @@ def test_a_collector_that_is_slow_loses_the_oldest_spans_beyond_the_bound(receiv
 def test_without_the_libraries_the_server_says_which_extra_is_missing() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
-        "from edge_server.config import TraceConfig\n"
+        "from edge_server.config import ServerConfig, TraceConfig\n"
         "from edge_server.errors import BackendMissing\n"
-        "from edge_server.telemetry.tracing import Traces\n"
-        "Traces(TraceConfig(('level=TIMESTAMPS', 'triton,file=t')))\n"
-        "try:\n    Traces(TraceConfig(('mode=opentelemetry',)))\n"
+        "from edge_server.plugins.tracing.plugin import PLUGIN\n"
+        "PLUGIN.prepare(ServerConfig(trace=TraceConfig(('level=TIMESTAMPS', 'triton,file=t'))))\n"
+        "try:\n    PLUGIN.prepare(ServerConfig(trace=TraceConfig(('mode=opentelemetry',))))\n"
         "except BackendMissing as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
