@@ -15,13 +15,13 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.library_adapter import load_library
+from edge_server.backends.cuda import cuda_driver
 from edge_server.core.batch import BatchPlan
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
+from edge_server.plugins.tensorrt.library_adapter import load_library
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 

@@ -17,12 +17,16 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from edge_server.backends.base import ModelFile, OpenJob
+    from edge_server.core.model_spec import InputSpec, OutputSpec
 
 # Read by the runtimes when they are imported, here and in the servers that tests start: several pytest processes share
 # the processors, and threads that wait in a loop for each other take them from everybody else.
@@ -332,8 +336,8 @@ def nvidia_library(fake_nvml: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An NVIDIA GPU that is not there, see tests/backends/tensorrt/fake_gpu; skips without TensorRT for RTX."""
-    path = Path(__file__).parent / "backends" / "tensorrt" / "fake_gpu" / "__init__.py"
+    """An NVIDIA GPU that is not there, see tests/plugins/tensorrt/fake_gpu; skips without TensorRT for RTX."""
+    path = Path(__file__).parent / "plugins" / "tensorrt" / "fake_gpu" / "__init__.py"
     return _module("tensorrt_fake_gpu", path).FakeGpu(tmp_path_factory.mktemp("gpu"))
 
 
@@ -500,3 +504,75 @@ def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iter
 @pytest.fixture
 def serve_with_client_memory() -> Callable[..., contextlib.AbstractContextManager[tuple[str, str, str]]]:
     return served_with_client_memory
+
+
+@pytest.fixture
+def write_onnx(tmp_path: Path) -> Callable[..., ModelFile]:
+    """Return a function that writes one graph as version 1 of a model; tensors are (name, element type, shape)."""
+
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    from edge_server.backends.base import ModelFile
+
+    def write(
+        nodes: Sequence[Any],
+        inputs: Sequence[tuple[str, int, list[Any] | None]],
+        outputs: Sequence[tuple[str, int, list[Any] | None]],
+        weights: Sequence[Any] = (),
+        *,
+        model: str = "made",
+        name: str = "model.onnx",
+        **save_options: Any,
+    ) -> ModelFile:
+        graph = helper.make_graph(
+            list(nodes),
+            "graph",
+            [helper.make_tensor_value_info(*one) for one in inputs],
+            [helper.make_tensor_value_info(*one) for one in outputs],
+            list(weights),
+        )
+        # Old enough for every runtime that the project supports.
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        path = tmp_path / model / "1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(proto, path, **save_options)
+        return ModelFile(path, tmp_path / model, 1)
+
+    return write
+
+
+@pytest.fixture
+def job() -> Callable[..., OpenJob]:
+    """Return a function that makes the job of opening one instance of a file."""
+    from edge_server.backends.base import OpenJob
+    from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
+
+    def make(
+        file: ModelFile,
+        *,
+        inputs: Sequence[InputSpec] = (),
+        outputs: Sequence[OutputSpec] = (),
+        backend: str = "",
+        max_batch_size: int = 0,
+        instances: int = 1,
+        number: int = 0,
+        settings: Mapping[str, str] | None = None,
+        parameters: Mapping[str, str] | None = None,
+        device_id: int | None = None,
+        **spec: Any,
+    ) -> OpenJob:
+        name = file.model_dir.name
+        model = ModelSpec(
+            name=name,
+            backend=backend,
+            platform="",
+            max_batch_size=max_batch_size,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            instance_groups=(InstanceGroup(name, InstanceKind.CPU, instances),),
+            parameters=dict(parameters or {}),
+            **spec,
+        )
+        return OpenJob(model, file, f"{name}_{number}", device_id, dict(settings or {}))
+
+    return make

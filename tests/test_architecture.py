@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "lazy_import": set(),
     "control_group": set(),
+    "json_child_process": set(),
     "own_plugins": set(),
     "core": {"errors"},
     "config": {"errors"},
@@ -34,17 +35,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "streams", "frontends"},
     "plugins": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
-        "frontends", "backends", "client", "plugin", "cli", "engines",
+        "frontends", "backends", "client", "plugin", "cli", "json_child_process",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "streams": {"core", "errors", "config", "telemetry", "memory", "plugins", "service"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "plugins", "service", "protocol", "streams"},
     "sources": {"core", "errors", "config", "telemetry", "plugins", "service", "streams"},
     "sinks": {"core", "errors", "config", "telemetry"},
-    "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
     "process": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
-        "sources", "sinks", "frontends", "plugin", "engines", "backends",
+        "sources", "sinks", "frontends", "plugin", "plugins", "backends",
     },
     "ray": {"config", "errors", "process"},
     "cli": {
@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Package or module -> what of edge_server it may import, itself aside, and what is EVERYBODYS."""
 
 PLUGINS_BELOW = {
+    ("tuning", "tensorrt"): "optimize builds engines, measures them and puts the best into the cache",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""
@@ -80,10 +81,10 @@ FENCES: dict[str, tuple[str, ...]] = {
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),
-    "tensorrt": ("backends/tensorrt",),
-    "tensorrt_rtx": ("backends/tensorrt",),
-    "pycuda": ("backends/tensorrt/cuda",),
-    "cuda": ("backends/tensorrt/cuda",),
+    "tensorrt": ("plugins/tensorrt/",),
+    "tensorrt_rtx": ("plugins/tensorrt/",),
+    "pycuda": ("backends/cuda/",),
+    "cuda": ("backends/cuda/",),
     "pynvml": ("plugins/governor/sensors/nvml.py", "plugins/governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),

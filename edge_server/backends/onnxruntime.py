@@ -35,6 +35,7 @@ from edge_server.backends.backend_helpers import (
     message_line,
 )
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.onnxruntime_options import (
     LOG_FATAL,
     Options,
@@ -43,7 +44,6 @@ from edge_server.backends.onnxruntime_options import (
     with_precision,
 )
 from edge_server.backends.onnxruntime_session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
-from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError
 

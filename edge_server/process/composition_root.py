@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends import cuda_devices
 from edge_server.backends.base import ServerCalls
-from edge_server.backends.cuda_devices import CudaDevices
+from edge_server.backends.cuda import cuda_devices
+from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
-from edge_server.engines.build_capability import BuildCapability, find_capability
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.memory.available_memory import MemoryFloor
@@ -25,6 +24,7 @@ from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
+from edge_server.plugins.tensorrt.builds.build_support import BuildCapability, find_capability
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
@@ -45,7 +45,7 @@ from edge_server.telemetry.tracing import Traces
 from edge_server.version import __version__
 
 if TYPE_CHECKING:
-    from edge_server.engines.build_queue import EngineBuildQueue
+    from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
     from edge_server.serving.cache.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ def _cache(config: ServerConfig) -> ResponseCache | None:
 def _engines(
     config: ServerConfig, manager: Manager, events: EventBus, plugins: RunningPlugins, gpus: Gpus
 ) -> EngineBuildQueue | None:
-    from edge_server.engines.build_queue_factory import make_build_queue
+    from edge_server.plugins.tensorrt.builds.build_queue_factory import make_build_queue
 
     return make_build_queue(
         config.engines,

@@ -53,7 +53,7 @@ def builders_of(server: Any) -> list[int]:
     for task in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
         for number in map(int, task.read_text().split()):
             with contextlib.suppress(FileNotFoundError):
-                if b"edge_server.backends.tensorrt.build_process_main" in Path(f"/proc/{number}/cmdline").read_bytes():
+                if b"tensorrt.builds.build_process_main" in Path(f"/proc/{number}/cmdline").read_bytes():
                     found.append(number)
     return found
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import cuda_devices
-from edge_server.backends.tensorrt import cuda_driver
+from edge_server.backends.cuda import cuda_devices, cuda_driver
 from edge_server.errors import AlreadyExists, InvalidRequest, NotFound, ServingFault, Unsupported
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.shared_memory import SharedMemoryRegistry

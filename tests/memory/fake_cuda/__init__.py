@@ -55,7 +55,7 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch) -> ctypes.CDLL:
         """Give this process the driver for one test; return its library, to ask for `fake_cuda_open_count`."""
-        from edge_server.backends.tensorrt import cuda_ctypes, cuda_driver
+        from edge_server.backends.cuda import cuda_ctypes, cuda_driver
 
         patch.setenv("FAKE_CUDA_STATE", str(self.state))
         patch.setattr(cuda_driver, "LIBRARY", str(self.library))

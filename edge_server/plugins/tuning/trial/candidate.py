@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_server.backends import TENSORRT_LIBRARIES
-from edge_server.backends.tensorrt.optimization_profiles import KEYS
+from edge_server.plugins.tensorrt.optimization_profiles import KEYS
 from edge_server.repository.pbtxt import ConfigMessage
 
 CPU, GPU = "CPU", "GPU"

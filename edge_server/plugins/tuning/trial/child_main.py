@@ -18,13 +18,13 @@ from typing import Any, TextIO
 
 from edge_server.backends import TENSORRT_LIBRARIES, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session
-from edge_server.backends.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Profile
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
+from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_child, write_message
 from edge_server.plugins.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
 from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples

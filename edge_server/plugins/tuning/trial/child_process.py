@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.engines.json_child_process import JsonProcess, NoAnswer
+from edge_server.json_child_process import JsonProcess, NoAnswer
 
 MODULE = "edge_server.plugins.tuning.trial.child_main"
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.engine_build import PLAN
-from edge_server.backends.tensorrt.engine_options import engine_order
-from edge_server.backends.tensorrt.library_adapter import load_library
+from edge_server.backends.cuda import cuda_driver
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
-from edge_server.engines.build_process import Bounds, BuildControl, build_job, facts_of, run_child
-from edge_server.engines.engine_cache import BuildLock, EngineCache, EngineCacheFault
-from edge_server.engines.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
 from edge_server.errors import LoadError, Unsupported
+from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, build_job, facts_of, run_child
+from edge_server.plugins.tensorrt.builds.engine_build import PLAN
+from edge_server.plugins.tensorrt.builds.engine_cache import BuildLock, EngineCache, EngineCacheFault
+from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
+from edge_server.plugins.tensorrt.engine_options import engine_order
+from edge_server.plugins.tensorrt.library_adapter import load_library
 
 _LOCK_POLL_S = 0.5
 """Interval between attempts to lock an engine that another process builds."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.backends.tensorrt import cuda_driver
+from edge_server.backends.cuda import cuda_driver
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
 from edge_server.plugins.tuning.trial.accelerators import DeviceLister
 from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of

@@ -1,0 +1,279 @@
+"""Engine builder: builds one TensorRT engine, compares its outputs with the serving runtime's, and caches it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from edge_server.backends.base import Array
+from edge_server.backends.cuda import cuda_driver
+from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
+from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensorrt_engine import EngineOrder
+from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.plugins.tensorrt.builds.build_process import (
+    Bounds,
+    BuildControl,
+    BuildOutcome,
+    build_job,
+    facts_of,
+    run_child,
+    verify_job,
+)
+from edge_server.plugins.tensorrt.builds.build_registry import Build, BuildRegistry
+from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
+from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, save_samples
+from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.warmup import build
+from edge_server.telemetry.event_bus import PublishEvent
+
+_PROGRESS_STEP_PERCENT = 5.0
+"""Smallest progress of a build between two events, unless the phase changed."""
+
+_SAMPLES = "samples.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCallbacks:
+    """Functions of the server for engine builds. All may be called from any thread and return at once.
+
+    `serving` returns the serving version, or None. `is_settled`: no load of the model is in progress. `renew` loads a
+    version again, with a mark for the reason, and returns whether it will. `may_build` returns why no engine is built
+    now, "" if one may be. `lost_gpus` returns the GPUs that this process has lost, with the reason.
+    """
+
+    serving: Callable[[str, int], ServedVersion | None]
+    is_settled: Callable[[str], bool]
+    renew: Callable[[str, int, str], bool]
+    may_build: Callable[[], str]
+    announce: PublishEvent
+    lost_gpus: Callable[[], Mapping[int, str]]
+
+    def lost_gpu(self, order: EngineOrder) -> str:
+        """Return why the GPU of an engine is lost to this process, as a sentence; "" if it is not."""
+        reason = self.lost_gpus().get(order.device_id)
+        return "" if reason is None else f"GPU {order.device_id} is lost to this process: {reason}"
+
+
+class EngineBuilder:
+    """Used by one thread. After `is_closing` is set it cancels the running work."""
+
+    def __init__(
+        self,
+        cache: EngineCache,
+        bounds: Bounds,
+        side: ServingCallbacks,
+        ledger: BuildRegistry,
+        is_closing: threading.Event,
+    ) -> None:
+        self._cache = cache
+        self._bounds = bounds
+        self._side = side
+        self._ledger = ledger
+        self._is_closing = is_closing
+
+    def make(self, build: Build) -> None:
+        """Build, verify, store and activate one engine, for which this process has the claim.
+
+        Raises CacheFault, EdgeServerError, OSError.
+        """
+        entry = self._cache.find(build.key)
+        if entry is not None:
+            self._ledger.note_found(build, entry.facts)
+            self._side.renew(*build.name, build.key.digest)
+            return
+        served = self._side.serving(*build.name)
+        self._ledger.note_started(build)
+        folder = self._cache.work_folder(build.key)
+        self._write_samples(build, served, folder / _SAMPLES)
+        facts = self._cache.built(build.key)
+        if facts is None:
+            device = cuda_driver.devices()[build.order.device_id]
+            job = build_job(build.order, folder, self._cache.timing_file(build.key), device)
+            outcome = self._run(build, served is not None, job)
+            if outcome.end != "built":
+                self._end(build, outcome)
+                return
+            facts = facts_of(build.order, outcome.facts)
+            self._cache.note_built(build.key, facts)
+        self._ledger.note_built(build, float(str(facts["took_s"])))
+        outcome = self._run(build, served is not None, verify_job(build.order, folder, folder / _SAMPLES))
+        if outcome.end != "verified":
+            # It may have crashed for lack of memory: the plan is kept, and tried again.
+            if outcome.is_final:
+                self._cache.discard(build.key)
+            self._end(build, outcome)
+            return
+        self._hand_over(build, served, {**facts, "difference": outcome.facts["difference"]})
+
+    def _write_samples(self, build: Build, served: ServedVersion | None, path: Path) -> None:
+        """Get the correct outputs from the serving runtime. Raises EdgeServerError, OSError."""
+        spec = served.spec if served is not None else build.order.spec
+        assert spec is not None
+        requests = requests_for(spec, build.order, build.order.path.parent.parent)
+        if served is None:
+            samples = unanswered(requests, spec)
+        else:
+            samples = answers(requests, spec, partial(served.submit, hold_us=0.0))
+        save_samples(path, samples)
+
+    def _run(self, build: Build, was_served: bool, job: dict[str, object]) -> BuildOutcome:
+        told: list[tuple[str, float]] = [("", 0.0)]
+
+        def report(phase: str, percent: float) -> None:
+            last_phase, last_percent = told[-1]
+            is_told = phase != last_phase or percent - last_percent >= _PROGRESS_STEP_PERCENT
+            if is_told:
+                told[-1] = (phase, percent)
+            self._ledger.note_progress(build, phase, percent, is_told=is_told)
+
+        orders = BuildControl(
+            should_cancel=lambda: self._why_not(build, was_served),
+            should_pause=self._side.may_build,
+            report=report,
+            paused=partial(self._ledger.note_paused, build, build.state),
+        )
+        return run_child(job, self._bounds, orders)
+
+    def _why_not(self, build: Build, was_served: bool) -> str:
+        """Return why a build must end, "" if it may continue."""
+        if self._is_closing.is_set():
+            return "the server stops"
+        if not build.cancel_reason:
+            # A load that needs another engine has called `find` by now; one that needs the same engine need not stop
+            # it.
+            is_unloaded = was_served and self._side.serving(*build.name) is None
+            if lost := self._side.lost_gpu(build.order):
+                build.cancel_reason = lost
+            elif is_unloaded and self._side.is_settled(build.order.model):
+                build.cancel_reason = "the model was unloaded"
+        return build.cancel_reason
+
+    def _hand_over(self, build: Build, served: ServedVersion | None, facts: dict[str, object]) -> None:
+        """Store a verified engine, and reload the version."""
+        compared = f"{served.report().runtime}" if served is not None else ""
+        entry = self._cache.commit(build.key, {**facts, "compared_with": compared, "tolerance": build.order.tolerance})
+        self._ledger.note_ready(build, entry.facts, compared)
+        self._side.renew(*build.name, build.key.digest)
+
+    def _end(self, build: Build, outcome: BuildOutcome) -> None:
+        if outcome.end != "cancelled":
+            self._ledger.note_failed(build, outcome.reason, is_final=outcome.is_final)
+            return
+        self._ledger.note_cancelled(build)
+        if self._side.serving(*build.name) is None and not self._side.lost_gpu(build.order):
+            self._ledger.forget(build)
+
+
+_PATIENCE_S = 120.0
+
+Submit = Callable[[Request, ResponseSink], object]
+
+
+def requests_for(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[Request]:
+    """Return the requests for checking an engine: every declared warm-up sample, and one of random numbers in the
+    shapes that the engine is optimized for. Raises WarmupFailed for data that cannot be read."""
+    declared = [sample for sample in spec.warmup if sample.batch_size > 0]
+    made = [build(spec, sample, model_dir) for sample in [*declared, _made_up(spec, order)]]
+    made[-1] = Request(spec.name, {**made[-1].inputs, **_best_values(spec, order)}, id=made[-1].id)
+    return [Request(spec.name, request.inputs, version=order.version, id=request.id) for request in made]
+
+
+def answers(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
+    """Run the request on the serving version. Raises its errors; ServingFault if there is no response."""
+    return [VerificationSample(_given(spec, request), _made(spec, _ask(request, submit))) for request in requests]
+
+
+def unanswered(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
+    """Return the requests without outputs, if no serving version can compute them."""
+    return [VerificationSample(_given(spec, request), {}) for request in requests]
+
+
+def _made_up(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
+    profile = order.profiles[0]
+    skip = 1 if spec.max_batch_size > 0 else 0
+    rows = max((profile[item.name].best[0] for item in spec.inputs if item.name in profile), default=1) if skip else 1
+    inputs = []
+    for item in spec.inputs:
+        if item.is_optional or item.is_shape_tensor or item.name not in profile:
+            continue
+        best = profile[item.name].best[skip:]
+        dims = best if item.reshape is None else tuple(1 if size == -1 else size for size in item.dims)
+        is_float = item.dtype.numpy.kind == "f" and item.dtype is not DType.BF16
+        # Integers are often indices: zero is in every vocabulary.
+        inputs.append(WarmupInput(item.name, item.dtype, dims, "random" if is_float else "zero"))
+    return WarmupSample("engine check", rows, tuple(inputs))
+
+
+def _best_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
+    """Return the values of shape tensors that the engine is optimized for, in the form that a client sends."""
+    skip = 1 if spec.max_batch_size > 0 else 0
+    profile = order.profiles[0]
+    return {
+        item.name: Tensor(
+            item.name, item.dtype, np.array(profile[item.name].best[skip:], item.dtype.numpy).reshape(item.dims)
+        )
+        for item in spec.inputs
+        if item.is_shape_tensor and item.name in profile
+    }
+
+
+def _ask(request: Request, submit: Submit) -> Response:
+    answered = threading.Event()
+    responses: list[Response] = []
+
+    def take(response: Response) -> None:
+        responses.append(response)
+        answered.set()
+
+    submit(request, take)
+    if not answered.wait(_PATIENCE_S):
+        raise ServingFault(f"model '{request.model}' did not answer the check's request within {_PATIENCE_S:g} s")
+    error: EdgeServerError | None = responses[0].error
+    if error is not None:
+        raise error
+    return responses[0]
+
+
+def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
+    """Return a request's inputs in the shapes that a runtime gets."""
+    told = batched_shape_inputs(spec)
+    rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
+    return {
+        name: prepend_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _reshape_of(spec, name))
+        for name, tensor in request.inputs.items()
+    }
+
+
+def _made(spec: ModelSpec, response: Response) -> dict[str, Array]:
+    """Return a response's outputs in the shapes that a runtime returns."""
+    told = batched_shape_outputs(spec)
+    return {
+        tensor.name: prepend_batch_size(tensor.array[0], len(tensor.array))
+        if tensor.name in told
+        else _reshaped(tensor, _reshape_of(spec, tensor.name))
+        for tensor in response.outputs
+    }
+
+
+def _reshape_of(spec: ModelSpec, name: str) -> tuple[int, ...] | None:
+    item = spec.input(name) or spec.output(name)
+    if item is None or item.reshape is None:
+        return None
+    return (-1, *item.reshape) if spec.max_batch_size > 0 else item.reshape
+
+
+def _reshaped(tensor: Tensor, shape: tuple[int, ...] | None) -> Array:
+    array = np.array(tensor.array)
+    if shape is None or shape.count(-1) > 1:
+        return array
+    rows = (len(array), *shape[1:]) if shape[:1] == (-1,) else shape
+    reshaped: Array = array.reshape(rows)
+    return reshaped

@@ -1,0 +1,188 @@
+"""The process that builds, for real: TensorRT for RTX builds the bundled classifier; whatever happens is survived."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.core.tensorrt_engine import EngineOrder, Range
+from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, BuildOutcome, run_child
+from edge_server.plugins.tensorrt.engine_options import order_to_json
+
+pytestmark = pytest.mark.full
+
+pytest.importorskip("tensorrt_rtx")
+
+CLASSIFIER = Path(__file__).parents[3] / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
+PROFILE = {"input": Range((1, 3, 224, 224), (4, 3, 224, 224), (8, 3, 224, 224))}
+PLENTY = Bounds(timeout_s=100.0)
+
+
+def order(path: Path = CLASSIFIER, **more: Any) -> EngineOrder:
+    given = {"precision": "fp32", "profiles": (PROFILE,), **more}
+    return EngineOrder("classifier", 1, path, "tensorrt_rtx", "1.7", 0, **given)
+
+
+def job(folder: Path, ordered: EngineOrder) -> dict[str, object]:
+    return {
+        "task": "build", "order": order_to_json(ordered), "folder": str(folder), "capability": [8, 6],
+        "timing_cache": str(folder / "timing.cache"), "pool_bytes": 0,
+    }  # fmt: skip
+
+
+class Told:
+    """What was reported, and the orders given meanwhile."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float]] = []
+        self.pauses: list[str] = []
+        self.cancel = ""
+        self.pause = ""
+
+    def orders(self) -> BuildControl:
+        return BuildControl(
+            lambda: self.cancel, lambda: self.pause, lambda *said: self.phases.append(said), self.pauses.append
+        )
+
+
+def children() -> list[int]:
+    """Return the builders that this process started; the run of all tests has other children, of other tests."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    found = [int(number) for task in tasks for number in task.read_text().split()]
+    return [pid for pid in found if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def in_background(work: Callable[[], BuildOutcome]) -> tuple[threading.Thread, list[BuildOutcome]]:
+    found: list[BuildOutcome] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    return thread, found
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+def test_the_classifier_becomes_an_engine_and_its_progress_is_seen(tmp_path: Path) -> None:
+    told = Told()
+    outcome = run_child(job(tmp_path, order()), PLENTY, told.orders())
+    assert (outcome.end, outcome.reason) == ("built", "")
+    plan = tmp_path / "engine.plan"
+    assert plan.stat().st_size > 10_000_000
+    assert hashlib.sha256(plan.read_bytes()).hexdigest() == outcome.facts["plan_sha256"]
+    percents = [percent for _, percent in told.phases]
+    assert len({phase for phase, _ in told.phases}) >= 3
+    assert percents == sorted(percents)
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.plan"]
+    assert children() == []
+
+
+@pytest.mark.parametrize("when", ["before it listens", "while it builds"])
+def test_a_build_that_is_taken_back_ends_and_leaves_nothing(when: str, tmp_path: Path) -> None:
+    told = Told()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
+    wait_for(children if when == "before it listens" else lambda: told.phases)
+    told.cancel = "taken back"
+    thread.join(60)
+    assert [item.end for item in found] == ["cancelled"]
+    assert list(tmp_path.iterdir()) == []
+    assert children() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_crash_is_told_with_the_signal(number: signal.Signals, tmp_path: Path) -> None:
+    told = Told()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
+    wait_for(lambda: told.phases)
+    for pid in children():
+        os.kill(pid, number)
+    thread.join(60)
+    assert found[0].end == "failed"
+    assert not found[0].is_final
+    assert f"was ended by {number.name}" in found[0].reason
+    assert ("memory runs out" in found[0].reason) == (number is signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (Bounds(timeout_s=0.4), r"took longer than 0.4 s \(--engine-build-timeout-secs\)"),
+        (Bounds(100, memory_bytes=50 << 20), r"MiB of memory, more than the 50 MiB .* \(--engine-build-memory-mb\)"),
+        (Bounds(100, floor_bytes=1 << 50), "MiB of memory left, out of memory"),
+    ],
+)
+def test_a_build_that_takes_too_much_is_ended_and_told(bounds: Bounds, said: str, tmp_path: Path) -> None:
+    outcome = run_child(job(tmp_path, order()), bounds, Told().orders())
+    assert outcome.end == "failed"
+    assert not outcome.is_final
+    assert re.search(said, outcome.reason), outcome.reason
+    assert children() == []
+
+
+def test_a_build_pauses_while_it_must_and_goes_on_and_its_time_stands_still(tmp_path: Path) -> None:
+    told = Told()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
+    wait_for(lambda: told.phases)
+    told.pause = "the box is HOT"
+    wait_for(lambda: told.pauses)
+    (pid,) = children()
+    # The kernel stops it a moment after the signal was sent.
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    told.pause = ""
+    thread.join(100)
+    assert told.pauses == ["the box is HOT", ""]
+    assert [item.end for item in found] == ["built"]
+
+
+def test_the_builder_has_the_lowest_priority_and_goes_first_when_memory_runs_out(tmp_path: Path) -> None:
+    told = Told()
+    thread, _ = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
+    wait_for(lambda: told.phases)
+    (pid,) = children()
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+    told.cancel = "seen"
+    thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "said"),
+    [
+        (b"", {}, "the model cannot be read: cannot mmap an empty file"),
+        (b"hello world\n" * 99, {}, "the model cannot be read: not a"),
+        (None, {"precision": "int8"}, "precision int8 needs a model with QuantizeLinear"),
+        (None, {"precision": "fp16"}, "builds the types that the file has, which are f32"),
+        (None, {"profiles": ({"input": Range((1, 3, 9, 9), (1, 3, 9, 9), (1, 3, 9, 9))},)}, "profile has min=9, opt=9"),
+    ],
+)
+def test_what_cannot_be_built_is_told(content: bytes | None, more: Any, said: str, tmp_path: Path) -> None:
+    path = CLASSIFIER
+    if content is not None:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(content)
+    outcome = run_child(job(tmp_path / "work", order(path, **more)), PLENTY, Told().orders())
+    assert outcome.end == "failed"
+    assert outcome.is_final
+    assert said in outcome.reason
+
+
+def test_a_builder_whose_server_is_gone_does_not_begin(tmp_path: Path) -> None:
+    wrong = json.dumps({**job(tmp_path, order()), "parent": 1}).encode()
+    command = [sys.executable, "-m", "edge_server.plugins.tensorrt.builds.build_process_main"]
+    done = subprocess.run(command, input=wrong, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")

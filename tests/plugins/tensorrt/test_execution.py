@@ -1,0 +1,256 @@
+"""Execution of engines on a strict fake GPU: profiles, graphs, data-dependent outputs, and leaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import ModelFile
+from edge_server.backends.cuda import cuda_driver
+from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, InvalidRequest, LoadError, OutOfMemory, SessionLost
+from edge_server.plugins.tensorrt.library_adapter import EngineFault
+
+onnx = pytest.importorskip("onnx")
+helper, TensorProto = onnx.helper, onnx.TensorProto
+FLOAT = TensorProto.FLOAT
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def double_plan(write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile]) -> ModelFile:
+    """Y = X + X, FP32 [1..8, 4]."""
+    node = helper.make_node("Add", ["X", "X"], ["Y"])
+    return write_plan(
+        write_onnx([node], [("X", FLOAT, ["n", 4])], [("Y", FLOAT, ["n", 4])]), {"X": ([1, 4], [4, 4], [8, 4])}
+    )
+
+
+IN, OUT = (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),)
+BATCHING = {"inputs": IN, "outputs": OUT, "max_batch_size": 8}
+
+
+def rows(count: int) -> np.ndarray:
+    return np.arange(count * 4, dtype="f4").reshape(count, 4)
+
+
+def graphs(*sizes: int) -> str:
+    return json.dumps({"optimization": {"cuda": {"graphs": True, "graph_spec": [{"batch_size": n} for n in sizes]}}})
+
+
+def test_a_batch_between_two_recorded_sizes_is_filled_up_and_cut_again(
+    gpu: Any, double_plan: ModelFile, open_session: Open
+) -> None:
+    session = open_session(double_plan, **BATCHING, config_json=graphs(2, 4))
+    before = gpu.launches()
+    for count in (1, 2, 3, 4):
+        answer = session.run({"X": rows(count)}, ["Y"])["Y"]
+        np.testing.assert_array_equal(answer, rows(count) * 2)
+    assert gpu.launches() - before == 4
+    # More rows than any recording has: launched kernel by kernel.
+    np.testing.assert_array_equal(session.run({"X": rows(7)}, ["Y"])["Y"], rows(7) * 2)
+    assert gpu.launches() - before == 4
+    session.close()
+
+
+def test_graphs_without_sizes_are_recorded_for_one_the_preferred_and_the_most(
+    double_plan: ModelFile, open_session: Open
+) -> None:
+    config = json.dumps({"optimization": {"cuda": {"graphs": True}}})
+    session = open_session(double_plan, **BATCHING, config_json=config, dynamic_batching=DynamicBatching((4,)))
+    assert session.info.options["cuda_graphs"] == "1,4,8"
+    session.close()
+
+
+def test_a_graph_for_more_rows_than_a_batch_has_is_refused(double_plan: ModelFile, open_session: Open) -> None:
+    with pytest.raises(LoadError, match="graph_spec batch_size: expected 1 to max_batch_size 8, given 9"):
+        open_session(double_plan, **BATCHING, config_json=graphs(9))
+
+
+def test_nothing_of_the_gpu_is_left_after_sessions_were_closed_or_failed_to_open(
+    gpu: Any, double_plan: ModelFile, open_session: Open
+) -> None:
+    before = gpu.live()
+    first = open_session(double_plan, **BATCHING, config_json=graphs(2, 4))
+    second = open_session(double_plan, **BATCHING, number=1)
+    first.run({"X": rows(3)}, ["Y"])
+    with pytest.raises(BackendError):
+        second.run({"X": rows(9)}, ["Y"])
+    assert gpu.live() > before
+    first.close()
+    second.close()
+    assert gpu.live() == before
+    group = (InstanceGroup("plans", InstanceKind.GPU, 1, (0,), profiles=("3",)),)
+    with pytest.raises(LoadError, match=r"it has 1 profile\(s\), the instance group asks for number 3"):
+        _open_with_groups(double_plan, group)
+    assert gpu.live() == before
+
+
+def test_a_session_that_does_not_come_to_be_holds_no_engine(
+    gpu: Any, double_plan: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gpu.live()
+    backend: Any = load_backend("tensorrt_rtx")
+    wrong = InstanceGroup("plans", InstanceKind.GPU, 1, (0,), profiles=("first",))
+    with pytest.raises(LoadError, match="profile: expected a number, given 'first'"):
+        _open_with_groups(double_plan, (wrong,))
+    assert not backend._shared._entries
+    assert gpu.live() == before
+
+    def tensors(engine: Any) -> Any:
+        raise EngineFault("tensor 'X' has elements of type FP8, which requests cannot carry")
+
+    monkeypatch.setattr(backend._library, "tensors", tensors)
+    with pytest.raises(LoadError, match="FP8"):
+        _open_with_groups(double_plan, (PLAIN,))
+    assert not backend._shared._entries
+    assert gpu.live() == before
+
+
+def test_a_gpu_that_cuda_does_not_show_is_told(gpu: Any, double_plan: ModelFile) -> None:
+    with pytest.raises(LoadError, match="it needs GPU 3, but CUDA shows 1 to this process"):
+        _open_with_groups(double_plan, (PLAIN,), device_id=3)
+
+
+def test_a_group_whose_name_begins_like_anothers_has_its_own_profiles(double_plan: ModelFile) -> None:
+    other = InstanceGroup("plans_0", InstanceKind.GPU, 1, (0,), profiles=("3",))
+    begin = InstanceGroup("plan", InstanceKind.GPU, 1, (0,), profiles=("4",))
+    for groups in ((other, PLAIN), (begin, PLAIN)):
+        _open_with_groups(double_plan, groups).close()
+    with pytest.raises(LoadError, match="asks for number 3"):
+        _open_with_groups(double_plan, (PLAIN, other), "plans_0_0_0")
+    short = InstanceGroup("plans", InstanceKind.GPU, 1, (0,), profiles=("4",))
+    with pytest.raises(LoadError, match="asks for number 3"):
+        _open_with_groups(double_plan, (short, other), "plans_0_0_0")
+
+
+PLAIN = InstanceGroup("plans", InstanceKind.GPU, 1, (0,))
+
+
+def _open_with_groups(
+    file: ModelFile, groups: tuple[InstanceGroup, ...], name: str = "plans_0_0", device_id: int = 0
+) -> Any:
+    from edge_server.backends.base import OpenJob
+    from edge_server.core.model_spec import ModelSpec
+
+    spec = ModelSpec("plans", "tensorrt_rtx", "", 8, IN, OUT, groups)
+    return load_backend("tensorrt_rtx").open(OpenJob(spec, file, name, device_id))
+
+
+def test_memory_of_the_gpu_that_runs_out_is_told_as_that(
+    gpu: Any, double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gpu.live()
+    monkeypatch.setenv("FAKE_CUDA_BYTES", "100")
+    with pytest.raises(OutOfMemory, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        open_session(double_plan, **BATCHING)
+    assert gpu.live() == before
+
+
+def test_a_context_that_is_lost_is_told_as_that(gpu: Any, double_plan: ModelFile, open_session: Open) -> None:
+    session = open_session(double_plan, **BATCHING)
+    gpu.driver.fake_cuda_break(700)
+    try:
+        with pytest.raises(SessionLost, match="must be started anew"):
+            session.run({"X": rows(1)}, ["Y"])
+    finally:
+        gpu.driver.fake_cuda_break(0)
+    session.close()
+
+
+def test_the_profile_that_fits_is_taken_and_one_that_none_takes_is_told_with_what_they_take(
+    write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile], open_session: Open
+) -> None:
+    node = helper.make_node("Relu", ["X"], ["Y"])
+    file = write_plan(
+        write_onnx([node], [("X", FLOAT, ["n", "w"])], [("Y", FLOAT, ["n", "w"])]),
+        {"X": ([1, 1], [1, 4], [2, 8])},
+        {"X": ([4, 100], [4, 100], [8, 200])},
+    )
+    spec = {"inputs": (InputSpec("X", DType.FP32, (-1,)),), "outputs": (OutputSpec("Y", DType.FP32, (-1,)),)}
+    session = open_session(file, **spec, max_batch_size=8)
+    for shape in ((2, 8), (5, 150), (1, 1)):
+        np.testing.assert_array_equal(session.run({"X": np.ones(shape, "f4")}, ["Y"])["Y"], np.ones(shape, "f4"))
+    with pytest.raises(BackendError, match=r"no profile .* \[3, 8\]"):
+        session.run({"X": np.ones((3, 8), "f4")}, ["Y"])  # as many rows as a batch may have by the configuration
+    with pytest.raises(InvalidRequest, match=r"no profile .* \[3, 50\] .*\[1, 1\] to \[2, 8\]; or \[4, 100\] to"):
+        session.run({"X": np.ones((3, 50), "f4")}, ["Y"])
+    session.close()
+
+
+def test_an_output_whose_size_depends_on_the_data_grows_with_it(
+    gpu: Any, write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile], open_session: Open
+) -> None:
+    node = helper.make_node("NonZero", ["X"], ["Y"])
+    finds = write_onnx([node], [("X", FLOAT, [64])], [("Y", TensorProto.INT64, [1, "found"])], model="finds")
+    relu = write_onnx([helper.make_node("Relu", ["X"], ["Y"])], [("X", FLOAT, [64])], [("Y", FLOAT, [64])])
+    # TensorRT for RTX has no NonZero; which of TensorRT's engines answers is all the same to the session.
+    file = write_plan(relu, {}, runs=finds)
+    inputs, outputs = (InputSpec("X", DType.FP32, (64,)),), (OutputSpec("Y", DType.INT64, (1, -1)),)
+    before = gpu.live()
+    session = open_session(file, inputs=inputs, outputs=outputs)
+    for positions in ([3], list(range(0, 64, 2)), [], [0, 63]):
+        given = np.zeros(64, "f4")
+        given[positions] = 1
+        np.testing.assert_array_equal(session.run({"X": given}, ["Y"])["Y"], [positions])
+    session.close()
+    assert gpu.live() == before
+
+
+def test_a_board_that_shares_its_memory_copies_nothing_to_the_gpu(
+    gpu: Any, double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_INTEGRATED", "1")
+    copies: list[int] = []
+    from edge_server.backends.cuda.cuda_ctypes import CudaContext
+
+    monkeypatch.setattr(CudaContext, "copy_to_device", lambda *given: copies.append(given[3]))
+    monkeypatch.setattr(CudaContext, "copy_to_host", lambda *given: copies.append(given[3]))
+    session = open_session(double_plan, **BATCHING)
+    assert session.info.options["memory"] == "mapped"
+    np.testing.assert_array_equal(session.run({"X": rows(3)}, ["Y"])["Y"], rows(3) * 2)
+    assert copies == []
+    session.close()
+
+
+def test_a_plan_tells_its_shapes_and_how_many_rows_it_takes(double_plan: ModelFile) -> None:
+    signature = load_backend("tensorrt_rtx").inspect(double_plan, {})
+    assert signature is not None
+    assert (signature.is_batchable, signature.most_rows) == (True, 8)
+    assert [(item.name, item.dims) for item in (*signature.inputs, *signature.outputs)] == [
+        ("X", (-1, 4)),
+        ("Y", (-1, 4)),
+    ]
+
+
+def test_the_file_for_the_gpus_compute_capability_is_chosen(gpu: Any) -> None:
+    backend = load_backend("tensorrt_rtx")
+    assert backend.file_for({"8.6": "model_sm86.plan", "8.7": "orin.plan"}) == "model_sm86.plan"
+    assert backend.file_for({"7.5": "turing.plan"}) == ""
+
+
+@pytest.mark.full
+def test_without_a_driver_a_plan_is_refused_and_no_runtime_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Open
+) -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libthereisnone.so.1")
+    monkeypatch.setattr(trt, "Runtime", None)
+    path = tmp_path / "1" / "model.plan"
+    path.parent.mkdir()
+    path.write_bytes(b"whatever")
+    file = ModelFile(path, tmp_path, 1)
+    for attempt in (
+        lambda: load_backend("tensorrt_rtx").inspect(file, {}),
+        lambda: open_session(file, **BATCHING),
+    ):
+        with pytest.raises(LoadError, match=r"it needs a GPU: there is no NVIDIA driver \(libthereisnone"):
+            attempt()

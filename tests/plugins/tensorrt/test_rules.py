@@ -1,0 +1,175 @@
+"""Rules without TensorRT: profiles, graph sizes, build progress, engine orders, and comparison of outputs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.backends.base import ModelFile
+from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Range
+from edge_server.errors import BadModelConfig, LoadError
+from edge_server.plugins.tensorrt.builds.engine_build import BuildProgress
+from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, difference, load_samples, save_samples
+from edge_server.plugins.tensorrt.cuda_graphs import padded_size
+from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
+from edge_server.plugins.tensorrt.optimization_profiles import choose_profile, configured_profiles
+
+SPEC = ModelSpec(
+    name="seen",
+    backend="",
+    platform="",
+    max_batch_size=8,
+    inputs=(InputSpec("image", DType.FP32, (3, -1, -1)),),
+    outputs=(OutputSpec("scores", DType.FP32, (10,)),),
+    instance_groups=(InstanceGroup("seen", InstanceKind.GPU, 1, (0,)),),
+)
+FIXED = replace(SPEC, inputs=(InputSpec("image", DType.FP32, (3, 8, 8)),))
+
+
+def stated(least: str, best: str, most: str) -> ModelSpec:
+    keys = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+    return replace(SPEC, parameters=dict(zip(keys, (least, best, most), strict=True)))
+
+
+def test_without_parameters_a_profile_takes_one_row_to_the_most_and_is_best_at_the_preferred() -> None:
+    spec = replace(FIXED, dynamic_batching=DynamicBatching((2, 4)))
+    assert configured_profiles(spec) == ({"image": Range((1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8))},)
+    assert configured_profiles(replace(FIXED, max_batch_size=0)) == ({"image": Range((3, 8, 8), (3, 8, 8), (3, 8, 8))},)
+
+
+def test_a_dimension_of_any_size_must_be_bounded() -> None:
+    with pytest.raises(LoadError, match=r"input 'image' has a dimension of any size .* trt_profile_min_shapes"):
+        configured_profiles(SPEC)
+
+
+def test_a_name_given_twice_makes_two_profiles() -> None:
+    spec = stated("image:1x3x8x8,image:1x3x64x64", "image:2x3x16x16,image:2x3x64x64", "image:8x3x32x32,image:4x3x64x64")
+    first, second = configured_profiles(spec)
+    assert first["image"] == Range((1, 3, 8, 8), (2, 3, 16, 16), (8, 3, 32, 32))
+    assert second["image"] == Range((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("least", "best", "most", "said"),
+    [
+        ("image:1x3x9x8", "image:1x3x8x8", "image:1x3x8x8", "min <= opt <= max"),
+        ("image:1x4x8x8", "image:1x4x8x8", "image:1x4x8x8", r"shapes that fit \[-1, 3, -1, -1\]"),
+        ("image:1x3x8", "image:1x3x8", "image:1x3x8", "shapes that fit"),
+        ("mask:1x8", "mask:1x8", "mask:1x8", "there is no input 'mask'"),
+        ("image:1x3x8x8", "image:1x3x8x8", "", "the same inputs"),
+        ("image=1x3", "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
+        ("image:" + "9" * 5000, "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
+    ],
+)
+def test_profiles_that_make_no_sense_are_told(least: str, best: str, most: str, said: str) -> None:
+    with pytest.raises(BadModelConfig, match=said):
+        configured_profiles(stated(least, best, most))
+
+
+def test_the_profile_in_use_is_kept_while_it_fits_and_the_smallest_taken_otherwise() -> None:
+    small, wide, all_of_it = (
+        {"X": Range((1, 1), (1, 1), most)} for most in ((2, 8), (2, 100), (8, 100))
+    )  # fmt: skip
+    profiles = (small, wide, all_of_it)
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 8)}, 2) == 2
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 8)}, -1) == 0
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 9)}, 0) == 1
+    assert choose_profile(profiles, (2,), {"X": (1, 1)}, 0) == 2
+    assert choose_profile(profiles, (0, 1), {"X": (3, 1)}, 0) is None
+
+
+@given(st.sets(st.integers(1, 64), min_size=1), st.integers(1, 80))
+def test_a_batch_is_filled_up_to_the_smallest_size_that_holds_it(sizes: set[int], rows: int) -> None:
+    found = padded_size(sorted(sizes), rows)
+    larger = [size for size in sizes if size >= rows]
+    assert found == (min(larger) if larger else None)
+
+
+def test_progress_counts_what_is_done_of_the_step_under_way() -> None:
+    progress = BuildProgress()
+    progress.start_phase("all", None, 4)
+    progress.complete_step("all", 0)
+    assert progress.percent == 25.0
+    progress.start_phase("inner", "all", 2)
+    progress.complete_step("inner", 0)
+    assert (progress.percent, progress.phase) == (37.5, "inner")
+    progress.finish_phase("inner")
+    assert (progress.percent, progress.phase) == (37.5, "all")
+    progress.complete_step("all", 3)
+    progress.finish_phase("all")
+    assert progress.percent == 100.0
+
+
+Step = tuple[str, str, int]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["begin", "step", "finish"]), st.sampled_from("abc"), st.integers(-1, 9)), max_size=60
+    )
+)
+def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps: list[Step]) -> None:
+    progress, last = BuildProgress(), 0.0
+    for number, (kind, name, value) in enumerate(steps):
+        if kind == "begin":
+            progress.start_phase(name, "abc"[number % 3] if number % 2 else None, value)
+        elif kind == "step":
+            progress.complete_step(name, value)
+        else:
+            progress.finish_phase(name)
+        assert last <= progress.percent <= 100.0
+        last = progress.percent
+
+
+def test_an_order_reads_the_same_in_the_process_that_builds(tmp_path: Path) -> None:
+    file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
+    spec = replace(FIXED, parameters={"precision": "f16", "trt_max_workspace_size": "1000000"})
+    order = engine_order(spec, file, 0, "tensorrt", "10.3.0", {"trt_builder_optimization_level": "4"})
+    assert (order.precision, order.tolerance) == ("fp16", 2e-2)
+    assert order.options == {"trt_max_workspace_size": "1000000", "trt_builder_optimization_level": "4"}
+    assert order_from_json(json.loads(json.dumps(order_to_json(order)))) == order
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"precision": "int4"}, "has no precision 'int4'; it has fp32, fp16, int8, best"),
+        ({"engine_tolerance": "2"}, "engine_tolerance must be a number of 0 to 1"),
+        ({"trt_extra_plugin_lib_paths": "../../evil.so"}, "expected a file in the model's folder"),
+        ({"trt_builder_optimization_level": "high"}, "must be a whole number"),
+    ],
+)
+def test_orders_that_cannot_be_are_told(parameters: dict[str, str], said: str, tmp_path: Path) -> None:
+    file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
+    with pytest.raises(LoadError, match=said):
+        engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
+
+
+def test_difference_is_measured_by_the_largest_magnitude() -> None:
+    expected = np.array([10.0, -100.0, 0.0], "f4")
+    assert difference(expected + np.array([0, 1, 0], "f4"), expected) == pytest.approx(0.01)
+    assert difference(expected[:2], expected) == float("inf")
+    assert difference(expected.astype("f2"), expected) == float("inf")
+    assert difference(np.array([1, 2, 4]), np.array([1, 2, 3])) == pytest.approx(1 / 3)
+    wild = np.array([np.nan, np.inf], "f4")
+    assert difference(wild, wild) == 0.0
+    assert difference(wild[::-1].copy(), wild) == float("inf")
+
+
+def test_samples_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    samples = [
+        VerificationSample({"a/b": np.ones(2)}, {"out": np.arange(3)}),
+        VerificationSample({"a/b": np.zeros(2)}, {}),
+    ]
+    save_samples(tmp_path / "samples.npz", samples)
+    found = load_samples(tmp_path / "samples.npz")
+    assert [list(sample.outputs) for sample in found] == [["out"], []]
+    np.testing.assert_array_equal(found[0].inputs["a/b"], np.ones(2))

@@ -1,0 +1,299 @@
+"""EngineWorks with a fake GPU behind real builders: GPUs that are lost, and caches that are shared."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import EngineOrder, Range
+from edge_server.errors import DeviceLost
+from edge_server.json_child_process import JsonProcess
+from edge_server.plugins.tensorrt.builds.build_process import Bounds
+from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
+from edge_server.plugins.tensorrt.builds.build_registry import MOST_ATTEMPTS
+from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
+from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
+from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
+from edge_server.serving.execution.gpu_state import Gpus
+
+SPEC = ModelSpec(
+    "sums", "tensorrt_rtx", "", 4, (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),), ()
+)
+REASON = "GPU 0 is lost to this process: it has fallen off the bus"
+
+
+@dataclass
+class Server:
+    """What is around the works: nothing serves, all is settled."""
+
+    gpus: Gpus = field(default_factory=Gpus)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
+    pause: str = ""
+
+    def side(self) -> ServingCallbacks:
+        return ServingCallbacks(
+            serving=lambda name, version: None,
+            is_settled=lambda name: True,
+            renew=lambda name, version, mark: not self.renewed.append(mark),
+            may_build=lambda: self.pause,
+            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+            lost_gpus=self.gpus.lost,
+        )
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events if kind != "engine.build_progress"]
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> EngineOrder:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["X", "X"], ["Y"])],
+        "sums",
+        [value("X", TensorProto.FLOAT, ["n", 4])],
+        [value("Y", TensorProto.FLOAT, ["n", 4])],
+    )
+    path = tmp_path / "models" / "sums" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    profile = {"X": Range((1, 4), (4, 4), (4, 4))}
+    return EngineOrder("sums", 1, path, "tensorrt_rtx", "1.7", 0, "fp32", (profile,), spec=SPEC)
+
+
+@pytest.fixture
+def works(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[Server], EngineBuildQueue]]:
+    """Return a function that makes works, each with a cache of its own on one folder; they are closed in the end."""
+    fake_gpu.install(monkeypatch)
+    for name, value in fake_gpu.environment(tmp_path / "engines").items():
+        monkeypatch.setenv(name, value)
+    made: list[EngineBuildQueue] = []
+
+    def make(server: Server) -> EngineBuildQueue:
+        cache = EngineCache(tmp_path / "engines")
+        cache.open()
+        made.append(EngineBuildQueue(cache, GpuIdentity(), Bounds(60.0), server.side()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s, "it never came to that"
+        time.sleep(0.01)
+
+
+def state(works: EngineBuildQueue) -> str:
+    return works.report().engines[0].state
+
+
+def children() -> list[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    found = [int(number) for task in tasks for number in task.read_text().split()]
+    return [pid for pid in found if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_the_operator_are_told_why(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server()
+    server.gpus.lose(0, "it has fallen off the bus")
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(lambda: state(mine) == "failed")
+    told = mine.report().engines[0]
+    assert (told.reason, told.retry_s, told.attempt_count) == (REASON, None, 0)
+    assert server.kinds() == ["engine.build_failed"]
+    assert server.events[0][1]["reason"] == REASON
+    assert f"engine for model 'sums' version 1 is not built: {REASON}" in caplog.text
+    with pytest.raises(DeviceLost, match=f"model 'sums': no engine is built: {REASON}"):
+        mine.order_again("sums")
+    assert mine.find(order) is None
+    assert state(mine) == "failed"
+
+
+def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(children)
+    # It cannot be done before it was seen.
+    server.pause = "the box is HOT"
+    wait_for(lambda: state(mine) == "paused")
+    server.gpus.lose(0, "it has fallen off the bus")
+    wait_for(lambda: state(mine) == "cancelled")
+    assert mine.report().engines[0].reason == REASON
+    assert children() == []
+    assert server.kinds()[-1] == "engine.build_cancelled"
+    with pytest.raises(DeviceLost, match=REASON):
+        mine.order_again("sums")
+    server.pause = ""
+    assert state(mine) == "cancelled"
+    assert server.renewed == []
+
+
+def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+) -> None:
+    server = Server()
+    server.gpus.lose(1, "it has fallen off the bus")
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(lambda: server.renewed)
+    assert state(mine) == "ready"
+    assert mine.find(order) is not None
+
+
+def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+) -> None:
+    servers = Server(), Server()
+    both = [works(server) for server in servers]
+    for one in both:
+        assert one.find(order) is None
+    for one in both:
+        one.start()
+    wait_for(lambda: all(server.renewed for server in servers))
+    assert sorted(server.kinds() for server in servers) == [["engine.build_started", "engine.ready"], ["engine.ready"]]
+    assert [one.report().engines[0].state for one in both] == ["ready", "ready"]
+    assert servers[0].renewed == servers[1].renewed
+    # A reload by hand finds it as any other engine.
+    assert [one.find(order) is not None for one in both] == [True, True]
+
+
+def test_what_waits_for_another_can_be_taken_back(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    other = EngineCache(mine.cache._folder)
+    (build,) = mine._ledger.all()
+    claim = other.claim(build.key)
+    assert claim is not None
+    with claim:
+        mine.start()
+        wait_for(lambda: "builds it" in mine.report().engines[0].phase)
+        assert mine.cancel("sums") == 1
+        assert state(mine) == "cancelled"
+    assert server.kinds() == ["engine.build_cancelled"]
+
+
+def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_registry._FIRST_RETRY_S", 0.0)
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+
+    def full(key: object) -> None:
+        raise EngineCacheFault("no space left on device")
+
+    monkeypatch.setattr(mine.cache, "claim", full)
+    mine.start()
+    wait_for(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MOST_ATTEMPTS)
+    told = mine.report().engines[0]
+    assert (told.attempt_count, told.retry_s, told.reason) == (MOST_ATTEMPTS, None, "no space left on device")
+    assert mine.order_again("sums") == 1
+
+
+def test_a_model_on_a_disk_that_stutters_waits_and_others_are_built(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    plain = Path.exists
+    is_away = True
+
+    def exists(path: Path, *more: Any, **named: Any) -> bool:
+        if is_away and path == order.path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return plain(path, *more, **named)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    mine.start()
+    wait_for(lambda: "Stale file handle" in mine.report().engines[0].phase)
+    assert state(mine) == "waiting"
+    is_away = False
+    wait_for(lambda: server.renewed)
+    assert state(mine) == "ready"
+
+
+def test_no_process_is_left_behind_when_there_is_no_thread_to_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "edge-child-err":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    def pipes() -> set[str]:
+        """By their inodes: files of other tests may be closed at any time, as objects of theirs are freed."""
+        links = set()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                links.add(os.readlink(f"/proc/self/fd/{name}"))
+        return {link for link in links if link.startswith("pipe:")}
+
+    before = pipes()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="the system grants no thread"):
+        JsonProcess("edge_server.plugins.tensorrt.builds.build_process_main")
+    assert children() == []
+    assert pipes() <= before
+    assert "edge-child-out" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_builder_that_hangs_does_not_keep_the_server_from_ending(
+    works: Callable[[Server], EngineBuildQueue],
+    order: EngineOrder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_queue._END_PATIENCE_S", 0.01, raising=False)
+    mine = works(Server())
+    assert mine.find(order) is None
+    is_stuck, is_over = threading.Event(), threading.Event()
+
+    def hang(build: object) -> None:
+        is_stuck.set()
+        assert is_over.wait(60)
+
+    monkeypatch.setattr(mine, "_make", hang)
+    mine.start()
+    assert is_stuck.wait(60)
+    try:
+        mine.close()
+        assert mine._thread is not None
+        assert mine._thread.is_alive()
+        assert "it is left behind" in caplog.text
+    finally:
+        is_over.set()
+        assert mine._thread is not None
+        mine._thread.join()
