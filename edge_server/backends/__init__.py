@@ -36,8 +36,6 @@ _MODULES = {
     "square": "edge_server.backends.builtin_models",
     "stub": "edge_server.backends.builtin_models",
     "tensorflow": "edge_server.backends.tensorflow",
-    "tensorrt": "edge_server.plugins.tensorrt.backend",
-    "tensorrt_rtx": "edge_server.plugins.tensorrt.backend",
     "tflite": "edge_server.backends.litert",
 }
 """Backend name -> module with a function `make(name) -> Backend`."""

@@ -1,6 +1,6 @@
 """GPU memory access for the server itself: CUDA IPC memory of clients, copies, free memory and GPU UUIDs.
 
-It uses the driver of `tensorrt.cuda_driver`, in the primary contexts that the runtimes share. Functions that those
+It uses the driver of `cuda_driver`, in the primary contexts that the runtimes share. Functions that those
 classes lack are called through ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,
 cuMemcpyDtoH, cuMemcpyHtoD, cuMemcpyDtoD, cuDeviceGetUuid).
 """

@@ -121,7 +121,7 @@ def test_a_crash_is_told_with_the_signal(number: signal.Signals, tmp_path: Path)
 @pytest.mark.parametrize(
     ("bounds", "said"),
     [
-        (Bounds(timeout_s=0.4), r"took longer than 0.4 s \(--engine-build-timeout-secs\)"),
+        (Bounds(timeout_s=0.1), r"took longer than 0.1 s \(--engine-build-timeout-secs\)"),
         (Bounds(100, memory_bytes=50 << 20), r"MiB of memory, more than the 50 MiB .* \(--engine-build-memory-mb\)"),
         (Bounds(100, floor_bytes=1 << 50), "MiB of memory left, out of memory"),
     ],

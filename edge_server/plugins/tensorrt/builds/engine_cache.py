@@ -2,7 +2,7 @@
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified
-    <folder>/work/<digest>.lock                             there, and locked, while a process builds it, see claim.py
+    <folder>/work/<digest>.lock                             there, and locked, while a process builds it, see `claim`
     <folder>/timing/<library>-<version>-<gpu>.cache         what TensorRT measured, for the next build
 
 A verified engine comes into its place by one rename. `engine.json` holds the key's fields, the plan's hash, which is
