@@ -272,7 +272,7 @@ def test_a_library_is_imported_only_behind_its_fence() -> None:
 
 def test_what_serves_imports_no_submodule_of_a_deferred_library() -> None:
     """Two threads could wait for each other for ever: see lazy_import. Backends are imported after numpy."""
-    after_numpy = ("backends", "cli", "client", "plugins/tuning")
+    after_numpy = ("backends", "cli", "client", "plugins/runtimes", "plugins/tuning")
     wrong = [
         str(item)
         for item in imports()

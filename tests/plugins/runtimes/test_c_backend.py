@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edge_server.backends
+import edge_server.plugins.runtimes.c_library
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
-from edge_server.backends.c_library_structs import ABI_VERSION
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, LoadError
+from edge_server.plugins.runtimes.c_library.structs import ABI_VERSION
 
 SOURCES = Path(__file__).parent / "c_backend"
-HEADER = Path(edge_server.backends.__file__).parent / "edge_backend.h"
+HEADER = Path(edge_server.plugins.runtimes.c_library.__file__).parent / "edge_backend.h"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 Job = Callable[..., Any]
 X = InputSpec("X", DType.INT32, (-1,))

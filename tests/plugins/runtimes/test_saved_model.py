@@ -20,7 +20,7 @@ from edge_server.errors import BackendError, BackendMissing, InvalidRequest, Loa
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
-LINEAR = Path(__file__).parents[1] / "data" / "linear.savedmodel"
+LINEAR = Path(__file__).parents[2] / "data" / "linear.savedmodel"
 FEATURES = np.array([[1, 1, 1], [0, 0, -1], [2, 0, 0.5]], np.float32)
 SCORES = FEATURES @ np.array([[1, 2], [3, 4], [5, 6]], np.float32) + np.array([0.5, -0.5], np.float32)
 Job = Callable[..., Any]

@@ -37,7 +37,10 @@ from edge_server.backends.backend_helpers import (
     readable,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.c_library_structs import (
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, LoadError
+from edge_server.plugins.runtimes.c_library.structs import (
     ABI_VERSION,
     Allocate,
     CTensor,
@@ -49,9 +52,6 @@ from edge_server.backends.c_library_structs import (
     pack_strings,
     unpack_strings,
 )
-from edge_server.core.model_spec import InputSpec, OutputSpec
-from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, LoadError
 
 _REQUIRED = ("edge_backend_abi_version", "edge_model_open", "edge_model_run", "edge_model_close")
 _BY_NUMBER = {dtype.number: dtype for dtype in DType}

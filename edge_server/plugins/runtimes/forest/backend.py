@@ -47,11 +47,11 @@ from edge_server.backends.backend_helpers import (
     yes_or_no,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.decision_forest_to_onnx import Forest, onnx_bytes, read_forest, scores_of
 from edge_server.control_group import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError
+from edge_server.plugins.runtimes.forest.onnx_conversion import Forest, onnx_bytes, read_forest, scores_of
 
 INPUT, OUTPUT = "input__0", "output__0"
 
