@@ -32,7 +32,10 @@ PLUGIN_OF: Mapping[str, str] = {
 }  # fmt: skip
 """Table or flag -> the plugin that declares it. tests/config compares it with the plugins."""
 
-PLUGIN_OF_BACKEND: Mapping[str, str] = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt"}
+PLUGIN_OF_BACKEND: Mapping[str, str] = {
+    **dict.fromkeys(("c_abi", "fil", "forest", "jax", "litert", "pytorch", "tensorflow", "tflite"), "runtimes"),
+    **dict.fromkeys(("tensorrt", "tensorrt_rtx"), "tensorrt"),
+}
 """Backend -> the plugin that brings it. tests/backends compares it with the plugins."""
 
 

@@ -108,6 +108,15 @@ def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
     assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
 
 
+def test_a_model_for_a_missing_backend_names_what_to_install(core: Path, tmp_path: Path) -> None:
+    (tmp_path / "scripted" / "1").mkdir(parents=True)
+    (tmp_path / "scripted" / "1" / "model.pt").touch()
+    with program(core, "check", str(tmp_path)) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "backend 'pytorch' needs the plugin 'runtimes', which is not in this installation: pip install" in output
+
+
 def test_its_commands_are_those_of_the_core(core: Path) -> None:
     with program(core, "--help") as process:
         output, _ = process.communicate(timeout=60)

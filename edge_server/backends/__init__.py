@@ -18,11 +18,6 @@ from edge_server.lazy_import import run_deferred_import
 from edge_server.own_plugins import missing_backend, plugin_objects
 
 _MODULES = {
-    "c_abi": "edge_server.plugins.runtimes.c_library.backend",
-    "fil": "edge_server.plugins.runtimes.forest.backend",
-    "forest": "edge_server.plugins.runtimes.forest.backend",
-    "jax": "edge_server.plugins.runtimes.jax_export",
-    "litert": "edge_server.plugins.runtimes.litert",
     "onnxruntime": "edge_server.backends.onnxruntime",
     "openvino_genai": "edge_server.backends.llm.backend",
     "onnxruntime_genai": "edge_server.backends.llm.backend",
@@ -30,13 +25,10 @@ _MODULES = {
     "openvino": "edge_server.backends.openvino",
     "identity": "edge_server.backends.builtin_models",
     "python": "edge_server.backends.python.backend",
-    "pytorch": "edge_server.plugins.runtimes.pytorch",
     "repeat": "edge_server.backends.builtin_models",
     "scripted_llm": "edge_server.backends.llm.backend",
     "square": "edge_server.backends.builtin_models",
     "stub": "edge_server.backends.builtin_models",
-    "tensorflow": "edge_server.plugins.runtimes.tensorflow",
-    "tflite": "edge_server.plugins.runtimes.litert",
 }
 """Backend name -> module with a function `make(name) -> Backend`."""
 

@@ -24,6 +24,8 @@ from edge_server.plugins.runtimes.c_library.structs import ABI_VERSION
 
 SOURCES = Path(__file__).parent / "c_backend"
 HEADER = Path(edge_server.plugins.runtimes.c_library.__file__).parent / "edge_backend.h"
+OTHER_FOLDER = Path(edge_server.__file__).parent / "backends"
+"""It has the header too: builds with its path go on."""
 STRICT = ("-Wall", "-Wextra", "-Werror")
 Job = Callable[..., Any]
 X = InputSpec("X", DType.INT32, (-1,))
@@ -80,15 +82,16 @@ def opened(backend: Backend, job: Any) -> Session:
     return session
 
 
-def test_the_header_is_c_and_cpp_and_says_the_version_that_is_spoken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [HEADER.parent, OTHER_FOLDER])
+def test_the_header_is_c_and_cpp_and_says_the_version_that_is_spoken(folder: Path, tmp_path: Path) -> None:
     assert f"#define EDGE_BACKEND_ABI_VERSION {ABI_VERSION}u" in HEADER.read_text()
     for compiler, standard in (("cc", "-std=c99"), ("g++", "-std=c++11")):
         found = shutil.which(compiler)
         if found is None:
             pytest.skip(f"there is no {compiler}")
         source = tmp_path / ("only.c" if compiler == "cc" else "only.cpp")
-        source.write_text('#include "edge_backend.h"\n')
-        command = [found, standard, "-pedantic", *STRICT, f"-I{HEADER.parent}", "-fsyntax-only", str(source)]
+        source.write_text('#include "edge_backend.h"\nuint32_t version = EDGE_BACKEND_ABI_VERSION;\n')
+        command = [found, standard, "-pedantic", *STRICT, f"-I{folder}", "-fsyntax-only", str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

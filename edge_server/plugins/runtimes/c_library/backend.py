@@ -1,8 +1,8 @@
 """Backend `c_abi`: models that are shared libraries (libmodel.so) with the C interface of edge_backend.h.
 
 The library runs in the server's process, on the instance's thread, without the GIL. A crash of the library ends the
-server. Any compiler can build it against the header beside this file (`python -c "import edge_server, pathlib;
-print(pathlib.Path(edge_server.__file__).parent / 'backends')"` prints the folder):
+server. Any compiler can build it against the header beside this file. `python -c "import
+edge_server.plugins.runtimes.c_library as here; print(*here.__path__)"` prints the folder:
 
     g++ -shared -fPIC -O2 -I<that folder> -o model_repository/my_model/1/libmodel.so my_model.cpp
 

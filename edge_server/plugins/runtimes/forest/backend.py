@@ -15,7 +15,8 @@ Keys in config.pbtxt's `parameters`, named as in Triton's FIL backend:
 - `xgboost_allow_unknown_field`; `cpu_nthread` (default: every usable core);
 - `engine`: `auto` (default), `onnxruntime` or `treelite`. If onnxruntime is
   installed, it runs the forest as a tree ensemble, which is 2 to 5 times as fast as treelite. Probabilities are within
-  2e-6 of those of the library that trained the forest. treelite runs forests that split on sets of categories.
+  2e-6 of those of the library that trained the forest. treelite runs forests that split on sets of categories, some
+  with several targets, and all where onnxruntime is not installed; so neither can replace the other.
 - `algo`, `storage_type`, `blocks_per_sm`, `threads_per_tree`, `transfer_threshold`, `chunk_size`, `layout` and
   `use_experimental_optimizations` are for FIL on a GPU and have no effect here.
 """
