@@ -82,7 +82,7 @@ class BatchQueue(Generic[Item]):
         """Most rows of a batch of several requests: `max_rows`, or less while the governor allows less."""
 
     @property
-    def passes_lone(self) -> bool:
+    def runs_single_requests(self) -> bool:
         """Whether a single entry without a time limit in an empty queue is a batch at once. The scheduler then runs it
         without the queue if an instance is free."""
         batching = self._batching

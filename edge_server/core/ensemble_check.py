@@ -168,23 +168,23 @@ def _connect_steps(spec: ModelSpec, steps: Sequence[Step], members: Sequence[Mod
     )
 
 
-_MOST_SHOWN = 16
+_MAX_SHOWN_STEPS = 16
 """Most steps of a cycle that an error message names."""
 
 
 def _describe_cycle(waiting: Sequence[Step]) -> str:
     """Return a sentence about one cycle of steps that wait for each other."""
-    maker = {tensor: step for step in waiting for _, tensor in step.outputs}
+    producer = {tensor: step for step in waiting for _, tensor in step.outputs}
     step = waiting[0]
     positions = {step.index: 0}
-    words: list[str] = [str(step)]
+    message_parts: list[str] = [str(step)]
     while True:
-        tensor = next(item.tensor for item in step.inputs if item.tensor in maker)
-        step = maker[tensor]
-        words.append(f"takes '{tensor}' from {step}")
+        tensor = next(item.tensor for item in step.inputs if item.tensor in producer)
+        step = producer[tensor]
+        message_parts.append(f"takes '{tensor}' from {step}")
         if step.index in positions:
-            cycle = [str(step), *words[positions[step.index] + 1 :]]
-            return " ".join(cycle if len(cycle) <= _MOST_SHOWN else [*cycle[:_MOST_SHOWN], "..."])
+            cycle = [str(step), *message_parts[positions[step.index] + 1 :]]
+            return " ".join(cycle if len(cycle) <= _MAX_SHOWN_STEPS else [*cycle[:_MAX_SHOWN_STEPS], "..."])
         positions[step.index] = len(positions)
 
 
@@ -225,24 +225,25 @@ def _check_values(spec: ModelSpec, where: str, made: _TensorSource, item: InputS
 def _check_outputs(spec: ModelSpec, sources: Mapping[str, _TensorSource]) -> None:
     values = batched_shape_outputs(spec)
     for item in spec.outputs:
-        maker = sources[item.name]
-        if item.dtype is not maker.item.dtype:
+        producer = sources[item.name]
+        if item.dtype is not producer.item.dtype:
             raise _bad(
                 spec,
-                f"output '{item.name}': expected the {maker.item.dtype.config_name} of {maker.where}, "
+                f"output '{item.name}': expected the {producer.item.dtype.config_name} of {producer.where}, "
                 f"given {item.dtype.config_name}",
             )
-        if item.name in values and not maker.repeats_values:
+        if item.name in values and not producer.repeats_values:
             raise _bad(
                 spec,
-                f"output '{item.name}' is_shape_tensor: expected false, for {maker.where} is no shape tensor of a "
+                f"output '{item.name}' is_shape_tensor: expected false, for {producer.where} is no shape tensor of a "
                 "model that batches, given true",
             )
         shape = spec.wire_dims(item.dims)
-        if not _fits(maker, shape, item.dims):
+        if not _fits(producer, shape, item.dims):
             raise _bad(
                 spec,
-                f"output '{item.name}': expected the shape {list(maker.shape)} of {maker.where}, given {list(shape)}",
+                f"output '{item.name}': expected the shape {list(producer.shape)} of {producer.where}, "
+                f"given {list(shape)}",
             )
     origins = {item.name: sources[item.name].origin for item in spec.outputs}
     whole = longest_origin(origins.values())

@@ -9,7 +9,8 @@ import pytest
 
 from edge_server.core.ensemble_and_sequence_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import build_step_graph
-from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_cycle, members_first
+from edge_server.core.ensemble_graph import StepGraph, find_cycle, topological_order
+from edge_server.core.ensemble_run import EnsembleRun, StepLaunch
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
@@ -36,8 +37,8 @@ def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
     return build_step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
 
 
-def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> GraphRun[int]:
-    return GraphRun(graph, graph.plan(wanted), inputs, names or inputs)
+def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> EnsembleRun[int]:
+    return EnsembleRun(graph, graph.plan(wanted), inputs, names or inputs)
 
 
 ONE = model("one", ["A"], ["B"])
@@ -85,11 +86,11 @@ def test_every_step_runs_once_never_before_its_inputs_and_tensors_go_after_their
         begun = {*ran, *(item.step.index for item in waiting)}
         needed = {feed.tensor for step in graph.steps if step.index not in begun for feed in step.inputs}
         wanted = set() if answers else {item.name for item in spec.outputs}
-        assert set(flow.kept_tensors) == there & (needed | wanted)
+        assert set(flow.tensors_in_memory) == there & (needed | wanted)
     assert sorted(ran) == list(range(len(graph.steps)))
     assert flow.is_done
     assert [sorted(answer) for answer in answers] == [sorted(item.name for item in spec.outputs)]
-    assert flow.kept_tensors == []
+    assert flow.tensors_in_memory == []
 
 
 @pytest.mark.sample(10)
@@ -108,10 +109,10 @@ def test_steps_that_lead_to_no_output_that_is_asked_for_are_left_out(seed: int) 
     needed: set[int] = set()
     tensors = [wanted]
     while tensors:
-        maker = graph.maker(tensors.pop())
-        if maker is not None and maker.index not in needed:
-            needed.add(maker.index)
-            tensors += [feed.tensor for feed in maker.inputs]
+        producer = graph.producer(tensors.pop())
+        if producer is not None and producer.index not in needed:
+            needed.add(producer.index)
+            tensors += [feed.tensor for feed in producer.inputs]
     flow = flow_of(graph, dict.fromkeys(names, 0), wanted)
     waiting, ran = flow.start(), set()
     while waiting:
@@ -145,7 +146,7 @@ def test_each_response_of_a_decoupled_step_goes_its_own_way_and_sees_the_request
     flow.add_response(third, {"B": 112}, is_final=True)
     assert flow.take_responses() == [{"y": 112}]
     assert flow.is_done
-    assert flow.kept_tensors == []
+    assert flow.tensors_in_memory == []
 
 
 def test_a_decoupled_step_may_answer_never() -> None:
@@ -188,7 +189,7 @@ def test_decoupled_steps_after_decoupled_steps_answer_in_order_whatever_comes_fi
         answers += [answer["y"] for answer in flow.take_responses()]
     assert answers == sorted(expected, key=str)
     assert flow.is_done
-    assert flow.kept_tensors == []
+    assert flow.tensors_in_memory == []
 
 
 def test_an_optional_input_left_out_is_left_out_of_the_step_or_leaves_the_step_out() -> None:
@@ -309,7 +310,7 @@ def test_a_cycle_of_models_is_found_at_any_length() -> None:
 
 
 def test_members_come_first_also_where_there_are_circles() -> None:
-    assert members_first({"a": ["b", "c"], "b": ["c"], "c": [], "d": ["x"]}) == ["c", "b", "a", "d"]
-    assert sorted(members_first({"a": ["b"], "b": ["a"], "c": ["a"]})) == ["a", "b", "c"]
+    assert topological_order({"a": ["b", "c"], "b": ["c"], "c": [], "d": ["x"]}) == ["c", "b", "a", "d"]
+    assert sorted(topological_order({"a": ["b"], "b": ["a"], "c": ["a"]})) == ["a", "b", "c"]
     deep = {str(number): [str(number + 1)] for number in range(20_000)}
-    assert members_first(deep)[0] == "19999"
+    assert topological_order(deep)[0] == "19999"

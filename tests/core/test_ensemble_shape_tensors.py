@@ -9,7 +9,8 @@ import pytest
 
 from edge_server.core.ensemble_and_sequence_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import build_step_graph
-from edge_server.core.ensemble_graph import StepGraph, StepInput, step_input_tensor
+from edge_server.core.ensemble_graph import StepGraph, StepInput
+from edge_server.core.ensemble_run import step_input_tensor
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request

@@ -116,6 +116,6 @@ def test_what_may_pass_an_empty_queue_would_be_taken_from_it_at_once(
     queue.offer(QueueEntry(rows, None, 1_000_000, priority), "it")
     now_ns = 1_000_000 + late_ns
     taken = [] if queue.expire(now_ns) else queue.take(now_ns)
-    assert taken == ["it"] or not queue.passes_lone
+    assert taken == ["it"] or not queue.runs_single_requests
     if batching is None or not (batching.max_queue_delay_us or batching.default_queue_policy.default_timeout_us):
-        assert queue.passes_lone
+        assert queue.runs_single_requests

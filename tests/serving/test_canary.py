@@ -184,10 +184,10 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "canary", "stable", "words"), VERDICTS, ids=[row[0] for row in VERDICTS])
-def test_the_band(what: str, canary: ResultSummary, stable: ResultSummary, words: str | None) -> None:
+@pytest.mark.parametrize(("what", "canary", "stable", "message"), VERDICTS, ids=[row[0] for row in VERDICTS])
+def test_the_band(what: str, canary: ResultSummary, stable: ResultSummary, message: str | None) -> None:
     said = judge(TERMS, canary, stable)
-    assert said is None if words is None else words in str(said)
+    assert said is None if message is None else message in str(said)
 
 
 class Told:

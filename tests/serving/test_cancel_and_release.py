@@ -202,7 +202,7 @@ def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(hous
     version = house.load(house.spec())
     loan, mailbox = Loan(1), new_mailbox()
     ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
-    version._scheduler.enter(ticket)
+    version._scheduler.add_in_flight(ticket)
 
     def run(inputs: Any, outputs: Any) -> Any:
         raise BackendError("failed as told")

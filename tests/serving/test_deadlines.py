@@ -78,7 +78,7 @@ def test_a_model_that_became_faster_finds_out_although_all_requests_have_deadlin
     house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = learned(house, 20)
-    monkeypatch.setattr(version_module, "_TRY_AGAIN_NS", 0)
+    monkeypatch.setattr(version_module, "_RETRY_AFTER_NS", 0)
     end = time.monotonic() + 20
     refused = answered = 0
     while answered < 3:

@@ -744,7 +744,7 @@ def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(ad
 def test_the_gate_is_asked_for_each_member_and_not_for_the_whole(new_house: Any) -> None:
     class Counting:
         is_open = False
-        share = 1.0
+        allowed_fraction = 1.0
 
         def __init__(self) -> None:
             self.asked: list[str] = []
@@ -753,7 +753,7 @@ def test_the_gate_is_asked_for_each_member_and_not_for_the_whole(new_house: Any)
             self.asked.append(spec.name)
             return 0.0
 
-        def settle(self, charged_s: float, took_s: float) -> None: ...
+        def correct_charge(self, charged_s: float, took_s: float) -> None: ...
 
     asked = Counting()
     house = new_house(gate=asked)

@@ -23,7 +23,7 @@ class HeldGate:
 
     def __init__(self, share: float = 1.0) -> None:
         self.is_open = False
-        self.share = share
+        self.allowed_fraction = share
         self.refuses = False
         self.asked: list[tuple[str, float]] = []
         self.settled: dict[float, list[float]] = {}
@@ -38,7 +38,7 @@ class HeldGate:
             self.settled[charged_s] = []
             return charged_s
 
-    def settle(self, charged_s: float, took_s: float) -> None:
+    def correct_charge(self, charged_s: float, took_s: float) -> None:
         with self._lock:
             self.settled[charged_s].append(took_s)
 
@@ -216,7 +216,7 @@ def test_a_share_below_one_caps_how_many_instances_run(new_house: Any, held: Hel
     stop = new_gate()
     house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
     house.load(house.spec(instances=4))
-    held.share = 0.5
+    held.allowed_fraction = 0.5
     mailboxes = [house.submit()[1] for _ in range(4)]
     stop.wait_entered()
     stop.wait_entered()
@@ -230,7 +230,7 @@ def test_a_share_below_one_caps_how_many_instances_run(new_house: Any, held: Hel
 def test_one_instance_and_one_row_run_whatever_the_share_is(new_house: Any, held: HeldGate, share: float) -> None:
     house = new_house(gate=held)
     house.load(house.spec(instances=2, dynamic_batching=BATCHING))
-    held.share = share
+    held.allowed_fraction = share
     mailboxes = [house.submit(number)[1] for number in range(6)]
     for mailbox in mailboxes:
         assert mailbox.final().error is None
@@ -244,7 +244,7 @@ def test_a_share_below_one_caps_how_many_rows_run_together_but_splits_no_request
     stop = new_gate()
     house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
     house.load(house.spec(dynamic_batching=BATCHING))
-    held.share = 0.5
+    held.allowed_fraction = 0.5
     mailboxes = [house.submit()[1]]
     stop.wait_entered()
     mailboxes += [house.submit(rows=rows)[1] for rows in (2, 2, 1, 6, 1)]
@@ -260,7 +260,7 @@ def test_opening_the_gate_wakes_what_it_held_back(new_house: Any, held: HeldGate
     house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
     for name in ("a", "b"):
         house.load(house.spec(name, instances=3))
-    held.share = 0.2
+    held.allowed_fraction = 0.2
     mailboxes = [house.submit(model=name)[1] for _ in range(3) for name in ("a", "b")]
     stop.wait_entered()
     stop.wait_entered()
@@ -282,7 +282,7 @@ def test_being_capped_while_a_queue_delay_is_over_does_not_keep_the_timer_busy(
     stop = new_gate()
     house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
     house.load(house.spec(instances=2, dynamic_batching=DynamicBatching((8,), max_queue_delay_us=1000)))
-    held.share = 0.5
+    held.allowed_fraction = 0.5
     _, first = house.submit()
     stop.wait_entered()
     count = 0
@@ -322,7 +322,7 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(new_house: Any, held
         mailboxes = []
         for _ in range(120):
             more = {"deadline_ns": time.monotonic_ns() + 300_000} if mine.random() < 0.3 else {}
-            held.share = mine.choice((0.2, 0.6, 1.0))
+            held.allowed_fraction = mine.choice((0.2, 0.6, 1.0))
             try:
                 ticket, mailbox = house.submit(may_run=mine.random() < 0.5, **more)
             except EdgeServerError:

@@ -58,12 +58,12 @@ def on_gpu(house: Any, name: str, *gpus: int, **more: Any) -> Any:
     return house.spec(name, instance_groups=groups, **more)
 
 
-def fail_with(house: Any, words: str, model: str = "m") -> None:
+def fail_with(house: Any, message: str, model: str = "m") -> None:
     plain = house.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         if name.startswith(f"{model}_") or name == model:
-            raise BackendError(words)
+            raise BackendError(message)
         return plain(name, inputs)
 
     house.script.on_run = run
@@ -249,8 +249,8 @@ def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new
     house.load(house.spec("host"))
     house.set_desired(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
-    words = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
-    assert words in house.manager.failure("m")
+    message = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
+    assert message in house.manager.failure("m")
     assert [name for name, _ in house.script.opened if name.startswith("m")] == []
     meter.used = 600
     eventually(lambda: house.service.is_model_ready("m", 1))

@@ -90,16 +90,16 @@ def test_warm_up_data_comes_from_the_models_warmup_folder_one_item_for_every_row
     assert seen[0].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"1234567", "needs 16 bytes for an item"), (None, "cannot read")])
+@pytest.mark.parametrize(("content", "message"), [(b"1234567", "needs 16 bytes for an item"), (None, "cannot read")])
 def test_warm_up_data_that_is_short_or_absent_fails_the_load(
-    house: Any, tmp_path: Path, content: bytes | None, words: str
+    house: Any, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     (tmp_path / "m" / "warmup").mkdir(parents=True)
     if content is not None:
         (tmp_path / "m" / "warmup" / "data").write_bytes(content)
     said = reason(house, house.spec(warmup=(sample("s", source="file", file="data"),)), tmp_path)
     assert "failed to run warmup sample 's'" in said
-    assert words in said
+    assert message in said
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05\0\0\0abc", b"\x01\0\0\0a", b"\xff\xff\xff\xffabc"])

@@ -16,9 +16,9 @@ from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
 
 
-def fail_open(words: str) -> Any:
+def fail_open(message: str) -> Any:
     def fail(job: Any) -> None:
-        raise LoadError(words)
+        raise LoadError(message)
 
     return fail
 
@@ -77,9 +77,9 @@ ROUTES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "version", "kind", "words"), ROUTES)
+@pytest.mark.parametrize(("name", "version", "kind", "message"), ROUTES)
 def test_a_request_without_a_way_is_told_why_in_tritons_words(
-    house: Any, name: str, version: int | None, kind: type[Exception], words: str
+    house: Any, name: str, version: int | None, kind: type[Exception], message: str
 ) -> None:
     house.load(house.spec())
     house.script.on_open = fail_open("no luck")
@@ -88,7 +88,7 @@ def test_a_request_without_a_way_is_told_why_in_tritons_words(
     house.manager.wait_settled()
     with pytest.raises(kind) as caught:
         house.submit(model=name, version=version)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.retry_after_s is None, "to try again does not help"
 
 

@@ -39,19 +39,19 @@ class LimiterMachine(RuleBasedStateMachine):
         self.demands: list[ResourceDemand] = []
 
     @rule(a=st.integers(0, 4), b=st.integers(0, 2), c=st.integers(0, 3), priority=st.integers(1, 4))
-    def enter(self, a: int, b: int, c: int, priority: int) -> None:
+    def register(self, a: int, b: int, c: int, priority: int) -> None:
         needs = {key: count for key, count in ((("A", CPU), a), (("B", CPU), b), (("C", CPU), c)) if count}
         if not needs or len(self.demands) > 8:
             return
         demand = ResourceDemand("m", needs, priority)
         demand.wake = lambda: self.ask(demand)
-        self.limiter.enter(demand)
+        self.limiter.register(demand)
         self.demands.append(demand)
 
     def ask(self, demand: ResourceDemand) -> None:
         if demand not in self.wanting:
             self.limiter.withdraw(demand)
-        elif self.limiter.take(demand):
+        elif self.limiter.acquire(demand):
             self.wanting.discard(demand)
             self.running.add(demand)
 
@@ -71,7 +71,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, wants_more: bool) -> None:
         demand = data.draw(st.sampled_from([item for item in self.demands if item in self.running]))
         self.running.discard(demand)
-        self.limiter.give_back(demand)
+        self.limiter.release(demand)
         if wants_more:
             self.wanting.add(demand)
             self.ask(demand)
@@ -87,12 +87,12 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.demands)
     @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    def unregister(self, data: st.DataObject) -> None:
         demand = data.draw(st.sampled_from(self.demands))
         self.demands.remove(demand)
         self.wanting.discard(demand)
         self.running.discard(demand)
-        self.limiter.leave(demand)
+        self.limiter.unregister(demand)
 
     @invariant()
     def no_more_is_in_use_than_there_is(self) -> None:
@@ -105,7 +105,7 @@ class LimiterMachine(RuleBasedStateMachine):
     def nobody_waits_who_could_run(self) -> None:
         """Of those that want to run, the one whose turn it is lacks something that another holds."""
         if self.wanting:
-            first = min(self.wanting, key=lambda item: (item.turn, item.place))
+            first = min(self.wanting, key=lambda item: (item.turn, item.order))
             in_use = self.limiter.in_use()
             assert any(in_use[key][0] + count > in_use[key][1] for key, count in first.needs.items())
 
@@ -124,7 +124,7 @@ def runs_of(limiter: RateLimiter, demands: dict[str, ResourceDemand], count: int
     running: list[str] = []
 
     def ask(name: str) -> None:
-        if limiter.take(demands[name]):
+        if limiter.acquire(demands[name]):
             running.append(name)
 
     for name, demand in demands.items():
@@ -134,7 +134,7 @@ def runs_of(limiter: RateLimiter, demands: dict[str, ResourceDemand], count: int
     for _ in range(count):
         name = running.pop(0)
         seen[name] += 1
-        limiter.give_back(demands[name])
+        limiter.release(demands[name])
         ask(name)
         limiter.wake_next()
     return seen
@@ -144,7 +144,7 @@ def test_the_weights_give_the_shares() -> None:
     limiter = RateLimiter({("R", None): 1})
     demands = {name: ResourceDemand(name, {R: 1}, weight) for name, weight in (("one", 1), ("two", 2), ("four", 4))}
     for demand in demands.values():
-        limiter.enter(demand)
+        limiter.register(demand)
     seen = runs_of(limiter, demands, 700)
     assert abs(seen["one"] - 400) <= 2
     assert abs(seen["two"] - 200) <= 2
@@ -154,11 +154,11 @@ def test_the_weights_give_the_shares() -> None:
 def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
     limiter = RateLimiter({("R", None): 1})
     old, new = ResourceDemand("old", {R: 1}, 1), ResourceDemand("new", {R: 1}, 1)
-    limiter.enter(old)
+    limiter.register(old)
     for _ in range(1000):
-        assert limiter.take(old)
-        limiter.give_back(old)
-    limiter.enter(new)
+        assert limiter.acquire(old)
+        limiter.release(old)
+    limiter.register(new)
     seen = runs_of(limiter, {"old": old, "new": new}, 100)
     assert abs(seen["old"] - seen["new"]) <= 1
 
@@ -168,70 +168,70 @@ def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
     big = ResourceDemand("big", {R: 4}, 1)
     small = [ResourceDemand(f"small{index}", {R: 1}, 1) for index in range(4)]
     for demand in (big, *small):
-        limiter.enter(demand)
-    assert all(limiter.take(demand) for demand in small[:3])
-    assert not limiter.take(big)
-    assert not limiter.take(small[3]), "it would fit, but the big one came first"
+        limiter.register(demand)
+    assert all(limiter.acquire(demand) for demand in small[:3])
+    assert not limiter.acquire(big)
+    assert not limiter.acquire(small[3]), "it would fit, but the big one came first"
     for demand in small[:3]:
-        limiter.give_back(demand)
-    assert not limiter.take(small[3])
-    assert limiter.take(big)
+        limiter.release(demand)
+    assert not limiter.acquire(small[3])
+    assert limiter.acquire(big)
 
 
 def test_what_is_of_each_device_is_counted_for_each() -> None:
     limiter = RateLimiter({("R", None): 1})
     demands = [ResourceDemand("m", needs_of((RateResource("R", 1),), device), 1) for device in (0, 1, None)]
     for demand in demands:
-        limiter.enter(demand)
-    assert all(limiter.take(demand) for demand in demands)
+        limiter.register(demand)
+    assert all(limiter.acquire(demand) for demand in demands)
 
 
 def test_a_global_resource_is_one_for_all_devices() -> None:
     limiter = RateLimiter({("R", None): 1})
     demands = [ResourceDemand("m", needs_of((RateResource("R", 1, True),), device), 1) for device in (0, 1, None)]
     for demand in demands:
-        limiter.enter(demand)
-    assert [limiter.take(demand) for demand in demands] == [True, False, False]
+        limiter.register(demand)
+    assert [limiter.acquire(demand) for demand in demands] == [True, False, False]
 
 
 def test_a_count_for_one_device_goes_before_the_count_for_each() -> None:
     limiter = RateLimiter({("R", None): 1, ("R", 1): 2})
     with pytest.raises(BadModelConfig, match=r"model 'm': .* 2 of resource 'R' of device 0, .* grants 1"):
-        limiter.enter(ResourceDemand("m", {("R", 0): 2}, 1))
-    limiter.enter(ResourceDemand("m", {("R", 1): 2}, 1))
+        limiter.register(ResourceDemand("m", {("R", 0): 2}, 1))
+    limiter.register(ResourceDemand("m", {("R", 1): 2}, 1))
 
 
 def test_a_resource_is_global_for_all_models_or_for_none() -> None:
     limiter = RateLimiter({})
-    limiter.enter(ResourceDemand("first", {("R", None): 1}, 1))
+    limiter.register(ResourceDemand("first", {("R", None): 1}, 1))
     with pytest.raises(BadModelConfig, match=r"model 'second'.*'R' of device 0, and to model 'first' it is global"):
-        limiter.enter(ResourceDemand("second", {("R", 0): 1}, 1))
+        limiter.register(ResourceDemand("second", {("R", 0): 1}, 1))
 
 
 def test_a_model_may_change_the_scope_of_its_resource_when_it_is_reloaded() -> None:
     limiter = RateLimiter({})
-    limiter.enter(ResourceDemand("m", {("R", None): 1}, 1))
-    limiter.enter(ResourceDemand("m", {("R", 0): 1}, 1))
+    limiter.register(ResourceDemand("m", {("R", None): 1}, 1))
+    limiter.register(ResourceDemand("m", {("R", 0): 1}, 1))
 
 
 def test_without_a_configured_count_there_is_what_the_most_demanding_one_needs() -> None:
     limiter = RateLimiter({})
     small = [ResourceDemand(f"s{index}", {R: 1}, 1) for index in range(3)]
     for demand in small:
-        limiter.enter(demand)
-    granted = [limiter.take(demand) for demand in small]
+        limiter.register(demand)
+    granted = [limiter.acquire(demand) for demand in small]
     assert granted == [True, False, False]
     woken: list[str] = []
-    small[1].wake = lambda: woken.append("s1") or limiter.take(small[1])  # type: ignore[func-returns-value]
-    limiter.enter(ResourceDemand("big", {R: 2}, 1))
+    small[1].wake = lambda: woken.append("s1") or limiter.acquire(small[1])  # type: ignore[func-returns-value]
+    limiter.register(ResourceDemand("big", {R: 2}, 1))
     assert woken == ["s1"], "a count that grows lets those go on that it holds up"
 
 
 def test_giving_back_what_is_not_held_changes_nothing() -> None:
     limiter = RateLimiter({("R", None): 1})
     demand = ResourceDemand("m", {R: 1}, 1)
-    limiter.enter(demand)
-    limiter.give_back(demand)
+    limiter.register(demand)
+    limiter.release(demand)
     assert limiter.in_use() == {R: (0, 1)}
 
 

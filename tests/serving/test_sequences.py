@@ -170,7 +170,7 @@ def test_without_a_batch_dimension_a_control_has_one_element_and_an_instance_one
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         ({}, "must specify a non-zero or non-empty correlation ID"),
         ({"sequence": SequenceStep(5)}, "sequence 5 to model 'm' must specify the START flag on the first request"),
@@ -179,9 +179,9 @@ def test_without_a_batch_dimension_a_control_has_one_element_and_an_instance_one
         ({"sequence": SequenceStep(5, True), "rows": 2}, "must specify batch-size 1"),
     ],
 )
-def test_what_is_no_step_of_a_sequence_is_refused_and_counted(house: Any, more: Any, words: str) -> None:
+def test_what_is_no_step_of_a_sequence_is_refused_and_counted(house: Any, more: Any, message: str) -> None:
     version = load(house)
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises(InvalidRequest, match=message):
         house.submit(1, **more)
     assert version.statistics().failures["OTHER"] == 1
     assert version.in_flight == 0
@@ -393,7 +393,7 @@ def test_a_failed_run_leaves_each_state_as_it_was(house: Any, strategy: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("broken", "message"),
     [
         (lambda total: {"OUT": total}, "did not answer its state output 'NEW_SUM'"),
         (lambda total: {"OUT": total, "NEW_SUM": total[:, 0]}, r"with float32 \[1\].*promises FP32 \[1, 1\]"),
@@ -402,7 +402,7 @@ def test_a_failed_run_leaves_each_state_as_it_was(house: Any, strategy: Any) -> 
     ],
 )
 def test_a_state_or_output_that_breaks_its_promise_fails_the_run_and_keeps_the_state(
-    house: Any, broken: Any, words: str
+    house: Any, broken: Any, message: str
 ) -> None:
     is_broken = threading.Event()
 
@@ -413,7 +413,7 @@ def test_a_state_or_output_that_breaks_its_promise_fails_the_run_and_keeps_the_s
     load(house, on_run=run)
     assert walk(house, 1, [1], ends=False) == [1]
     is_broken.set()
-    with pytest.raises(BackendError, match=words):
+    with pytest.raises(BackendError, match=message):
         raise step(house, 1, 5)[1].final().error
     is_broken.clear()
     assert answer(step(house, 1, 2)[1]) == 3
@@ -585,7 +585,7 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(house
 def test_a_half_shut_gate_is_asked_and_caps_the_instances(new_house: Any, new_gate: Any, strategy: Any) -> None:
     class HalfGate:
         is_open = False
-        share = 0.5
+        allowed_fraction = 0.5
 
         def __init__(self) -> None:
             self.balance = 0.0
@@ -596,7 +596,7 @@ def test_a_half_shut_gate_is_asked_and_caps_the_instances(new_house: Any, new_ga
             self.balance += 1.0
             return 1.0
 
-        def settle(self, charged_s: float, took_s: float) -> None:
+        def correct_charge(self, charged_s: float, took_s: float) -> None:
             self.balance -= charged_s
 
     governor, gate = HalfGate(), new_gate()
@@ -668,12 +668,12 @@ def test_an_instance_that_the_gate_stops_does_not_stay_next_in_turn_at_the_rate_
     new_house: Any, new_gate: Any
 ) -> None:
     class Governor:
-        is_open, share = True, 1.0
+        is_open, allowed_fraction = True, 1.0
 
         def admit(self, spec: Any, request: Any, cost_s: float) -> float:
             return 0.0
 
-        def settle(self, charged_s: float, took_s: float) -> None:
+        def correct_charge(self, charged_s: float, took_s: float) -> None:
             pass
 
     governor = Governor()
@@ -692,7 +692,7 @@ def test_an_instance_that_the_gate_stops_does_not_stay_next_in_turn_at_the_rate_
     _, first = step(house, 1, 1, "+-")
     steps.wait_entered()
     _, second = step(house, 2, 2, "+-")  # of the other instance, for which nothing of R is left
-    governor.is_open, governor.share = False, 0.5
+    governor.is_open, governor.allowed_fraction = False, 0.5
     others.let_go(2)
     assert answer(other) == 5
     # What it held is free now, and nobody may run with it: its thread must not be kept with asking who can.
@@ -961,7 +961,7 @@ def test_a_model_that_is_not_iterative_and_asks_to_run_again_fails_the_request(h
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"\x02\0\0\0hi\0\0\0\0", None),
         (b"\x02\0\0\0hi", "expected 2 strings, .*given 1"),
@@ -972,7 +972,9 @@ def test_a_model_that_is_not_iterative_and_asks_to_run_again_fails_the_request(h
         (b"\xff\xff\xff\xff", "string 0 in 4 bytes"),
     ],
 )
-def test_a_state_of_strings_begins_as_its_file_says(house: Any, tmp_path: Path, data: bytes, words: str | None) -> None:
+def test_a_state_of_strings_begins_as_its_file_says(
+    house: Any, tmp_path: Path, data: bytes, message: str | None
+) -> None:
     folder = tmp_path / "m" / "initial_state"
     folder.mkdir(parents=True)
     (folder / "words").write_bytes(data)
@@ -985,11 +987,11 @@ def test_a_state_of_strings_begins_as_its_file_says(house: Any, tmp_path: Path, 
     house.script.on_run = run
     state = StateTensor("WORDS", "NEXT", DType.BYTES, (2,), InitialState("begin", DType.BYTES, (2,), "words"))
     spec = house.spec(sequence=batching(OLDEST, states=(state,)), parameters={"warmup_probe": "false"})
-    if words is None:
+    if message is None:
         house.load(spec, root=tmp_path)
         assert walk(house, 1, [1, 2]) == [1, 2]
         assert seen == [[b"hi", b""], [b"hi!", b"!"]]
         return
     house.set_desired(spec, root=tmp_path)
     assert house.manager.wait_settled(["m"], 20)
-    assert re.search(words, house.manager.failure("m"))
+    assert re.search(message, house.manager.failure("m"))

@@ -43,16 +43,16 @@ BAD_ANSWERS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "make", "words"), BAD_ANSWERS, ids=[row[0] for row in BAD_ANSWERS])
+@pytest.mark.parametrize(("what", "make", "message"), BAD_ANSWERS, ids=[row[0] for row in BAD_ANSWERS])
 @pytest.mark.parametrize("warmup", [(), declared()], ids=["probed", "declared"])
 def test_a_version_that_answers_wrongly_never_replaces_one_that_works(
-    house: Any, warmup: Any, what: str, make: Any, words: str
+    house: Any, warmup: Any, what: str, make: Any, message: str
 ) -> None:
     old = house.load(fixed(house))
     answer(house, lambda array: make(np.array(array)).astype(make(np.zeros((1, 4), np.float32)).dtype))
     failure = outcome(house, fixed(house, warmup=warmup), "b")
     assert failure is not None
-    assert words in failure
+    assert message in failure
     assert house.manager.route("m", None) is old
     answer(house, np.array)
     assert house.load(fixed(house, warmup=warmup), mark="c").generation == 3, "a good upload heals it"

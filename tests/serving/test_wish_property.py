@@ -65,10 +65,10 @@ class FiledBackend(Backend):
         return None
 
     def open(self, job: OpenJob) -> Session:
-        words = job.file.path.read_text().split() if job.file.path.is_file() else []
-        if len(words) != 2 or words[0] != "good":
+        message = job.file.path.read_text().split() if job.file.path.is_file() else []
+        if len(message) != 2 or message[0] != "good":
             raise LoadError(f"model '{job.spec.name}': '{job.file.path}' holds no model")
-        return FiledSession(int(words[1]))
+        return FiledSession(int(message[1]))
 
 
 class FiledSession(Session):

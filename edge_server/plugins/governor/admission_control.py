@@ -37,7 +37,7 @@ class GovernorAdmission:
         self, control_floor_share: float = 0.2, clock: Callable[[], float] = time.monotonic, seed: int | None = None
     ) -> None:
         self.is_open = True
-        self.share = 1.0
+        self.allowed_fraction = 1.0
         self._clock = clock
         self._lock = threading.Lock()
         self._allocator = RateAllocator(control_floor_share)
@@ -51,7 +51,7 @@ class GovernorAdmission:
             self._decision = decision
             lowest = _lowest_admitted_class(decision)
             self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
-            self.share = decision.share
+            self.allowed_fraction = decision.share
             self.is_open = decision.share >= 1.0 and lowest is PriorityClass.BULK
 
     @property
@@ -80,7 +80,7 @@ class GovernorAdmission:
             state=_reported_level(decision).name,
         )
 
-    def settle(self, charged_s: float, took_s: float) -> None:
+    def correct_charge(self, charged_s: float, took_s: float) -> None:
         """See serving.execution.admission_control.AdmissionControl. `charged_s` is the return value of `admit`."""
         charge = charged_s if isinstance(charged_s, TimeCharge) else TimeCharge(charged_s, charged_s, is_of_floor=False)
         with self._lock:

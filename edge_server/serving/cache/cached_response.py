@@ -27,7 +27,7 @@ _ELEMENT_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
-class CachedAnswer:
+class CachedResponse:
     """Immutable: the arrays are read-only and shared with nothing else. `size_bytes` is its approximate memory."""
 
     outputs: tuple[Tensor, ...]
@@ -35,7 +35,7 @@ class CachedAnswer:
     size_bytes: int
 
 
-class AnswerStore(Protocol):
+class ResponseStore(Protocol):
     """Store of answers. Thread-safe.
 
     `is_remote`: `get` and `put` may wait for another process, at most `limit_s` in all. Answers larger than
@@ -47,13 +47,13 @@ class AnswerStore(Protocol):
     capacity_bytes: int
     limit_s: float
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether the store is expected to answer. Returns at once."""
 
-    def get(self, key: bytes) -> CachedAnswer | None:
+    def get(self, key: bytes) -> CachedResponse | None:
         """Return the response stored under the key. Raises StoreUnreachable, CorruptEntry."""
 
-    def put(self, key: bytes, answer: CachedAnswer) -> None:
+    def put(self, key: bytes, answer: CachedResponse) -> None:
         """Store the answer; it may replace others. Raises StoreUnreachable."""
 
     def contents(self) -> tuple[int, int, int]:
@@ -76,10 +76,10 @@ def size_of(response: Response) -> int:
     return _ENTRY_BYTES + texts + sum(_TENSOR_BYTES + _size_of_array(item) for item in response.outputs)
 
 
-def kept(response: Response) -> CachedAnswer:
+def kept(response: Response) -> CachedResponse:
     """Return a copy of the response's tensors that shares no memory with it: outputs are often views of a batch."""
     outputs = tuple([Tensor(item.name, item.dtype, read_only_copy(item)) for item in response.outputs])
-    return CachedAnswer(outputs, dict(response.parameters), size_of(response))
+    return CachedResponse(outputs, dict(response.parameters), size_of(response))
 
 
 def read_only_copy(tensor: Tensor) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from edge_server.serving.cache.cached_response import CachedAnswer
+from edge_server.serving.cache.cached_response import CachedResponse
 
 
 class LocalStore:
@@ -18,25 +18,25 @@ class LocalStore:
         self.capacity_bytes = capacity_bytes
         self.entry_limit_bytes = capacity_bytes
         self._lock = threading.Lock()
-        self._answers: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+        self._answers: OrderedDict[bytes, CachedResponse] = OrderedDict()
         self._size_bytes = 0
         self._eviction_count = 0
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         return True
 
-    def get(self, key: bytes) -> CachedAnswer | None:
+    def get(self, key: bytes) -> CachedResponse | None:
         with self._lock:
             answer = self._answers.get(key)
             if answer is not None:
                 self._answers.move_to_end(key)
             return answer
 
-    def put(self, key: bytes, answer: CachedAnswer) -> None:
+    def put(self, key: bytes, answer: CachedResponse) -> None:
         if answer.size_bytes > self.capacity_bytes:
             raise ValueError(f"an answer of {answer.size_bytes} bytes in a cache of {self.capacity_bytes}")
         # Freed after the lock is released: returning a big array to the system takes time.
-        gone: list[CachedAnswer] = []
+        gone: list[CachedResponse] = []
         with self._lock:
             before = self._answers.pop(key, None)
             if before is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.errors import BadModelConfig
-from edge_server.serving.cache.cached_response import CachedAnswer
+from edge_server.serving.cache.cached_response import CachedResponse
 from edge_server.serving.cache.request_key import RequestKeys, input_bytes
 from edge_server.serving.cache.response_cache import ResponseCache
 from edge_server.serving.execution.counters import VersionCounters
@@ -31,7 +31,7 @@ _QUICK_BYTES = 256 << 10
 
 NO_CACHE = "response_cache is enabled, but the server has no cache (--cache-config=local,size=BYTES gives it one)"
 
-GoOn = Callable[[Response | None], None]
+OnLookupDone = Callable[[Response | None], None]
 """Continues a request after its lookup: with the answer, or None if there is none. Called once."""
 
 
@@ -74,10 +74,10 @@ class CacheLookup:
         self._version = version
         self._counters = counters
         self._timer = timer
-        self._promised = {item.name: (item.dtype, spec.wire_dims(item.dims)) for item in spec.outputs}
+        self._expected_outputs = {item.name: (item.dtype, spec.wire_dims(item.dims)) for item in spec.outputs}
         counters.is_cached = True
 
-    def takes(self, request: Request) -> bool:
+    def may_answer(self, request: Request) -> bool:
         """Return whether the request may be answered from the cache; not if it belongs to a sequence."""
         return request.sequence is None
 
@@ -91,30 +91,30 @@ class CacheLookup:
 
     def find(self, call: CachedSink) -> Response | None:
         """Look the request up now."""
-        if not self._cache.is_there():
+        if not self._cache.is_available():
             return None
-        key, answer = self._look(call)
+        key, answer = self._read_store(call)
         return self._found(call, key, answer)
 
-    def begin(self, call: CachedSink, go_on: GoOn) -> None:
-        """Look the request up on another thread. The answer or the time limit, whichever is first, calls `go_on`; on
+    def begin(self, call: CachedSink, on_done: OnLookupDone) -> None:
+        """Look the request up on another thread. The answer or the time limit, whichever is first, calls `on_done`; on
         this thread and at once if the store is not reachable."""
-        if not self._cache.is_there():
-            go_on(None)
+        if not self._cache.is_available():
+            on_done(None)
             return
-        lookup = _Lookup(go_on)
+        lookup = _PendingLookup(on_done)
         if self._cache.is_remote:
             when_ns = time.monotonic_ns() + int(self._cache.limit_s * 1e9)
-            lookup.alarm = self._timer.call_at(when_ns, lambda: self._miss(lookup))
-        if not self._cache.post(lambda: self._look_for(call, lookup)):
-            self._miss(lookup)
+            lookup.alarm = self._timer.call_at(when_ns, lambda: self._finish_without_answer(lookup))
+        if not self._cache.post(lambda: self._look_up_later(call, lookup)):
+            self._finish_without_answer(lookup)
 
-    def keep(self, call: CachedSink, response: Response) -> None:
+    def store(self, call: CachedSink, response: Response) -> None:
         """Count a request that was computed, and store its answer."""
         started_ns = time.monotonic_ns()
         if call.key is not None and response.outputs and not call.has_more:
             try:
-                self._cache.keep(call.key, response)
+                self._cache.store(call.key, response)
             except Exception:
                 # The client has its answer: a failure to store it must not reach the client.
                 log.exception("model '%s': an answer could not be stored in the response cache", self._spec.name)
@@ -123,19 +123,19 @@ class CacheLookup:
     def count_hit(self, call: CachedSink) -> None:
         self._counters.record_cache_hit(call.arrived_ns, time.monotonic_ns(), call.spent_ns)
 
-    def _look(self, call: CachedSink) -> tuple[bytes, CachedAnswer | None]:
+    def _read_store(self, call: CachedSink) -> tuple[bytes, CachedResponse | None]:
         key = self._keys.key(call.request)
         answer = self._cache.get(key)
-        if answer is not None and self._cache.is_remote and not self._is_promised(answer, call.request):
-            self._cache.lose_corrupt(key, f"it is no answer of model '{self._spec.name}'")
+        if answer is not None and self._cache.is_remote and not self._matches_model(answer, call.request):
+            self._cache.count_corrupt(key, f"it is no answer of model '{self._spec.name}'")
             answer = None
         return key, answer
 
-    def _is_promised(self, answer: CachedAnswer, request: Request) -> bool:
+    def _matches_model(self, answer: CachedResponse, request: Request) -> bool:
         """Return whether the model could have given this answer. Other programs with access to the store may write
         anything there."""
         for item in answer.outputs:
-            dtype, dims = self._promised.get(item.name, (None, ()))
+            dtype, dims = self._expected_outputs.get(item.name, (None, ()))
             shape = item.array.shape
             if dtype is not item.dtype or (request.outputs and item.name not in request.outputs):
                 return False
@@ -143,22 +143,22 @@ class CacheLookup:
                 return False
         return len({item.name for item in answer.outputs}) == len(answer.outputs) > 0
 
-    def _look_for(self, call: CachedSink, lookup: _Lookup) -> None:
+    def _look_up_later(self, call: CachedSink, lookup: _PendingLookup) -> None:
         key, answer = None, None
         try:
             if not lookup.is_over:
-                key, answer = self._look(call)
+                key, answer = self._read_store(call)
         except Exception:
             # The request waits for this, and is then computed.
             log.exception("model '%s': a request could not be looked up in the response cache", self._spec.name)
         if lookup.take():
-            lookup.go_on(self._found(call, key, answer))
+            lookup.on_done(self._found(call, key, answer))
 
-    def _miss(self, lookup: _Lookup) -> None:
+    def _finish_without_answer(self, lookup: _PendingLookup) -> None:
         if lookup.take():
-            lookup.go_on(None)
+            lookup.on_done(None)
 
-    def _found(self, call: CachedSink, key: bytes | None, answer: CachedAnswer | None) -> Response | None:
+    def _found(self, call: CachedSink, key: bytes | None, answer: CachedResponse | None) -> Response | None:
         """Record the result, and return it as the answer to this request."""
         call.key = key
         call.spent_ns = time.monotonic_ns() - call.arrived_ns
@@ -172,10 +172,10 @@ class CacheLookup:
 class CachedSink:
     """Sink of a request whose answer may be cached: counts, stores, and passes the response to the caller's sink."""
 
-    __slots__ = ("_recall", "_sink", "arrived_ns", "has_more", "is_hit", "key", "request", "spent_ns")
+    __slots__ = ("_lookup", "_sink", "arrived_ns", "has_more", "is_hit", "key", "request", "spent_ns")
 
-    def __init__(self, recall: CacheLookup, request: Request, sink: ResponseSink) -> None:
-        self._recall = recall
+    def __init__(self, lookup: CacheLookup, request: Request, sink: ResponseSink) -> None:
+        self._lookup = lookup
         self._sink = sink
         self.request = request
         self.arrived_ns = time.monotonic_ns()
@@ -192,19 +192,19 @@ class CachedSink:
             self.has_more = True
         elif response.error is None:
             if self.is_hit:
-                self._recall.count_hit(self)
+                self._lookup.count_hit(self)
             else:
-                self._recall.keep(self, response)
+                self._lookup.store(self, response)
         self._sink(response)
 
 
-class _Lookup:
+class _PendingLookup:
     """A lookup on another thread: its result and the time limit race for the request."""
 
-    __slots__ = ("_lock", "alarm", "go_on", "is_over")
+    __slots__ = ("_lock", "alarm", "is_over", "on_done")
 
-    def __init__(self, go_on: GoOn) -> None:
-        self.go_on = go_on
+    def __init__(self, on_done: OnLookupDone) -> None:
+        self.on_done = on_done
         self.alarm: Alarm | None = None
         self.is_over = False
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from edge_server.config import RedisCache
 from edge_server.errors import ServingFault, install_hint
-from edge_server.serving.cache.cached_response import CachedAnswer, CorruptEntry, StoreUnreachable
+from edge_server.serving.cache.cached_response import CachedResponse, CorruptEntry, StoreUnreachable
 from edge_server.serving.cache.serialization import pack, unpack
 
 try:
@@ -53,17 +53,17 @@ class RedisStore:
         self._failure_count = 0
         self._ask_again_at_s = 0.0
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         return time.monotonic() >= self._ask_again_at_s
 
-    def get(self, key: bytes) -> CachedAnswer | None:
+    def get(self, key: bytes) -> CachedResponse | None:
         # At most the largest allowed entry, whatever was written there; empty if there is none.
         data = self._ask(lambda: self._client.getrange(_PREFIX + key, 0, _ENTRY_LIMIT_BYTES))
         if len(data) > _ENTRY_LIMIT_BYTES:
             raise CorruptEntry(f"it is larger than {_ENTRY_LIMIT_BYTES} bytes")
         return unpack(data) if data else None
 
-    def put(self, key: bytes, answer: CachedAnswer) -> None:
+    def put(self, key: bytes, answer: CachedResponse) -> None:
         data = pack(answer)
         if len(data) > _ENTRY_LIMIT_BYTES:
             return

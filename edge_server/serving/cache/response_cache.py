@@ -10,9 +10,9 @@ from collections.abc import Callable
 from edge_server.core.model_statistics import CacheStatistics
 from edge_server.core.request_response import Response
 from edge_server.serving.cache.cached_response import (
-    AnswerStore,
-    CachedAnswer,
+    CachedResponse,
     CorruptEntry,
+    ResponseStore,
     StoreUnreachable,
     kept,
     size_of,
@@ -22,10 +22,10 @@ from edge_server.serving.cache.worker_threads import Workers
 log = logging.getLogger(__name__)
 
 _WORKER_COUNT = 4
-_MOST_WAITING = 64
+_MAX_WAITING_JOBS = 64
 """Most lookups and answers that wait for a thread. Further requests are computed, further answers not stored."""
 
-_MOST_WAITING_BYTES = 64 << 20
+_MAX_WAITING_BYTES = 64 << 20
 """Most bytes of answers that wait to be stored in another process."""
 
 
@@ -36,9 +36,9 @@ class ResponseCache:
     "corrupt".
     """
 
-    def __init__(self, store: AnswerStore) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store = store
-        self._workers = Workers(_WORKER_COUNT, _MOST_WAITING)
+        self._workers = Workers(_WORKER_COUNT, _MAX_WAITING_JOBS)
         self._lock = threading.Lock()
         self._counts = CacheStatistics(store.capacity_bytes)
         self._waiting_bytes = 0
@@ -52,23 +52,23 @@ class ResponseCache:
     def limit_s(self) -> float:
         return self._store.limit_s
 
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether the store is expected to answer. Returns at once."""
-        if self._store.is_there():
+        if self._store.is_available():
             return True
-        self.lose("unreachable")
+        self.count_loss("unreachable")
         return False
 
-    def get(self, key: bytes) -> CachedAnswer | None:
+    def get(self, key: bytes) -> CachedResponse | None:
         """Return the response stored under the key; None if there is none, or it cannot be read."""
         started_ns = time.monotonic_ns()
         answer = None
         try:
             answer = self._store.get(key)
         except StoreUnreachable:
-            self.lose("unreachable")
+            self.count_loss("unreachable")
         except CorruptEntry as error:
-            self.lose_corrupt(key, str(error))
+            self.count_corrupt(key, str(error))
         with self._lock:
             self._counts.lookup.add(time.monotonic_ns() - started_ns)
             if answer is None:
@@ -77,11 +77,11 @@ class ResponseCache:
                 self._counts.hit_count += 1
         return answer
 
-    def keep(self, key: bytes, response: Response) -> None:
+    def store(self, key: bytes, response: Response) -> None:
         """Store a copy of the response: at once, or soon on another thread if that may wait."""
         size_bytes = size_of(response)
         if size_bytes > self._store.entry_limit_bytes:
-            self.lose("too_big")
+            self.count_loss("too_big")
         elif not self.is_remote:
             self._put(key, kept(response))
         else:
@@ -91,23 +91,23 @@ class ResponseCache:
         """Run the work on a thread that may wait. Return False if too much waits already."""
         if self._workers.post(work):
             return True
-        self.lose("busy")
+        self.count_loss("busy")
         return False
 
-    def lose(self, reason: str) -> None:
+    def count_loss(self, reason: str) -> None:
         """Count a lookup or an answer that the cache could not serve."""
         with self._lock:
             self._counts.losses[reason] += 1
 
-    def lose_corrupt(self, key: bytes, words: str) -> None:
+    def count_corrupt(self, key: bytes, reason: str) -> None:
         """Count a corrupt entry. Only the first one is logged."""
-        self.lose("corrupt")
+        self.count_loss("corrupt")
         if not self._knows_corrupt:
             self._knows_corrupt = True
             log.warning(
                 "the response cache holds an entry that is not what was stored, %s: %s; it is computed anew, "
                 "and more of the kind are only counted",
-                key.hex(), words,
+                key.hex(), reason,
             )  # fmt: skip
 
     def statistics(self) -> CacheStatistics:
@@ -122,23 +122,23 @@ class ResponseCache:
         self._workers.close(self._store.limit_s + 1.0)
         self._store.close()
 
-    def _put(self, key: bytes, answer: CachedAnswer) -> None:
+    def _put(self, key: bytes, answer: CachedResponse) -> None:
         started_ns = time.monotonic_ns()
         try:
             self._store.put(key, answer)
         except StoreUnreachable:
-            self.lose("unreachable")
+            self.count_loss("unreachable")
             return
         with self._lock:
             self._counts.insertion.add(time.monotonic_ns() - started_ns)
 
     def _put_later(self, key: bytes, response: Response, size_bytes: int) -> None:
         with self._lock:
-            has_room = self._waiting_bytes + size_bytes <= _MOST_WAITING_BYTES
-            if has_room:
+            fits = self._waiting_bytes + size_bytes <= _MAX_WAITING_BYTES
+            if fits:
                 self._waiting_bytes += size_bytes
-        if not has_room:
-            self.lose("busy")
+        if not fits:
+            self.count_loss("busy")
             return
         answer = kept(response)
 
@@ -146,11 +146,11 @@ class ResponseCache:
             try:
                 self._put(key, answer)
             finally:
-                self._let_go(size_bytes)
+                self._subtract_waiting(size_bytes)
 
         if not self.post(work):
-            self._let_go(size_bytes)
+            self._subtract_waiting(size_bytes)
 
-    def _let_go(self, size_bytes: int) -> None:
+    def _subtract_waiting(self, size_bytes: int) -> None:
         with self._lock:
             self._waiting_bytes -= size_bytes

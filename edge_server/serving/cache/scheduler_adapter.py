@@ -14,10 +14,10 @@ Admit = Callable[[Ticket], None]
 """Computes a ticket, but not on this thread. If it raises, the ticket is unchanged."""
 
 
-class CacheOutlet(Protocol):
+class TicketScheduler(Protocol):
     """Counts tickets in flight, and sends answers in the promised order: the scheduler."""
 
-    def enter(self, ticket: Ticket) -> None: ...
+    def add_in_flight(self, ticket: Ticket) -> None: ...
 
     def send_final(self, ticket: Ticket, response: Response) -> None: ...
 
@@ -28,14 +28,14 @@ class CachedScheduler:
     """Adapter of one version. A request that is looked up on another thread is in flight like any other: it can be
     cancelled, and the version is not closed before it is answered."""
 
-    def __init__(self, recall: CacheLookup, outlet: CacheOutlet, admit: Admit) -> None:
-        self._recall = recall
-        self._outlet = outlet
+    def __init__(self, lookup: CacheLookup, scheduler: TicketScheduler, admit: Admit) -> None:
+        self._lookup = lookup
+        self._scheduler = scheduler
         self._admit = admit
 
     def sink(self, request: Request, sink: ResponseSink) -> ResponseSink:
         """Return the sink for the request's ticket, for `take`."""
-        return self._recall.call(request, sink) if self._recall.takes(request) else sink
+        return self._lookup.call(request, sink) if self._lookup.may_answer(request) else sink
 
     def take(self, ticket: Ticket, sink: ResponseSink, *, may_wait: bool) -> bool:
         """Answer the ticket from the cache, or look it up on another thread and continue there. Return False if the
@@ -43,21 +43,21 @@ class CachedScheduler:
         deadline_ns = ticket.request.deadline_ns
         if not isinstance(sink, CachedSink) or 0 < deadline_ns <= ticket.arrived_ns:
             return False
-        if not self._recall.is_quick(ticket.request, may_wait=may_wait):
-            self._outlet.enter(ticket)
-            self._recall.begin(sink, lambda response: self._go_on(ticket, response))
+        if not self._lookup.is_quick(ticket.request, may_wait=may_wait):
+            self._scheduler.add_in_flight(ticket)
+            self._lookup.begin(sink, lambda response: self._continue(ticket, response))
             return True
-        response = self._recall.find(sink)
+        response = self._lookup.find(sink)
         if response is None:
             return False
-        self._outlet.enter(ticket)
+        self._scheduler.add_in_flight(ticket)
         self._hit(ticket, response)
         return True
 
-    def _go_on(self, ticket: Ticket, response: Response | None) -> None:
+    def _continue(self, ticket: Ticket, response: Response | None) -> None:
         """Continue a ticket that is in flight."""
         if ticket.is_closed:
-            self._outlet.release([ticket])
+            self._scheduler.release([ticket])
             return
         if response is not None:
             self._hit(ticket, response)
@@ -78,5 +78,5 @@ class CachedScheduler:
     def _answer(self, ticket: Ticket, response: Response) -> None:
         """Send the answer of a ticket that is in flight, unless it was closed meanwhile, and release it."""
         if ticket.claim():
-            self._outlet.send_final(ticket, response)
-        self._outlet.release([ticket])
+            self._scheduler.send_final(ticket, response)
+        self._scheduler.release([ticket])

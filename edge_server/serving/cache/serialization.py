@@ -18,7 +18,7 @@ import numpy as np
 
 from edge_server.core.request_response import Parameter, Response
 from edge_server.core.tensor import BY_NAME, DType, Tensor
-from edge_server.serving.cache.cached_response import Array, CachedAnswer, CorruptEntry, size_of
+from edge_server.serving.cache.cached_response import Array, CachedResponse, CorruptEntry, size_of
 
 _MAGIC = b"EDGEANS1"
 _SUM_BYTES = 16
@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 _BODY_AT = len(_MAGIC) + _SUM_BYTES
 
 
-def pack(answer: CachedAnswer) -> bytes:
+def pack(answer: CachedResponse) -> bytes:
     """Return the answer as bytes that `unpack` reads."""
     parts = [_packed(item) for item in answer.outputs]
     head = {
@@ -41,7 +41,7 @@ def pack(answer: CachedAnswer) -> bytes:
     return b"".join([_MAGIC, _sum(body), body])
 
 
-def unpack(data: bytes) -> CachedAnswer:
+def unpack(data: bytes) -> CachedResponse:
     """Return the packed response. Raises CorruptEntry for anything else."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise CorruptEntry("it does not begin as an answer does")
@@ -57,7 +57,7 @@ def unpack(data: bytes) -> CachedAnswer:
         parameters = _checked_parameters(head["parameters"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptEntry(f"{type(error).__name__}: {error}") from error
-    return CachedAnswer(outputs, parameters, size_of(Response("", 0, "", outputs, parameters)))
+    return CachedResponse(outputs, parameters, size_of(Response("", 0, "", outputs, parameters)))
 
 
 def _sum(body: bytes | memoryview) -> bytes:

@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from edge_server.core.ensemble_graph import GraphRun, Step, StepLaunch, StepPlan, match_rank, step_input_tensor
+from edge_server.core.ensemble_graph import Step, StepPlan
+from edge_server.core.ensemble_run import EnsembleRun, StepLaunch, match_rank, step_input_tensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import (
     NO_PARAMETERS,
@@ -27,11 +28,9 @@ from edge_server.errors import BackendError, Cancelled, EdgeServerError, Serving
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
 
-_PATIENCE_S = 5.0
+_MAX_HOLD_S = 5.0
 """How long a decoupled step that is too far ahead is held at a time. Two ensembles may hold each other's models, and
 must not do so for ever."""
-
-TensorFlow: TypeAlias = GraphRun[Tensor]
 
 
 class SubmitStep(Protocol):
@@ -42,7 +41,7 @@ class SubmitStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnsembleContext:
-    """Shared by the runs of one ensemble version. `has_answer_of_parts`: outputs may be missing in a response.
+    """Shared by the runs of one ensemble version. `allows_missing_outputs`: outputs may be missing in a response.
 
     `on_released` is called once for each run, when nothing uses its inputs any more.
     """
@@ -51,12 +50,12 @@ class EnsembleContext:
     version: int
     counters: VersionCounters
     submit: SubmitStep
-    has_answer_of_parts: bool
+    allows_missing_outputs: bool
     max_inflight: int
     on_released: Callable[[EnsembleRequest], None]
 
 
-class _Call:
+class _StepCall:
     """A step's request in progress: the sink of its responses."""
 
     __slots__ = ("_run", "is_over", "launch", "submitted_ns", "ticket")
@@ -69,21 +68,21 @@ class _Call:
         self.is_over = False
 
     def __call__(self, response: Response) -> None:
-        self._run.take(self, response)
+        self._run.receive(self, response)
 
 
 class EnsembleRequest:
     """Thread-safe. The lock is never held during a submit, a call of a sink, or a cancel."""
 
-    def __init__(self, terms: EnsembleContext, ticket: Ticket, plan: StepPlan, flow: TensorFlow) -> None:
+    def __init__(self, context: EnsembleContext, ticket: Ticket, plan: StepPlan, run: EnsembleRun[Tensor]) -> None:
         self.ticket = ticket
-        self._terms = terms
+        self._context = context
         self._plan = plan
-        self._flow = flow
+        self._run = run
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._calls: set[_Call] = set()
-        self._here: dict[int, deque[tuple[_Call, Response]]] = {}
+        self._step_finished = threading.Condition(self._lock)
+        self._calls: set[_StepCall] = set()
+        self._arrivals: dict[int, deque[tuple[_StepCall, Response]]] = {}
         """Threads that work on this run now, each with the responses that reached it meanwhile. A member that answers
         during its submit must not nest calls, step by step."""
         self._events = 1
@@ -100,10 +99,10 @@ class EnsembleRequest:
         began_ns = time.monotonic_ns()
         ident = threading.get_ident()
         with self._lock:
-            self._here[ident] = deque()
-            launches = self._flow.start()
-            answers = self._flow.take_responses()
-        self._go_on(launches, answers, hold_us=hold_us)
+            self._arrivals[ident] = deque()
+            launches = self._run.start()
+            complete_outputs = self._run.take_responses()
+        self._proceed(launches, complete_outputs, hold_us=hold_us)
         self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
     def answer(self, response: Response) -> None:
@@ -115,38 +114,35 @@ class EnsembleRequest:
             ticket.send_final(response)
             self._close()
 
-    def hold(self) -> None:
-        """Keep the inputs until `let_go`: something else than a step reads them."""
+    def hold_inputs(self) -> None:
+        """Keep the inputs until `release_inputs`: something else than a step reads them."""
         with self._lock:
             self._unreleased += 1
 
-    def let_go(self) -> None:
-        self._release_one()
-
-    def take(self, call: _Call, response: Response) -> None:
+    def receive(self, call: _StepCall, response: Response) -> None:
         """Receive a response of a step's model, on any thread."""
         ident = threading.get_ident()
         with self._lock:
             self._events += 1
-            waiting = self._here.get(ident)
+            waiting = self._arrivals.get(ident)
             if waiting is not None:
                 waiting.append((call, response))
                 return
-            self._here[ident] = deque([(call, response)])
+            self._arrivals[ident] = deque([(call, response)])
         self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
-        if self._terms.max_inflight and call.launch.step.is_decoupled and not response.is_final:
-            self._hold_up(call)
+        if self._context.max_inflight and call.launch.step.is_decoupled and not response.is_final:
+            self._wait_for_later_steps(call)
 
     def cancel(self) -> None:
         """Answer CANCELLED, unless the final response was sent already, and cancel the steps in progress."""
-        self.fail(Cancelled(f"request to model '{self._terms.spec.name}' was cancelled"))
+        self.fail(Cancelled(f"request to model '{self._context.spec.name}' was cancelled"))
 
     def fail(self, error: EdgeServerError) -> bool:
         """Answer with the error. Return False if the final response was sent already."""
         ticket = self.ticket
         if not ticket.claim():
             return False
-        counters = self._terms.counters
+        counters = self._context.counters
         counters.record_failure(
             error, ticket.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
         )
@@ -156,40 +152,44 @@ class EnsembleRequest:
 
     def _drain(self, ident: int, *, hold_us: float, began_ns: int) -> None:
         """Process the responses that came to this thread. It may be held for `hold_us` from `began_ns` on."""
-        events = self._here[ident]
+        events = self._arrivals[ident]
         while True:
             with self._lock:
                 if not events:
-                    del self._here[ident]
+                    del self._arrivals[ident]
                     return
                 call, response = events.popleft()
-                launches, answers, error = self._digest(call, response)
+                launches, complete_outputs, error = self._store_response(call, response)
             if error is not None:
-                self.fail(self._named(error, call.launch.step))
-            self._go_on(launches, answers, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
+                self.fail(self._with_step_name(error, call.launch.step))
+            self._proceed(launches, complete_outputs, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
 
-    def _digest(
-        self, call: _Call, response: Response
+    def _store_response(
+        self, call: _StepCall, response: Response
     ) -> tuple[list[StepLaunch[Tensor]], list[dict[str, Tensor]], EdgeServerError | None]:
         """Store a response as input of the next steps or as output. Called under the lock."""
         if response.is_final:
             call.is_over = True
             call.ticket = None
             self._calls.discard(call)
-            self._measure(call, response)
+            self._record_times(call, response)
         if response.error is not None or self.ticket.is_closed:
             return [], [], response.error
         outputs = {tensor.name: tensor for tensor in response.outputs}
-        launches = self._flow.add_response(call.launch, outputs, is_final=response.is_final)
-        if self._terms.max_inflight:
-            self._room.notify_all()
-        return launches, self._flow.take_responses(), None
+        launches = self._run.add_response(call.launch, outputs, is_final=response.is_final)
+        if self._context.max_inflight:
+            self._step_finished.notify_all()
+        return launches, self._run.take_responses(), None
 
-    def _go_on(
-        self, launches: Sequence[StepLaunch[Tensor]], answers: Sequence[Mapping[str, Tensor]], *, hold_us: float
+    def _proceed(
+        self,
+        launches: Sequence[StepLaunch[Tensor]],
+        complete_outputs: Sequence[Mapping[str, Tensor]],
+        *,
+        hold_us: float,
     ) -> None:
-        for answer in answers:
-            self._send(answer)
+        for outputs in complete_outputs:
+            self._send(outputs)
         for index, launch in enumerate(launches, 1):
             # Only the last step runs on this thread: the others run in parallel.
             is_last = index == len(launches)
@@ -197,24 +197,24 @@ class EnsembleRequest:
                 break
         with self._lock:
             self._events -= 1
-            is_done = not self._events and self._flow.is_done
+            is_done = not self._events and self._run.is_done
         if is_done:
             self._finish()
 
     def _launch(self, launch: StepLaunch[Tensor], *, hold_us: float) -> bool:
-        call = _Call(self, launch)
+        call = _StepCall(self, launch)
         with self._lock:
             if self.ticket.is_closed:
                 return False
             self._calls.add(call)
             self._unreleased += 1
         try:
-            ticket = self._terms.submit(self._request_of(launch), call, hold_us=hold_us)
+            ticket = self._context.submit(self._request_of(launch), call, hold_us=hold_us)
         except EdgeServerError as error:
             with self._lock:
                 self._calls.discard(call)
-            self.fail(self._named(error.detached(), launch.step))
-            self._release_one()
+            self.fail(self._with_step_name(error.detached(), launch.step))
+            self.release_inputs()
             return False
         with self._lock:
             if not call.is_over:
@@ -225,7 +225,7 @@ class EnsembleRequest:
         return True
 
     def _request_of(self, launch: StepLaunch[Tensor]) -> Request:
-        whole, step = self.ticket.request, launch.step
+        request, step = self.ticket.request, launch.step
         inputs = {}
         for feed in step.inputs:
             tensor = launch.inputs.get(feed.input)
@@ -235,97 +235,99 @@ class EnsembleRequest:
             step.model,
             inputs,
             step.version,
-            whole.id,
+            request.id,
             tuple(name for name, _ in step.outputs),
-            whole.parameters,
-            whole.priority,
-            whole.timeout_us,
-            whole.sequence,
-            self._release_one,
-            whole.deadline_ns,
-            None if whole.trace is None else whole.trace.child(),
+            request.parameters,
+            request.priority,
+            request.timeout_us,
+            request.sequence,
+            self.release_inputs,
+            request.deadline_ns,
+            None if request.trace is None else request.trace.child(),
         )
 
-    def _send(self, answer: Mapping[str, Tensor]) -> None:
-        if not self._terms.spec.is_decoupled:
-            self._answer = answer
-        elif answer:
-            self.ticket.send(self._response(answer, is_final=False))
+    def _send(self, outputs: Mapping[str, Tensor]) -> None:
+        if not self._context.spec.is_decoupled:
+            self._answer = outputs
+        elif outputs:
+            self.ticket.send(self._response(outputs, is_final=False))
 
     def _finish(self) -> None:
         """Send the final response of the stream."""
-        terms, ticket = self._terms, self.ticket
-        if not terms.spec.is_decoupled:
-            missing = [name for name in self._plan.wanted if name not in (self._answer or {})]
-            if missing and not (self._answer and terms.has_answer_of_parts):
-                words = f"ensemble '{terms.spec.name}': no step made the output(s) {missing}; was an input left out?"
-                self.fail(BackendError(words))
+        context, ticket = self._context, self.ticket
+        if not context.spec.is_decoupled:
+            missing = [name for name in self._plan.outputs if name not in (self._answer or {})]
+            if missing and not (self._answer and context.allows_missing_outputs):
+                message = (
+                    f"ensemble '{context.spec.name}': no step made the output(s) {missing}; was an input left out?"
+                )
+                self.fail(BackendError(message))
                 return
         if not ticket.claim():
             return
-        terms.counters.record_composed(
+        context.counters.record_composed(
             ticket.arrived_ns, ticket.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
         )
         response = self._response(self._answer or {}, is_final=True)
-        response.is_empty = terms.spec.is_decoupled
+        response.is_empty = context.spec.is_decoupled
         ticket.send_final(response)
         self._close()
 
-    def _response(self, answer: Mapping[str, Tensor], *, is_final: bool) -> Response:
-        terms, request = self._terms, self.ticket.request
+    def _response(self, outputs: Mapping[str, Tensor], *, is_final: bool) -> Response:
+        context, request = self._context, self.ticket.request
         tensors: list[Tensor] = []
-        for item in terms.spec.outputs:
-            tensor = answer.get(item.name)
+        for item in context.spec.outputs:
+            tensor = outputs.get(item.name)
             if tensor is not None:
-                tensors.append(match_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
+                tensors.append(match_rank(tensor, item.name, len(context.spec.wire_dims(item.dims))))
         if request.trace is not None:
             request.trace.outputs(tensors)
         return Response(
             request.model,
-            terms.version,
+            context.version,
             request.id,
             tuple(tensors),
             sequence_parameters(request.sequence),
             is_final=is_final,
-            spec=terms.spec,
+            spec=context.spec,
             started_ns=self._started_ns,
             batch_size=self.ticket.rows,
         )
 
-    def _measure(self, call: _Call, response: Response) -> None:
+    def _record_times(self, call: _StepCall, response: Response) -> None:
         started_ns = max(response.started_ns, call.submitted_ns)
         if not self._started_ns:
             self._started_ns = started_ns
         self._queue_ns += started_ns - call.submitted_ns
         self._infer_ns += time.monotonic_ns() - started_ns
 
-    def _named(self, error: EdgeServerError, step: Step) -> EdgeServerError:
+    def _with_step_name(self, error: EdgeServerError, step: Step) -> EdgeServerError:
         """Return the error of a step's model with the name of the step in its message."""
         named = copy.copy(error)
-        named.message = f"in ensemble '{self._terms.spec.name}', {step}: {error.message}"
+        named.message = f"in ensemble '{self._context.spec.name}', {step}: {error.message}"
         named.args = (named.message,)
         return named.detached()
 
-    def _hold_up(self, call: _Call) -> None:
+    def _wait_for_later_steps(self, call: _StepCall) -> None:
         """Hold a decoupled model's thread until the steps behind it have caught up."""
 
-        def has_room() -> bool:
-            return self.ticket.is_closed or self._flow.open_scope_count(call.launch) < self._terms.max_inflight
+        def has_caught_up() -> bool:
+            return self.ticket.is_closed or self._run.open_scope_count(call.launch) < self._context.max_inflight
 
-        with self._room:
-            self._room.wait_for(has_room, _PATIENCE_S)
+        with self._step_finished:
+            self._step_finished.wait_for(has_caught_up, _MAX_HOLD_S)
 
     def _close(self) -> None:
         """Cancel the steps in progress, after the final response was claimed."""
         with self._lock:
             tickets = [call.ticket for call in self._calls if call.ticket is not None]
-            self._room.notify_all()
+            self._step_finished.notify_all()
         for ticket in tickets:
             ticket.cancel()
         self._release_if_over()
 
-    def _release_one(self) -> None:
-        """Called when a step's model no longer uses the inputs of its request."""
+    def release_inputs(self) -> None:
+        """Note that one user of the inputs, such as a step's model, does not need them any more."""
         with self._lock:
             self._unreleased -= 1
         self._release_if_over()
@@ -336,7 +338,7 @@ class EnsembleRequest:
                 return
             self._is_released = True
         self.ticket.release()
-        self._terms.on_released(self)
+        self._context.on_released(self)
 
 
 def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:

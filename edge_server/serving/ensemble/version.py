@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.core.ensemble_check import build_step_graph
-from edge_server.core.ensemble_graph import GraphRun, StepGraph
+from edge_server.core.ensemble_graph import StepGraph
+from edge_server.core.ensemble_run import EnsembleRun
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_check import RequestCheck
@@ -71,7 +72,7 @@ class EnsembleVersion:
         self._members = members
         self._timer = timer
         self._cache = cache
-        self._recall: CacheLookup | None = None
+        self._lookup: CacheLookup | None = None
         self._counters = VersionCounters(self.name, self.version)
         self._check = RequestCheck(self.spec)
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class EnsembleVersion:
         self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{self.name}' is not ready yet")
         self._load_s = 0.0
         self._graph: StepGraph
-        self._terms: EnsembleContext
+        self._context: EnsembleContext
 
     def open(self) -> None:
         """Check the steps against the present members. Raises MemberMissing, BadModelConfig."""
@@ -106,14 +107,14 @@ class EnsembleVersion:
         if self.spec.is_cached:
             self._use_cache()
         ensemble = self.spec.ensemble
-        self._terms = EnsembleContext(
+        self._context = EnsembleContext(
             self.spec,
             self.version,
             self._counters,
             self._members.submit,
             any(item.is_optional for item in self.spec.inputs),
             ensemble.max_inflight_requests if ensemble is not None else 0,
-            self._leave,
+            self._remove,
         )
         self._move(VersionState.WARMING)
         self._load_s = time.monotonic() - started
@@ -133,7 +134,7 @@ class EnsembleVersion:
         generation = 0 if self._cache.is_remote else self.generation
         who = identity(self.name, self.version, self.fingerprint, generation, self.spec.config_json)
         keys = RequestKeys(who, self.spec, sees_parameters=True)
-        self._recall = CacheLookup(self._cache, keys, self.spec, self.version, self._counters, self._timer)
+        self._lookup = CacheLookup(self._cache, keys, self.spec, self.version, self._counters, self._timer)
 
     def _member_specs(self) -> list[ModelSpec]:
         assert self.spec.ensemble is not None
@@ -157,52 +158,54 @@ class EnsembleVersion:
             self._counters.record_failure(error, now_ns, now_ns)
             raise error
         plan = self._graph.plan(request.outputs)
-        flow: GraphRun[Tensor] = GraphRun(self._graph, plan, request.inputs, [item.name for item in self.spec.inputs])
+        run: EnsembleRun[Tensor] = EnsembleRun(
+            self._graph, plan, request.inputs, [item.name for item in self.spec.inputs]
+        )
         call = None
-        if self._recall is not None and self._recall.takes(request):
-            sink = call = self._recall.call(request, sink)
+        if self._lookup is not None and self._lookup.may_answer(request):
+            sink = call = self._lookup.call(request, sink)
         ticket = Ticket(request, self.version, rows, None, now_ns, sink, _no_cancel)
-        run = EnsembleRequest(self._terms, ticket, plan, flow)
+        ensemble_request = EnsembleRequest(self._context, ticket, plan, run)
         found, is_looked_up_later = None, False
-        if self._recall is not None and call is not None:
-            is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us == math.inf)
+        if self._lookup is not None and call is not None:
+            is_looked_up_later = not self._lookup.is_quick(request, may_wait=hold_us == math.inf)
             if not is_looked_up_later:
                 # Before the request is in flight: inputs that cannot be read raise, and must leave nothing behind.
-                found = self._recall.find(call)
+                found = self._lookup.find(call)
         is_read_here = is_looked_up_later or request.trace is not None
         if is_read_here:
-            # From now on another thread may fail the run, which would release the inputs.
-            run.hold()
+            # From now on another thread may fail the request, which would release the inputs.
+            ensemble_request.hold_inputs()
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            self._in_flight.add(run)
+            self._in_flight.add(ensemble_request)
         if request.trace is not None:
             request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
-        if is_looked_up_later and self._recall is not None and call is not None:
-            self._recall.begin(call, lambda found: self._go_on_later(run, found))
-            return run
-        self._go_on(run, found, hold_us=hold_us)
+        if is_looked_up_later and self._lookup is not None and call is not None:
+            self._lookup.begin(call, lambda found: self._proceed_later(ensemble_request, found))
+            return ensemble_request
+        self._proceed(ensemble_request, found, hold_us=hold_us)
         if is_read_here:
-            run.let_go()
-        return run
+            ensemble_request.release_inputs()
+        return ensemble_request
 
-    def _go_on(self, run: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
+    def _proceed(self, ensemble_request: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
         """Continue a request after its lookup in the response cache."""
         if found is None:
-            run.begin(hold_us=hold_us)
+            ensemble_request.begin(hold_us=hold_us)
         else:
-            run.answer(found)
+            ensemble_request.answer(found)
 
-    def _go_on_later(self, run: EnsembleRequest, found: Response | None) -> None:
-        self._go_on(run, found, hold_us=0.0)
-        run.let_go()
+    def _proceed_later(self, ensemble_request: EnsembleRequest, found: Response | None) -> None:
+        self._proceed(ensemble_request, found, hold_us=0.0)
+        ensemble_request.release_inputs()
 
-    def _leave(self, run: EnsembleRequest) -> None:
+    def _remove(self, request: EnsembleRequest) -> None:
         self._counters.last_used_ns = time.monotonic_ns()
         with self._lock:
-            self._in_flight.discard(run)
-            self._tell_if_idle()
+            self._in_flight.discard(request)
+            self._notify_if_idle()
 
     def resume(self) -> None:
         """Do nothing: requests that admission control holds back wait at the members."""
@@ -226,9 +229,9 @@ class EnsembleVersion:
         once."""
         with self._lock:
             self._on_idle = call
-            self._tell_if_idle()
+            self._notify_if_idle()
 
-    def _tell_if_idle(self) -> None:
+    def _notify_if_idle(self) -> None:
         if self._in_flight:
             return
         self._idle.notify_all()
@@ -239,9 +242,9 @@ class EnsembleVersion:
     def abandon_waiting(self) -> int:
         """Fail all requests in flight, which wait for a step. Return their number."""
         with self._lock:
-            runs = list(self._in_flight)
-        words = f"Server is stopping, scheduler for model '{self.name}' has stopped"
-        return sum(run.fail(Draining(words)) for run in runs)
+            requests = list(self._in_flight)
+        message = f"Server is stopping, scheduler for model '{self.name}' has stopped"
+        return sum(request.fail(Draining(message)) for request in requests)
 
     def abandon_running(self) -> int:
         """Fail all unanswered requests, and return their number."""
@@ -256,19 +259,19 @@ class EnsembleVersion:
         """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried if they do not fit; an
         ensemble is served without such a run."""
         done = threading.Event()
-        answers: list[Response] = []
+        responses: list[Response] = []
 
-        def take(response: Response) -> None:
-            answers.append(response)
+        def receive(response: Response) -> None:
+            responses.append(response)
             if response.is_final:
                 done.set()
 
         request = build(self.spec, probe_sample(self.spec), self._model_dir)
         started = time.monotonic()
-        self.submit(request, take, hold_us=math.inf)
+        self.submit(request, receive, hold_us=math.inf)
         done.wait()
         seconds = time.monotonic() - started
-        error = next((answer.error for answer in answers if answer.error is not None), None)
+        error = next((response.error for response in responses if response.error is not None), None)
         if error is not None:
             raise not_tried(self.spec, error)
         return seconds
@@ -334,9 +337,9 @@ class EnsembleVersion:
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
         """Return the report of this version. See ModelVersion."""
-        count, words = self._counters.success_count, reason or self.reason
+        count, message = self._counters.success_count, reason or self.reason
         return VersionReport(
-            self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
+            self.name, self.version, self.generation, self.state.name, self.since_s, count, message, share
         )
 
     def _move(self, state: VersionState) -> None:
@@ -352,10 +355,10 @@ def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) ->
     """Return the specification completed from the members: labels of outputs, and whether it is decoupled."""
     outputs = []
     for item in spec.outputs:
-        maker = graph.maker(item.name)
-        if maker is not None and not item.labels:
-            name = next(name for name, tensor in maker.outputs if tensor == item.name)
-            made = members[maker.index].output(name)
+        producer = graph.producer(item.name)
+        if producer is not None and not item.labels:
+            name = next(name for name, tensor in producer.outputs if tensor == item.name)
+            made = members[producer.index].output(name)
             item = dataclasses.replace(item, labels=made.labels if made is not None else ())
         outputs.append(item)
     config = json.loads(spec.config_json)

@@ -15,16 +15,17 @@ class AdmissionControl(Protocol):
     is_open: bool
     """True while everything is allowed. The other methods need not be called then."""
 
-    share: float
-    """The part of a model's instances, and of its largest batch, that may run: above 0, up to 1."""
+    allowed_fraction: float
+    """The fraction of a model's instances, and of its largest batch, that may run: above 0, up to 1."""
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
         """Admit a request that will compute for about `cost_s` seconds. Return the seconds charged for it.
 
-        The charge must be settled exactly once. Raises Throttled with the reason and the time after which to retry.
+        Call `correct_charge` exactly once for the charge. Raises Throttled with the reason and the time after which to
+        retry.
         """
 
-    def settle(self, charged_s: float, took_s: float) -> None:
+    def correct_charge(self, charged_s: float, took_s: float) -> None:
         """Correct the charge after the request took `took_s` seconds; 0 if it never ran."""
 
 
@@ -32,12 +33,12 @@ class NoAdmissionControl:
     """Admits everything: the server has no governor."""
 
     is_open = True
-    share = 1.0
+    allowed_fraction = 1.0
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
         return 0.0
 
-    def settle(self, charged_s: float, took_s: float) -> None:
+    def correct_charge(self, charged_s: float, took_s: float) -> None:
         pass
 
 

@@ -18,13 +18,13 @@ class OrderedDelivery:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line: deque[Ticket] = deque()
+        self._queue: deque[Ticket] = deque()
         self._is_delivering = False
 
-    def enter(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket) -> None:
         """Register a request; called in the order of arrival."""
         with self._lock:
-            self._line.append(ticket)
+            self._queue.append(ticket)
 
     def send_final(self, ticket: Ticket, response: Response) -> None:
         with self._lock:
@@ -34,10 +34,10 @@ class OrderedDelivery:
             self._is_delivering = True
         while True:
             with self._lock:
-                ready = self._line[0].held if self._line else None
+                ready = self._queue[0].held if self._queue else None
                 if ready is None:
                     self._is_delivering = False
                     return
-                first = self._line.popleft()
+                first = self._queue.popleft()
                 first.held = None
             first.send_final(ready)

@@ -11,8 +11,9 @@ priority 1. Triton compares counts of runs since the start, so a model that is l
 them. Here an unused turn is not owed (start-time fair queueing). An instance that needs much is not overtaken by
 instances that need little: the resources for the next in turn are kept for it.
 
-The limiter calls nothing while it holds its lock. A scheduler calls `take` under its own lock (scheduler, then limiter;
-never the other way). After it released that lock, it calls `wake_next`, which wakes every demand that can run now.
+The limiter calls nothing while it holds its lock. A scheduler calls `acquire` under its own lock (scheduler, then
+limiter; never the other way). After it released that lock, it calls `wake_next`, which wakes every demand that can run
+now.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ResourceDemand:
     """Resources that one instance of `model` needs to run. `wake` is called, without any lock held, when it may ask
     again."""
 
-    __slots__ = ("model", "needs", "place", "priority", "turn", "wake")
+    __slots__ = ("model", "needs", "order", "priority", "turn", "wake")
 
     def __init__(
         self, model: str, needs: Mapping[ResourceKey, int], priority: int, wake: Callable[[], None] = lambda: None
@@ -47,7 +48,7 @@ class ResourceDemand:
         self.wake = wake
         self.turn = 0
         """The lowest value is next: the grants so far, weighted by priority, counted from when it began to ask."""
-        self.place = 0
+        self.order = 0
         """Order of two demands with the same turn."""
 
 
@@ -73,16 +74,16 @@ class RateLimiter:
         self._waiting: set[ResourceDemand] = set()
         self._used: dict[ResourceKey, int] = {}
         self._turns: dict[ResourceKey, int] = {}
-        self._places = itertools.count(1)
+        self._orders = itertools.count(1)
 
-    def enter(self, demand: ResourceDemand) -> None:
+    def register(self, demand: ResourceDemand) -> None:
         """Register a demand. Raises BadModelConfig if it could never be granted."""
         for key, count in demand.needs.items():
             configured = self._configured_count(key)
             if configured is not None and count > configured:
                 raise BadModelConfig(
                     f"model '{demand.model}': instance_group.rate_limiter asks for {count} of resource '{key[0]}'"
-                    f"{_on(key)}, and --rate-limit-resource grants {configured}"
+                    f"{_describe_device(key)}, and --rate-limit-resource grants {configured}"
                 )
         with self._lock:
             self._check_scope(demand)
@@ -90,15 +91,15 @@ class RateLimiter:
         # Without a configured count the largest demand is the count, and it may just have grown.
         self.wake_next()
 
-    def leave(self, demand: ResourceDemand) -> None:
+    def unregister(self, demand: ResourceDemand) -> None:
         """Remove a demand and release its resources."""
         with self._lock:
             self._demands.discard(demand)
             self._waiting.discard(demand)
-            self._take_back(demand)
+            self._release(demand)
         self.wake_next()
 
-    def take(self, demand: ResourceDemand) -> bool:
+    def acquire(self, demand: ResourceDemand) -> bool:
         """Grant the resources of a demand, or queue it and return False. Call `wake_next` soon."""
         with self._lock:
             if demand not in self._demands:
@@ -106,8 +107,8 @@ class RateLimiter:
             if demand not in self._waiting:
                 # It begins to ask. Turns that it did not use before do not count, or it would block the others now.
                 demand.turn = max(demand.turn, *(self._turns.get(key, 0) for key in demand.needs))
-                demand.place = next(self._places)
-            if not self._fits(demand) or self._is_behind(demand):
+                demand.order = next(self._orders)
+            if not self._is_available(demand) or self._is_behind(demand):
                 self._waiting.add(demand)
                 return False
             self._waiting.discard(demand)
@@ -118,10 +119,10 @@ class RateLimiter:
             demand.turn += demand.priority
             return True
 
-    def give_back(self, demand: ResourceDemand) -> None:
-        """Return the resources that `take` granted. Call `wake_next` soon; the caller may take them again first."""
+    def release(self, demand: ResourceDemand) -> None:
+        """Return the resources that `acquire` granted. Call `wake_next` soon; the caller may take them again first."""
         with self._lock:
-            self._take_back(demand)
+            self._release(demand)
 
     def withdraw(self, demand: ResourceDemand) -> None:
         """Remove the demand from the queue: there is nothing to run. Call `wake_next` soon."""
@@ -147,7 +148,7 @@ class RateLimiter:
             keys = {key for demand in self._demands for key in demand.needs}
             return {key: (self._used.get(key, 0), self._count(key)) for key in keys}
 
-    def _take_back(self, demand: ResourceDemand) -> None:
+    def _release(self, demand: ResourceDemand) -> None:
         if demand not in self._holding:
             return
         self._holding.discard(demand)
@@ -164,7 +165,7 @@ class RateLimiter:
                 if any(key[0] == name and (key[1] is None) != (device is None) for key in other.needs):
                     raise BadModelConfig(
                         f"model '{demand.model}': instance_group.rate_limiter asks for resource '{name}'"
-                        f"{_on((name, device))}, and to model '{other.model}' it is "
+                        f"{_describe_device((name, device))}, and to model '{other.model}' it is "
                         f"{'one of each device' if device is None else 'global'}"
                     )
 
@@ -173,9 +174,9 @@ class RateLimiter:
         if device is None:
             # As in Triton: a global resource has no device, so a count that names a device applies to it too.
             return max((count for (other, _), count in self._configured.items() if other == name), default=None)
-        for place in (device, None, 0 if device == CPU else None):
+        for device_key in (device, None, 0 if device == CPU else None):
             # In Triton the CPU has the number 0.
-            if (count := self._configured.get((name, place))) is not None:
+            if (count := self._configured.get((name, device_key))) is not None:
                 return count
         return None
 
@@ -185,13 +186,13 @@ class RateLimiter:
             return configured
         return max((demand.needs.get(key, 0) for demand in self._demands), default=0)
 
-    def _fits(self, demand: ResourceDemand) -> bool:
+    def _is_available(self, demand: ResourceDemand) -> bool:
         return all(self._used.get(key, 0) + count <= self._count(key) for key, count in demand.needs.items())
 
     def _is_behind(self, demand: ResourceDemand) -> bool:
-        mine = (demand.turn, demand.place)
+        mine = (demand.turn, demand.order)
         return any(
-            (other.turn, other.place) < mine and not other.needs.keys().isdisjoint(demand.needs)
+            (other.turn, other.order) < mine and not other.needs.keys().isdisjoint(demand.needs)
             for other in self._waiting
         )
 
@@ -199,14 +200,14 @@ class RateLimiter:
         """Return the demands that may ask again: each that fits and is first in turn for its resources."""
         woken: list[ResourceDemand] = []
         claimed: set[ResourceKey] = set()
-        for demand in sorted(self._waiting, key=lambda item: (item.turn, item.place)):
-            if claimed.isdisjoint(demand.needs) and self._fits(demand):
+        for demand in sorted(self._waiting, key=lambda item: (item.turn, item.order)):
+            if claimed.isdisjoint(demand.needs) and self._is_available(demand):
                 woken.append(demand)
             claimed.update(demand.needs)
         return woken
 
 
-def _on(key: ResourceKey) -> str:
+def _describe_device(key: ResourceKey) -> str:
     if key[1] is None:
         return " of all devices together"
     return " of the CPU" if key[1] == CPU else f" of device {key[1]}"

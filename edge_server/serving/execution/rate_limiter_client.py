@@ -1,4 +1,4 @@
-"""Rate limiter client: requests and returns resources for the instances of one scheduler."""
+"""Rate limiter client of one scheduler: acquires and releases the resources of its instances."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from edge_server.serving.execution.rate_limiter import RateLimiter, ResourceDema
 
 
 class RateLimiterClient:
-    """Called under the scheduler's lock, but for `enter`, `leave` and `wake_next`.
+    """Call `register`, `unregister` and `wake_next` without the scheduler's lock, the other methods under it.
 
-    An instance waits for its turn just as long as there is a batch that is due: one that waited in vain would keep
-    others from theirs.
+    An instance leaves the rate limiter's queue when it has no batch to run, so that it does not hold up others.
     """
 
     def __init__(self, limiter: RateLimiter, model: str, wake: Callable[[], None]) -> None:
@@ -20,49 +19,51 @@ class RateLimiterClient:
         self._model = model
         self._wake = wake
         self._demands: dict[Instance, ResourceDemand] = {}
-        self._refused: set[ResourceDemand] = set()
+        self._waiting: set[ResourceDemand] = set()
         self.wake_next = limiter.wake_next
 
-    def enter(self, instances: Iterable[Instance]) -> None:
-        """Register the needed resources. Raises BadModelConfig if they can never be granted; `leave` is needed then."""
+    def register(self, instances: Iterable[Instance]) -> None:
+        """Register the needed resources. Raises BadModelConfig if they can never be granted; `unregister` is needed
+        then."""
         for instance in instances:
             if instance.needs:
                 demand = ResourceDemand(self._model, instance.needs, instance.rate_priority, self._wake)
-                self._limiter.enter(demand)
+                self._limiter.register(demand)
                 self._demands[instance] = demand
 
-    def leave(self) -> None:
+    def unregister(self) -> None:
         """Release all resources, also those of running batches."""
         demands, self._demands = self._demands, {}
         for demand in demands.values():
-            self._limiter.leave(demand)
+            self._limiter.unregister(demand)
 
-    def choose(self, free: Sequence[Instance]) -> Instance | None:
-        """Return the latest of the free instances that may run now; None when all have to wait for their turn."""
+    def acquire(self, free: Sequence[Instance]) -> Instance | None:
+        """Acquire the resources of one free instance, the one freed last first. Return it; None: all of them must
+        wait."""
         for instance in reversed(free):
             demand = self._demands.get(instance)
             if demand is None:
                 return instance
-            if self._limiter.take(demand):
-                self._refused.discard(demand)
+            if self._limiter.acquire(demand):
+                self._waiting.discard(demand)
                 return instance
-            self._refused.add(demand)
+            self._waiting.add(demand)
         return None
 
-    def give_back(self, instance: Instance) -> None:
+    def release(self, instance: Instance) -> None:
         """Return the resources that the instance held during its run."""
         demand = self._demands.get(instance)
         if demand is not None:
-            self._limiter.give_back(demand)
+            self._limiter.release(demand)
 
-    def wait_only(self, instances: Iterable[Instance]) -> None:
-        """Let others go before the instances that are not named: there is no batch for them to run now."""
-        named = {self._demands.get(instance) for instance in instances}
-        for demand in [demand for demand in self._refused if demand not in named]:
-            self._refused.discard(demand)
+    def withdraw_others(self, instances: Iterable[Instance]) -> None:
+        """Take all other instances out of the limiter's queue: they have no batch to run now."""
+        kept = {self._demands.get(instance) for instance in instances}
+        for demand in [demand for demand in self._waiting if demand not in kept]:
+            self._waiting.discard(demand)
             self._limiter.withdraw(demand)
 
-    def stop_waiting(self) -> None:
-        """Let others go first: there is no batch to run now."""
-        while self._refused:
-            self._limiter.withdraw(self._refused.pop())
+    def withdraw_all(self) -> None:
+        """Take all instances out of the limiter's queue: there is no batch to run now."""
+        while self._waiting:
+            self._limiter.withdraw(self._waiting.pop())

@@ -1,5 +1,7 @@
-"""Scheduler: decides which requests run together, when, and on which instance. It acts on three events: a new request,
-a free instance, a timer."""
+"""Scheduler of one version: decides which requests run together, when, and on which instance.
+
+It acts on three events: a new request, a free instance, a timer.
+"""
 
 from __future__ import annotations
 
@@ -77,13 +79,13 @@ class Scheduler:
         self._counters = counters
         self._timer = timer
         self._admission_control = admission_control
-        self._claims = None if limiter is None else RateLimiterClient(limiter, spec.name, self._on_turn)
+        self._limiter = None if limiter is None else RateLimiterClient(limiter, spec.name, self._retry)
         self._max_rows = max(1, spec.max_batch_size)
         self._is_held = False
         """Whether admission control held something back at the last check."""
         self._is_abandoned = False
         self._on_idle: Callable[[], None] | None = None
-        self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
+        self._runs_single_requests = spec.sequence is None and limiter is None and self._rule.runs_single_requests
         """Whether a request may skip the queue if it is empty and an instance is free."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
@@ -96,15 +98,15 @@ class Scheduler:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def enter_limiter(self, instances: Sequence[Instance]) -> None:
-        """Register the resources of the instances. Raises BadModelConfig; call `leave_limiter` then too."""
-        if self._claims is not None:
-            self._claims.enter(instances)
+    def register_resources(self, instances: Sequence[Instance]) -> None:
+        """Register the resources of the instances. Raises BadModelConfig; call `release_resources` then too."""
+        if self._limiter is not None:
+            self._limiter.register(instances)
 
-    def leave_limiter(self) -> None:
+    def release_resources(self) -> None:
         """Release all shared resources, also those of hung instances."""
-        if self._claims is not None:
-            self._claims.leave()
+        if self._limiter is not None:
+            self._limiter.unregister()
 
     def open(self, instances: Sequence[Instance]) -> None:
         """Begin to accept requests. All instances are free."""
@@ -113,7 +115,7 @@ class Scheduler:
             self._instance_count = len(instances)
             self._refusal = None
 
-    def enter(self, ticket: Ticket) -> None:
+    def add_in_flight(self, ticket: Ticket) -> None:
         """Count a ticket as in flight that is not enqueued, or not yet: `submit` or `release` must follow.
 
         Raises the error given to `close`.
@@ -123,7 +125,7 @@ class Scheduler:
                 raise self._refusal()
             self._in_flight.add(ticket)
             if self._order is not None:
-                self._order.enter(ticket)
+                self._order.add(ticket)
 
     def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
         """Enqueue a ticket. If `is_inline` and an instance is free, run a batch on this thread.
@@ -138,7 +140,7 @@ class Scheduler:
             if self._refusal is not None and (self._is_abandoned or ticket not in self._in_flight):
                 raise self._refusal()
             if (
-                self._passes_lone
+                self._runs_single_requests
                 and self._free
                 and not self._queue.size
                 and not self._is_held
@@ -147,17 +149,17 @@ class Scheduler:
                 and not ticket.timeout_us
                 and (not ticket.start_by_ns or ticket.start_by_ns > time.monotonic_ns())
             ):
-                # The queue would drop it at once, so it is not asked.
+                # A queue with one request and a free instance would return it at once: skip the queue.
                 instance = self._free.pop()
             else:
                 self._queue.offer(self._entry(ticket), ticket)
             if self._order is not None and ticket not in self._in_flight:
-                self._order.enter(ticket)
+                self._order.add(ticket)
             self._in_flight.add(ticket)
             if instance is None:
                 runs, expired = self._decide()
         if instance is None:
-            if runs or expired or self._claims is not None:
+            if runs or expired or self._limiter is not None:
                 self._carry_out(runs, expired, is_inline=is_inline)
         elif is_inline:
             # Requests that were queued meanwhile go to the instance's own thread. Otherwise the caller would work for
@@ -198,7 +200,7 @@ class Scheduler:
         expired: list[Ticket] = []
         with self._lock:
             was_waiting = self._queue.drop(self._entry(ticket))
-            if was_waiting and self._claims is not None:
+            if was_waiting and self._limiter is not None:
                 runs, expired = self._decide()
         error = Cancelled(f"request to model '{self._name}' was cancelled")
         self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
@@ -218,12 +220,12 @@ class Scheduler:
         """Release the tickets; the version may be closed when none is left."""
         for ticket in tickets:
             if ticket.charged_s:
-                self._admission_control.settle(ticket.charged_s, ticket.took_s)
+                self._admission_control.correct_charge(ticket.charged_s, ticket.took_s)
             ticket.release()
         with self._lock:
             self._in_flight.difference_update(tickets)
             if self._refusal is not None:
-                self._tell_if_idle()
+                self._notify_if_idle()
 
     def run_again(self, ticket: Ticket) -> None:
         """Run a request once more, as soon as possible. Only for schedulers of iterative sequences."""
@@ -233,7 +235,7 @@ class Scheduler:
         """Accept no new requests; waiting and running ones continue. Later ones get the error that `refusal` makes."""
         with self._lock:
             self._refusal = refusal
-            self._tell_if_idle()
+            self._notify_if_idle()
 
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Wait, after `close`, until nothing is in flight and no thread is in an instance; False on time-out."""
@@ -245,17 +247,17 @@ class Scheduler:
         `close`."""
         with self._lock:
             self._on_idle = call
-            self._tell_if_idle()
+            self._notify_if_idle()
 
     def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
         """Fail all waiting requests, because the drain time is over. Return their number."""
         with self._lock:
             self._is_abandoned = True
             waiting = self._queue.clear()
-            if self._claims is not None:
-                self._claims.stop_waiting()
-        if self._claims is not None:
-            self._claims.wake_next()
+            if self._limiter is not None:
+                self._limiter.withdraw_all()
+        if self._limiter is not None:
+            self._limiter.wake_next()
         failed_count = self._fail(waiting, error or self._has_stopped())
         self.release(waiting)
         return failed_count
@@ -272,15 +274,15 @@ class Scheduler:
         Called under the lock.
         """
         if not self._queue.size:
-            if self._claims is not None:
-                self._claims.stop_waiting()
+            if self._limiter is not None:
+                self._limiter.withdraw_all()
             return [], []
         now_ns = time.monotonic_ns()
         expired = self._queue.expire(now_ns)
-        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._room()
+        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._limit_to_admission()
         runs: list[Run] = []
-        if self._claims is not None:
-            runs = self._take_in_turn(self._claims, room, now_ns)
+        if self._limiter is not None:
+            runs = self._take_limited_batches(self._limiter, room, now_ns)
         else:
             while len(runs) < room:
                 batch = self._rule.take(now_ns)
@@ -291,19 +293,19 @@ class Scheduler:
         self._set_alarm(may_start=len(runs) < room)
         return runs, expired
 
-    def _take_in_turn(self, claims: RateLimiterClient, room: int, now_ns: int) -> list[Run]:
+    def _take_limited_batches(self, limiter: RateLimiterClient, room: int, now_ns: int) -> list[Run]:
         """Take at most `room` batches, each for an instance that has its resources."""
         runs: list[Run] = []
         while len(runs) < room and self._rule.is_due(now_ns):
-            instance = claims.choose(self._free)
+            instance = limiter.acquire(self._free)
             if instance is None:
                 return runs
             self._free.remove(instance)
             runs.append((instance, self._rule.take(now_ns)))
-        claims.stop_waiting()
+        limiter.withdraw_all()
         return runs
 
-    def _on_turn(self) -> None:
+    def _retry(self) -> None:
         """Retry batches that were refused resources. Called by the rate limiter."""
         with self._lock:
             runs, expired = self._decide()
@@ -311,20 +313,20 @@ class Scheduler:
             self._refuse_expired(expired)
         self._start(runs)
 
-    def _room(self) -> int:
-        """Return how many more instances may run now, and set the largest batch, as admission control allows."""
+    def _limit_to_admission(self) -> int:
+        """Set the largest batch that admission control allows. Return how many more instances may run now."""
         self._is_held = not self._admission_control.is_open
-        share = self._admission_control.share if self._is_held else 1.0
-        self._queue.row_limit = max(1, math.ceil(share * self._max_rows))
-        most = max(1, math.ceil(share * self._instance_count))
-        return max(0, most - (self._instance_count - len(self._free)))
+        fraction = self._admission_control.allowed_fraction if self._is_held else 1.0
+        self._queue.row_limit = max(1, math.ceil(fraction * self._max_rows))
+        max_running = max(1, math.ceil(fraction * self._instance_count))
+        return max(0, max_running - (self._instance_count - len(self._free)))
 
     def _carry_out(self, runs: list[Run], expired: list[Ticket], *, is_inline: bool = False) -> None:
         """Carry out the decisions after the lock is released."""
         if expired:
             self._refuse_expired(expired)
-        if self._claims is not None:
-            self._claims.wake_next()
+        if self._limiter is not None:
+            self._limiter.wake_next()
         if runs:
             self._start(runs, is_inline=is_inline)
 
@@ -350,7 +352,7 @@ class Scheduler:
         instance.run_number += 1
         for ticket in finished:
             if ticket.charged_s:
-                self._admission_control.settle(ticket.charged_s, ticket.took_s)
+                self._admission_control.correct_charge(ticket.charged_s, ticket.took_s)
             if ticket.request.release is not None or ticket.request.trace is not None:
                 ticket.release()
         next_batch = self._next_batch(instance, finished)
@@ -360,20 +362,20 @@ class Scheduler:
     def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
         with self._lock:
             self._in_flight.difference_update(finished)
-            if self._passes_lone and not self._queue.size:
+            if self._runs_single_requests and not self._queue.size:
                 self._free.append(instance)
                 if self._refusal is not None:
-                    self._tell_if_idle()
+                    self._notify_if_idle()
                 return []
-            if self._claims is not None:
-                self._claims.give_back(instance)
+            if self._limiter is not None:
+                self._limiter.release(instance)
             self._free.append(instance)
             runs, expired = self._decide()
-            self._tell_if_idle()
+            self._notify_if_idle()
         if expired:
             self._refuse_expired(expired)
-        if self._claims is not None:
-            self._claims.wake_next()
+        if self._limiter is not None:
+            self._limiter.wake_next()
         if not runs:
             return []
         mine: list[Ticket] = []
@@ -387,7 +389,7 @@ class Scheduler:
     def _is_idle(self) -> bool:
         return not self._in_flight and len(self._free) == self._instance_count
 
-    def _tell_if_idle(self) -> None:
+    def _notify_if_idle(self) -> None:
         if self._refusal is not None and self._is_idle():
             if self._alarm is not None:
                 self._alarm.cancel()

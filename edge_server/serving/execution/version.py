@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRY_AGAIN_NS = 1_000_000_000
+_RETRY_AFTER_NS = 1_000_000_000
 """After this time without a run, a request is run although the known run times say that it would be late."""
 
 
 OnGpuFault = Callable[[ServedVersion, GpuFault, EdgeServerError], None]
 
-MOST_REFUSALS = 3
+MAX_MEMORY_REFUSALS = 3
 """Number of successive runs without memory on the GPU after which a version fails."""
 
 
@@ -102,7 +102,7 @@ class ModelVersion:
             self.spec, self._plan, self._counters, timer, admission_control, limiter
         )
         self._cancel = self._scheduler.cancel
-        self._claims_lock: threading.Lock | None = None
+        self._claim_lock: threading.Lock | None = None
         """Guards the claims of all tickets, for a model with one response for each request."""
         self._pool = pool
         self._timer = timer
@@ -112,13 +112,13 @@ class ModelVersion:
         self._info: SessionInfo | None = None
         self._load_s = 0.0
         self._load_rss_bytes = 0
-        self._tried_ns = 0
+        self._retried_ns = 0
         self._gpus = gpus
         self._on_gpu_fault = on_gpu_fault
         """Called with errors that say something about the version's GPU."""
         self._gpu_bytes: Mapping[int, int] = {}
-        self._refusals = 0
-        self._refused_at = -1
+        self._memory_refusals = 0
+        self._runs_at_refusal = -1
 
     def open(self) -> None:
         """Open and warm up every instance, then accept requests. Raises the backend's errors; nothing stays open
@@ -134,7 +134,7 @@ class ModelVersion:
             raise
         self._gpu_bytes = taken
         if devices:
-            self._execute.on_failure = self._look_at_failure
+            self._execute.on_failure = self._report_gpu_failure
 
     def _open(self) -> None:
         started = time.monotonic()
@@ -146,7 +146,7 @@ class ModelVersion:
             if self._states is not None:
                 self._states.load(self._file.model_dir)
             self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
-            self._scheduler.enter_limiter(self._instances)
+            self._scheduler.register_resources(self._instances)
             for instance in self._instances:
                 self._info = instance.open()
                 self._gpus.check_limits(self.name, gpus_of(self.spec))
@@ -167,7 +167,7 @@ class ModelVersion:
             self._inline = InlineRule(self._info, self.spec.is_decoupled)
             self._execute.inline = self._inline if self._inline.depends_on_runs else None
         if not self._instances[0].sees_requests:
-            self._claims_lock = threading.Lock()
+            self._claim_lock = threading.Lock()
         self._load_s = time.monotonic() - started
         # A model in a child process takes its memory there.
         self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, self._file.memory_bytes)
@@ -176,16 +176,16 @@ class ModelVersion:
         self._scheduler.open(self._instances)
         self._move(VersionState.READY)
 
-    def _look_at_failure(self, error: EdgeServerError) -> None:
+    def _report_gpu_failure(self, error: EdgeServerError) -> None:
         """Report a failed run if the error is about the GPU; a lack of memory only if it happens again and again."""
         fault = classify_gpu_fault(error)
         if fault is None:
             return
         if fault is GpuFault.OUT_OF_MEMORY:
             count = self._counters.success_count
-            self._refusals = self._refusals + 1 if self._refused_at == count else 1
-            self._refused_at = count
-            if self._refusals < MOST_REFUSALS:
+            self._memory_refusals = self._memory_refusals + 1 if self._runs_at_refusal == count else 1
+            self._runs_at_refusal = count
+            if self._memory_refusals < MAX_MEMORY_REFUSALS:
                 return
         self._on_gpu_fault(self, fault, error)
 
@@ -207,7 +207,7 @@ class ModelVersion:
             sink,
             self._cancel,
             header.outputs,
-            self._claims_lock,
+            self._claim_lock,
         )
         if self._cached_scheduler is None or not self._cached_scheduler.take(
             ticket, sink, may_wait=hold_us == math.inf
@@ -232,7 +232,7 @@ class ModelVersion:
             if request.trace is not None:
                 request.trace.refuse(time.monotonic_ns())
             if ticket.charged_s:
-                self._admission_control.settle(ticket.charged_s, 0.0)
+                self._admission_control.correct_charge(ticket.charged_s, 0.0)
                 ticket.charged_s = 0.0
             if not isinstance(error, Draining):
                 self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
@@ -247,9 +247,9 @@ class ModelVersion:
             return
         if left_ns <= 0:
             raise DeadlineTooShort(f"the deadline of the request to model '{self.name}' passed before it was taken up")
-        if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
+        if ticket.arrived_ns - max(self._retried_ns, self._counters.last_used_ns) > max(_RETRY_AFTER_NS, 4 * run_ns):
             # Some requests must run, because only they show whether runs have become faster.
-            self._tried_ns = ticket.arrived_ns
+            self._retried_ns = ticket.arrived_ns
             ticket.start_by_ns = deadline_ns
             return
         raise DeadlineTooShort(
@@ -361,7 +361,7 @@ class ModelVersion:
         self._scheduler.abandon_waiting(lost)
         self._scheduler.abandon_running(lost)
         # A hung run may never end; other models must not wait for its resources.
-        self._scheduler.leave_limiter()
+        self._scheduler.release_resources()
         self._scheduler.wait_idle(None)
         self._close_instances()
         self._move(VersionState.RETIRED)
@@ -412,9 +412,9 @@ class ModelVersion:
 
         `reason` is the manager's, if it has one.
         """
-        count, words = self._counters.success_count, reason or self.reason
+        count, message = self._counters.success_count, reason or self.reason
         return VersionReport(
-            self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
+            self.name, self.version, self.generation, self.state.name, self.since_s, count, message, share
         )
 
     def _check_cacheable(self) -> None:
@@ -479,7 +479,7 @@ class ModelVersion:
         return names
 
     def _close_instances(self) -> None:
-        self._scheduler.leave_limiter()
+        self._scheduler.release_resources()
         for instance in self._instances:
             instance.close()
         self._instances.clear()

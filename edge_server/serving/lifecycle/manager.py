@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
-from edge_server.core.ensemble_graph import members_first
+from edge_server.core.ensemble_graph import topological_order
 from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.errors import Draining
@@ -128,14 +128,14 @@ class Manager:
             desired = {name: model.desired for name, model in models.items()}
         members = {name: [member for member, _ in model.members] for name, model in desired.items()}
         building: set[str] = set()
-        for name in members_first(members):
+        for name in topological_order(members):
             if desired[name].builds_engine or building.intersection(members[name]):
                 building.add(name)
         self.wait_settled(desired.keys() - building)
 
     def work_share(self) -> float:
         """Return the part of its time that a model may compute now, as the governor decides."""
-        return self._admission_control.share
+        return self._admission_control.allowed_fraction
 
     def failure(self, name: str) -> str | None:
         """Return why a model does not serve all its desired versions, in Triton's words; None if it does."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edge_server.core.ensemble_graph import members_first
+from edge_server.core.ensemble_graph import topological_order
 from edge_server.core.gpu_fault import GpuFault, named_gpu
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
@@ -177,7 +177,7 @@ class ModelTable:
             for name in stated.keys() - by_name.keys() - set(kept):
                 if stated[name] != DesiredModel(name):
                     changed[name] = DesiredModel(name)
-            order = members_first({name: [member for member, _ in item.members] for name, item in changed.items()})
+            order = topological_order({name: [member for member, _ in item.members] for name, item in changed.items()})
             # Ensembles must see the desired state of all their members before any action starts.
             self._proceeding.update(order)
             for name in order:

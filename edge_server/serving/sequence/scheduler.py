@@ -158,20 +158,20 @@ class SequenceScheduler(Scheduler):
     def _decide(self) -> tuple[list[Run], list[Ticket]]:
         now_ns = time.monotonic_ns()
         expired = self._line.expire(now_ns)
-        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._room()
+        room = len(self._free) if self._admission_control.is_open and not self._is_held else self._limit_to_admission()
         runs: list[Run] = []
         while len(runs) < room:
             due = [instance for instance in self._free if self._line.is_due(self._numbers[instance], now_ns)]
-            if self._claims is not None:
-                self._claims.wait_only(due)
+            if self._limiter is not None:
+                self._limiter.withdraw_others(due)
             chosen = self._chosen(due)
             if chosen is None:
                 break
             runs.append((chosen, self._take(chosen, now_ns)))
         else:
-            if self._claims is not None:
+            if self._limiter is not None:
                 # No more may run now. Otherwise a waiting sequence would be next in turn and asked again and again.
-                self._claims.stop_waiting()
+                self._limiter.withdraw_all()
         self._set_alarm(may_start=len(runs) < room)
         return runs, expired
 
@@ -179,7 +179,7 @@ class SequenceScheduler(Scheduler):
         """Return the next instance to run of those with waiting steps; None if all must wait."""
         if not due:
             return None
-        return due[-1] if self._claims is None else self._claims.choose(due)
+        return due[-1] if self._limiter is None else self._limiter.acquire(due)
 
     def _take(self, instance: Instance, now_ns: int) -> SequenceBatch:
         self._free.remove(instance)
@@ -189,7 +189,7 @@ class SequenceScheduler(Scheduler):
             for ticket, entry in zip(batch, batch.entries, strict=True):
                 # An instance that runs again already has its place in the order.
                 if entry.is_start or not self._is_iterative:
-                    self._orders[number].enter(ticket)
+                    self._orders[number].add(ticket)
         return batch
 
 

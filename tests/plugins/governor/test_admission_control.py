@@ -61,7 +61,7 @@ def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) ->
 
 def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
     admission = GovernorAdmission()
-    assert (admission.is_open, admission.share) == (True, 1.0)
+    assert (admission.is_open, admission.allowed_fraction) == (True, 1.0)
     assert admission.refuse_frame(3) is None
     assert admission.state().level == "NORMAL"
 
@@ -97,7 +97,7 @@ def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took
     admission.apply(HOT, 1.0)
     charged_s = admission.admit(_spec(), _request(), 0.0)
     assert 0 < charged_s < 1e-6
-    admission.settle(charged_s, 2.0)
+    admission.correct_charge(charged_s, 2.0)
     with pytest.raises(Throttled) as caught:
         admission.admit(_spec(), _request(), 0.0)
     assert caught.value.retry_after_s == pytest.approx(2.0 / 0.3, abs=0.5)
@@ -106,7 +106,7 @@ def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took
 def test_a_plain_number_can_be_settled_too() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
-    admission.settle(0.01, 0.01)
+    admission.correct_charge(0.01, 0.01)
 
 
 def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
@@ -144,9 +144,9 @@ def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None
 def test_a_machine_that_is_well_again_admits_everything_again() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
-    assert (admission.is_open, admission.share, admission.state().detail) == (False, 0.3, HOT.detail)
+    assert (admission.is_open, admission.allowed_fraction, admission.state().detail) == (False, 0.3, HOT.detail)
     admission.apply(PolicyDecision(), 1.0)
-    assert (admission.is_open, admission.share, admission.decision) == (True, 1.0, PolicyDecision())
+    assert (admission.is_open, admission.allowed_fraction, admission.decision) == (True, 1.0, PolicyDecision())
 
 
 @pytest.mark.sample
@@ -162,7 +162,7 @@ def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priori
             clock.now_s += 1 / 120
             if admission.refuse_frame(priority) is None:
                 charged_s = admission.admit(_spec(), _request(priority), 0.01)
-                admission.settle(charged_s, 0.01)
+                admission.correct_charge(charged_s, 0.01)
                 taken[stream] += 1
     assert sum(taken.values()) * 0.01 == pytest.approx(share * 120, rel=0.05)
     assert min(taken.values()) > 0.8 * max(taken.values())
@@ -182,7 +182,7 @@ def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is
             except Throttled:
                 mine += 1
             else:
-                admission.settle(charged_s, 0.0 if index % 2 else 0.01)
+                admission.correct_charge(charged_s, 0.0 if index % 2 else 0.01)
             if admission.refuse_frame(priority) is not None:
                 mine += 1
             if index % 50 == 0:

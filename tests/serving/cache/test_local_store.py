@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.serving.cache.cached_response import CachedAnswer, kept
+from edge_server.serving.cache.cached_response import CachedResponse, kept
 from edge_server.serving.cache.local_store import LocalStore
 
 CAPACITY = 10_000
 
 
-def answer(size_bytes: int) -> CachedAnswer:
-    return CachedAnswer((), {}, size_bytes)
+def answer(size_bytes: int) -> CachedResponse:
+    return CachedResponse((), {}, size_bytes)
 
 
 keys = st.integers(0, 12).map(lambda number: bytes([number]) * 32)
@@ -29,7 +29,7 @@ steps = st.lists(st.one_of(st.tuples(keys, st.integers(1, CAPACITY)), keys), max
 @given(steps)
 def test_it_behaves_as_a_list_in_order_of_use_that_is_cut_at_its_bytes(given_steps: list) -> None:
     store = LocalStore(CAPACITY)
-    model: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+    model: OrderedDict[bytes, CachedResponse] = OrderedDict()
     evicted = 0
     for step in given_steps:
         if isinstance(step, bytes):

@@ -334,14 +334,14 @@ def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(ne
 def test_more_lookups_than_can_wait_are_computed_at_once(
     new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.serving.cache.response_cache._MOST_WAITING", 2)
+    monkeypatch.setattr("edge_server.serving.cache.response_cache._MAX_WAITING_JOBS", 2)
     cache = new_cache()
     house = new_house(cache=cache)
     house.load(house.spec(is_cached=True), root=model_root)
     let_go = threading.Event()
     monkeypatch.setattr(cache._store, "get", lambda key: let_go.wait(20) and None)
     waiting = [house.submit(float(value))[1] for value in range(4 + 2)]
-    monkeypatch.setattr(cache, "is_there", lambda: True)
+    monkeypatch.setattr(cache, "is_available", lambda: True)
     over = [house.submit(float(value))[1] for value in range(10)]
     assert [item.final().outputs[0].array[0, 0] for item in over] == list(range(10))
     assert cache.statistics().losses["busy"] >= 10

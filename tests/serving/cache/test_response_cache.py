@@ -174,7 +174,7 @@ class Hot:
     """A gate that refuses everything, and counts how often it was asked."""
 
     is_open = False
-    share = 1.0
+    allowed_fraction = 1.0
     refuses = False
     asked = 0
 
@@ -184,7 +184,7 @@ class Hot:
             raise Throttled("the box is HOT")
         return 0.0
 
-    def settle(self, charged_s: float, took_s: float) -> None: ...
+    def correct_charge(self, charged_s: float, took_s: float) -> None: ...
 
 
 def test_a_hit_is_neither_charged_nor_refused_by_a_hot_box(new_house: Any, cache: ResponseCache) -> None:
@@ -335,7 +335,7 @@ def test_a_failure_of_the_cache_costs_only_a_miss(
     def broken(*anything: Any) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(cache, "keep", broken)
+    monkeypatch.setattr(cache, "store", broken)
     assert ask(house, 3.0).error is None
     monkeypatch.setattr(cache, "get", broken)
     assert ask(house, 3.0, width=1 << 17).outputs[0].array[0, 0] == 3.0
@@ -352,7 +352,7 @@ def test_a_server_with_a_cache_of_any_size_answers_as_one_without(asked: list, c
         key = bytes([number]) * 32
         found = cache.get(key)
         if found is None:
-            cache.keep(key, Response("m", 1, "", (Tensor("OUT", DType.FP32, request * 2),)))
+            cache.store(key, Response("m", 1, "", (Tensor("OUT", DType.FP32, request * 2),)))
         else:
             np.testing.assert_array_equal(found.outputs[0].array, request * 2)
         assert store.contents()[1] <= capacity
