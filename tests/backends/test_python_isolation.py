@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python import child_process
-from edge_server.backends.python.process_channel import Arena, ArenaReader
+from edge_server.backends.isolation import child_process
+from edge_server.backends.isolation.process_channel import Arena, ArenaReader
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, Refusal, SessionLost
 

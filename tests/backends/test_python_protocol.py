@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.python import isolated_session, model_process_client
+from edge_server.backends.isolation import isolated_session, model_process_client
+from edge_server.backends.isolation.child_process import RequestsInProcess
+from edge_server.backends.isolation.model_process_client import ModelProcess
+from edge_server.backends.isolation.process_channel import Arena, Channel, MalformedMessage
 from edge_server.backends.python.backend import open_alone
-from edge_server.backends.python.child_process import RequestsInProcess
-from edge_server.backends.python.model_process_client import ModelProcess
-from edge_server.backends.python.process_channel import Arena, Channel, MalformedMessage
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 
 from edge_server.backends.backend_helpers import existing_file, file_title, load_error, whole_number
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
 from edge_server.backends.llm.scripted_engine import ScriptedEngine
 from edge_server.backends.llm.session import LlmSession
 from edge_server.backends.llm.settings import LlmSettings, memory_parts, read_settings
 from edge_server.backends.llm.token_engine import TokenEngine
-from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.isolated_session import IsolatedSession
 from edge_server.errors import BackendMissing, EdgeServerError, LoadError, install_hint
 
 EXPORT_FILE = "openvino_tokenizer.xml"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edge_server.backends.custom_metrics import Metric, MetricFamily
 from edge_server.backends.llm.token_engine import EngineFigures
-from edge_server.backends.python.custom_metrics import Metric, MetricFamily
 
 _TOKEN_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _REQUEST_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
+from edge_server.backends.isolation.process_channel import one_message
 from edge_server.backends.llm.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.backends.llm.metrics import LlmMetrics
 from edge_server.backends.llm.schema_check import check_schema
@@ -27,7 +28,6 @@ from edge_server.backends.llm.special_tokens import ChatEncoder
 from edge_server.backends.llm.text_request import TextRequest, read_request
 from edge_server.backends.llm.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.backends.llm.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
-from edge_server.backends.python.process_channel import one_message
 from edge_server.core.chat_roles import replace_developer
 from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
 

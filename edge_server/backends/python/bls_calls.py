@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from edge_server.backends.base import BlsCall, ServerCalls
-from edge_server.backends.python.deadlock_check import models_to_wait_for
+from edge_server.backends.deadlock_check import models_to_wait_for
 from edge_server.backends.python.error_translation import TritonError, TritonModelException, to_triton_error
 from edge_server.backends.python.model_context import CallingModel, RunningBatch, current_batch, find_calling_model
 from edge_server.backends.python.response import InferenceResponse

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import file_title
 from edge_server.backends.base import ModelFile
-from edge_server.backends.python.child_process import ModelChildProcess
+from edge_server.backends.isolation.child_process import ModelChildProcess
 from edge_server.backends.python.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,

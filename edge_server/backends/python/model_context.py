@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge_server.backends.base import Execution, ServerCalls
-from edge_server.backends.python.deadlock_check import WaitGraph
+from edge_server.backends.deadlock_check import WaitGraph
 from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.backends.python.module_loader import package_of
 

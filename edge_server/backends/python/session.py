@@ -13,8 +13,8 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import file_title, yes_or_no
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
-from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.deadlock_check import WaitGraph
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.deadlock_check import WaitGraph
 from edge_server.backends.python.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import BlsCall, CalledModel, ServerCalls
+from edge_server.backends.deadlock_check import models_to_wait_for
+from edge_server.backends.isolation.child_process import ModelChildProcess, RequestsInProcess
 from edge_server.backends.python.bls_calls import deadlock_error
-from edge_server.backends.python.child_process import ModelChildProcess, RequestsInProcess
-from edge_server.backends.python.deadlock_check import models_to_wait_for
 from edge_server.backends.python.error_translation import to_server_error
 from edge_server.backends.python.model_context import CallingModel
 from edge_server.backends.python.session import WAIT_GRAPH

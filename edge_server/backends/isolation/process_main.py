@@ -1,7 +1,7 @@
 """Main program of an isolated model's child process.
 
-Command line: `python -m edge_server.backends.python.process_main SOCKET OWN OTHER LEVEL`, with the file descriptors of
-the connection, of this process's shared memory and of the server's, and the lowest level to log.
+Command line: `python -m edge_server.backends.isolation.process_main SOCKET OWN OTHER LEVEL`, with the file descriptors
+of the connection, of this process's shared memory and of the server's, and the lowest level to log.
 
 It runs the same session as the server would; executions and calls to the server are messages. Three threads: the main
 thread opens, executes and closes the model, one receives, one reports metrics. The process exits when the server tells
@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array, BlsCall, CalledModel, OpenJob, RequestSession
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.isolation.model_process_client import SessionOpener
+from edge_server.backends.isolation.process_channel import Arena, Channel
 from edge_server.backends.python import backend
 from edge_server.backends.python.config_auto_complete import auto_complete
-from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.model_context import current_batch
-from edge_server.backends.python.model_process_client import SessionOpener
-from edge_server.backends.python.process_channel import Arena, Channel
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from edge_server.backends.base import Execution, OpenJob, RequestSession
-from edge_server.backends.python.child_process import ProcessEnded
-from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.model_process_client import ModelProcess, SessionOpener
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.isolation.child_process import ProcessEnded
+from edge_server.backends.isolation.model_process_client import ModelProcess, SessionOpener
 from edge_server.errors import EdgeServerError, Refusal
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import file_title, message_line
 from edge_server.backends.base import Execution, ModelFile
-from edge_server.backends.python.process_channel import Arena, Channel
+from edge_server.backends.isolation.process_channel import Arena, Channel
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 
@@ -41,7 +41,7 @@ class ModelChildProcess:
                 own = undo.enter_context(contextlib.closing(Arena()))
                 other = undo.enter_context(contextlib.closing(Arena()))
                 fds = (socket_there.fileno(), other.fd, own.fd)
-                module = "edge_server.backends.python.process_main"
+                module = "edge_server.backends.isolation.process_main"
                 try:
                     # Spawned, not forked: this process has threads, and runtimes that do not survive a fork.
                     self._process = subprocess.Popen(
