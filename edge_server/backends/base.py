@@ -171,6 +171,10 @@ class Execution(Protocol):
         """
 
 
+HEALTH_LIMIT_S = 5.0
+"""Time limit of a model's health check. Triton has the same for `is_ready`."""
+
+
 class RequestSession(abc.ABC):
     """A model that handles single requests: a decoupled model, or one written in Python.
 
@@ -206,7 +210,7 @@ class RequestSession(abc.ABC):
     """Whether `is_healthy` does more than return True."""
 
     def is_healthy(self) -> bool:
-        """Return whether the model can serve, within seconds. Called from any thread, also during `execute`."""
+        """Return whether the model can serve, within HEALTH_LIMIT_S. Called from any thread, also during `execute`."""
         return True
 
     @abc.abstractmethod

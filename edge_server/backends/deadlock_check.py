@@ -1,37 +1,34 @@
-"""Detection of deadlocks between Python models that call each other.
+"""Detection of deadlocks between models that call each other.
 
 A model that calls another model waits for the answer, and its instance is busy meanwhile. If every instance of the
 called model waits, directly or through other models, for a model in the same state, the call can never be answered.
-Only Python models wait for other models. An instance that is registered here and does not wait will answer some day.
+Models that call others register their instances here. An instance that is registered and does not wait will answer
+some day.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable, Sequence
 
 from edge_server.backends.base import ServerCalls
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError
 
-Instance = TypeVar("Instance", bound=Hashable)
 
-
-class WaitGraph(Generic[Instance]):
+class WaitGraph:
     """The instances of all models in this process, and the models that each one waits for. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._instances: dict[str, set[Instance]] = {}
-        self._waits: dict[Instance, list[str]] = {}
+        self._instances: dict[str, set[Hashable]] = {}
+        self._waits: dict[Hashable, list[str]] = {}
 
-    def add_instance(self, model: str, instance: Instance) -> None:
+    def add_instance(self, model: str, instance: Hashable) -> None:
         with self._lock:
             self._instances.setdefault(model, set()).add(instance)
 
-    def remove_instance(self, model: str, instance: Instance) -> None:
+    def remove_instance(self, model: str, instance: Hashable) -> None:
         with self._lock:
             left = self._instances.get(model, set())
             left.discard(instance)
@@ -39,12 +36,12 @@ class WaitGraph(Generic[Instance]):
                 self._instances.pop(model, None)
             self._waits.pop(instance, None)
 
-    def add_wait(self, instance: Instance, model: str) -> None:
+    def add_wait(self, instance: Hashable, model: str) -> None:
         """Record that the instance waits for a response of the model."""
         with self._lock:
             self._waits.setdefault(instance, []).append(model)
 
-    def remove_wait(self, instance: Instance, model: str) -> None:
+    def remove_wait(self, instance: Hashable, model: str) -> None:
         """Record that the response arrived. Call it before the answering instance is free again."""
         with self._lock:
             waits = self._waits.get(instance, [])
@@ -52,14 +49,6 @@ class WaitGraph(Generic[Instance]):
                 waits.remove(model)
             if not waits:
                 self._waits.pop(instance, None)
-
-    @contextmanager
-    def waiting(self, instance: Instance, model: str) -> Iterator[None]:
-        self.add_wait(instance, model)
-        try:
-            yield
-        finally:
-            self.remove_wait(instance, model)
 
     def is_deadlocked(self, model: str) -> bool:
         """Return whether no instance of the model can ever answer."""
@@ -77,6 +66,25 @@ class WaitGraph(Generic[Instance]):
                 if not free:
                     return model in stuck
                 stuck -= free
+
+
+WAIT_GRAPH = WaitGraph()
+"""The waits of all models that this server runs, in this process or in their own."""
+
+
+def deadlock_message(model: str, called: str, waits_for: Sequence[str]) -> str:
+    """Return the error for a call that can never be answered. `waits_for` lists the models that it waits for."""
+    if called not in waits_for:
+        names = ", ".join(f"'{name}'" for name in waits_for)
+        return (
+            f"model '{model}' called ensemble '{called}', which is made of {names}, but every instance of one of these "
+            f"is waiting, by way of such calls, for itself; nobody is left to answer. More instances of it "
+            "(instance_group count) help"
+        )
+    return (
+        f"model '{model}' called model '{called}', but every instance of '{called}' is waiting, by way of such calls, "
+        f"for '{called}' itself; nobody is left to answer. More instances of '{called}' (instance_group count) help"
+    )
 
 
 def models_to_wait_for(server: ServerCalls, spec: ModelSpec, outputs: Collection[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Relay of calls from a model's child process to the server: inference, load, unload, and readiness."""
+"""Relay of calls from a model's child process to the server: requests to models, load, unload, and readiness."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import BlsCall, CalledModel, ServerCalls
-from edge_server.backends.deadlock_check import models_to_wait_for
+from edge_server.backends.deadlock_check import WAIT_GRAPH, deadlock_message, models_to_wait_for
 from edge_server.backends.isolation.child_process import ModelChildProcess, RequestsInProcess
-from edge_server.backends.python.bls_calls import deadlock_error
-from edge_server.backends.python.error_translation import to_server_error
-from edge_server.backends.python.model_context import CallingModel
-from edge_server.backends.python.session import WAIT_GRAPH
 from edge_server.core.request_response import Request, Response
 from edge_server.errors import BackendError, EdgeServerError
 
@@ -27,7 +23,7 @@ class CallRelay:
     Responses come from any thread.
     """
 
-    MESSAGES = frozenset(("ask", "cancel_call", "submit"))
+    MESSAGES = frozenset(("call", "cancel_request", "submit"))
 
     def __init__(
         self, model: str, server: ServerCalls | None, child: ModelChildProcess, requests: RequestsInProcess
@@ -36,16 +32,15 @@ class CallRelay:
         self._server = server
         self._child = child
         self._requests = requests
-        self._caller = CallingModel(model, "", server, WAIT_GRAPH)
         self._lock = threading.Lock()
         self._calls: dict[int, BlsCall | None] = {}
-        """Call number -> call, None until it is submitted."""
+        """Number of a request -> call, None until it is submitted."""
         self._waiting: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Call number -> called model and the models that answer for it, of calls that block the instance."""
+        """Number of a request -> called model and the models that answer for it, of calls that block the instance."""
 
     def begin(self) -> None:
         """Register the process as an instance of the model for the deadlock check."""
-        WAIT_GRAPH.add_instance(self._model, self._caller)
+        WAIT_GRAPH.add_instance(self._model, self)
 
     def end(self) -> None:
         """Cancel the open calls of the process, which has ended."""
@@ -54,7 +49,7 @@ class CallRelay:
         for call in calls:
             if call is not None:
                 call.cancel()
-        WAIT_GRAPH.remove_instance(self._model, self._caller)
+        WAIT_GRAPH.remove_instance(self._model, self)
 
     def refuse_deadlocked_calls(self) -> None:
         """Answer each call that has become part of a deadlock with an error."""
@@ -64,9 +59,9 @@ class CallRelay:
             if any(WAIT_GRAPH.is_deadlocked(name) for name in waits_for):
                 self._refuse(number, model, waits_for)
 
-    def on_ask(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    def on_call(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         # A load may take minutes. The next messages must not wait for it.
-        threading.Thread(target=self._answer, args=(number, method, arguments), daemon=True).start()
+        threading.Thread(target=self._run_call, args=(number, method, arguments), daemon=True).start()
 
     def on_submit(self, number: int, request: Request, holds_instance: bool) -> None:
         server, model = self._server, request.model
@@ -96,7 +91,7 @@ class CallRelay:
             if holds_instance:
                 self._waiting[number] = (model, waits_for)
         for name in waits_for:
-            WAIT_GRAPH.add_wait(self._caller, name)
+            WAIT_GRAPH.add_wait(self, name)
         if any(WAIT_GRAPH.is_deadlocked(name) for name in waits_for):
             self._refuse(number, model, waits_for)
             return
@@ -109,27 +104,27 @@ class CallRelay:
             if number in self._calls:
                 self._calls[number] = call
 
-    def on_cancel_call(self, number: int) -> None:
+    def on_cancel_request(self, number: int) -> None:
         with self._lock:
             call = self._calls.get(number)
         if call is not None:
             call.cancel()
 
-    def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    def _run_call(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         server = self._server
-        answer: Any = None
+        result: Any = None
         try:
             if server is None:
                 raise BackendError("there is no server")
             if method == "unload_model":
                 server.unload_model(arguments[0], unload_dependents=arguments[1])
             elif method == "find":
-                answer = server.find(*arguments).spec
+                result = server.find(*arguments).spec
             else:
-                answer = getattr(server, method)(*arguments)
+                result = getattr(server, method)(*arguments)
         except EdgeServerError as error:
-            answer = error.detached()
-        self._child.send(("answer", number, answer))
+            result = error.detached()
+        self._child.send(("call_result", number, result))
 
     def _send_response(self, number: int, response: Response) -> None:
         with self._lock:
@@ -139,11 +134,11 @@ class CallRelay:
                 self._calls.pop(number, None)
                 _, waits_for = self._waiting.pop(number, ("", ()))
         for name in waits_for:
-            WAIT_GRAPH.remove_wait(self._caller, name)
+            WAIT_GRAPH.remove_wait(self, name)
         if is_known:
             self._child.send(("response", number, dataclasses.replace(response, spec=None)))
 
     def _refuse(self, number: int, model: str, waits_for: Sequence[str]) -> None:
-        self.on_cancel_call(number)
-        error = to_server_error(deadlock_error(self._model, model, waits_for))
+        self.on_cancel_request(number)
+        error = BackendError(deadlock_message(self._model, model, waits_for))
         self._send_response(number, Response(model, 0, "", error=error))

@@ -4,8 +4,8 @@ Command line: `python -m edge_server.backends.isolation.process_main SOCKET OWN 
 of the connection, of this process's shared memory and of the server's, and the lowest level to log.
 
 It runs the same session as the server would; executions and calls to the server are messages. Three threads: the main
-thread opens, executes and closes the model, one receives, one reports metrics. The process exits when the server tells
-it to, or when the connection ends.
+thread opens, executes and closes the model, one receives, one reports metrics. A session that hands over executes on
+the thread that receives. The process exits when the server tells it to, or when the connection ends.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.backends.base import Array, BlsCall, CalledModel, OpenJob, RequestSession
 from edge_server.backends.custom_metrics import REGISTRY
-from edge_server.backends.isolation.model_process_client import SessionOpener
 from edge_server.backends.isolation.process_channel import Arena, Channel
-from edge_server.backends.python import backend
-from edge_server.backends.python.config_auto_complete import auto_complete
-from edge_server.backends.python.model_context import current_batch
+from edge_server.backends.running_batch import current_batch
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.errors import EdgeServerError, NotReady, ServingFault
+
+if TYPE_CHECKING:
+    from edge_server.backends.isolation.model_process_client import SessionOpener
 
 _METRICS_INTERVAL_S = 0.5
 """Interval at which changed metrics are sent."""
@@ -86,7 +86,7 @@ class ServerCallProxy:
         self._channel = channel
         self._numbers = itertools.count(1)
         self._sinks: dict[int, ResponseSink] = {}
-        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._results: dict[int, queue.SimpleQueue[Any]] = {}
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> BlsCall:
         number = next(self._numbers)
@@ -97,16 +97,16 @@ class ServerCallProxy:
         return _RemoteCall(self._channel, number)
 
     def find(self, name: str, version: int | None) -> CalledModel:
-        return _RemoteModel(self._call_server("find", name, version), self)
+        return _RemoteModel(self._call("find", name, version), self)
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
-        return bool(self._call_server("is_model_ready", name, version))
+        return bool(self._call("is_model_ready", name, version))
 
     def load_model(self, name: str, config_json: str | None, files: Mapping[str, bytes] | None) -> None:
-        self._call_server("load_model", name, config_json, None if files is None else dict(files))
+        self._call("load_model", name, config_json, None if files is None else dict(files))
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
-        self._call_server("unload_model", name, unload_dependents)
+        self._call("unload_model", name, unload_dependents)
 
     def work_share(self) -> float:
         return self.share
@@ -127,17 +127,17 @@ class ServerCallProxy:
         if sink is not None:
             sink(response)
 
-    def receive_answer(self, number: int, answer: Any) -> None:
-        self._answers.pop(number).put(answer)
+    def receive_result(self, number: int, result: Any) -> None:
+        self._results.pop(number).put(result)
 
-    def _call_server(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
         number = next(self._numbers)
-        answers = self._answers[number] = queue.SimpleQueue()
-        self._channel.send(("ask", number, method, arguments))
-        answer = answers.get()
-        if isinstance(answer, EdgeServerError):
-            raise answer
-        return answer
+        results = self._results[number] = queue.SimpleQueue()
+        self._channel.send(("call", number, method, arguments))
+        result = results.get()
+        if isinstance(result, EdgeServerError):
+            raise result
+        return result
 
 
 class _RemoteModel:
@@ -154,7 +154,7 @@ class _RemoteCall:
         self._number = number
 
     def cancel(self) -> None:
-        self._channel.send(("cancel_call", self._number))
+        self._channel.send(("cancel_request", self._number))
 
 
 class LogForwarder(logging.Handler):
@@ -222,8 +222,8 @@ class ModelRunner:
                 self._jobs.put(lambda: self._execute(batch, executions))
         elif kind == "response":
             self._calls.receive_response(rest[0], rest[1], offset)
-        elif kind == "answer":
-            self._calls.receive_answer(rest[0], rest[1])
+        elif kind == "call_result":
+            self._calls.receive_result(rest[0], rest[1])
         elif kind == "cancelled":
             for number in rest[0]:
                 if (execution := self._open.get(number)) is not None:
@@ -285,9 +285,9 @@ class ModelRunner:
             self._channel.send(("metrics", views))
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run one model, or one `auto_complete_config`, for the server at the other end of the connection."""
-    socket_fd, own_fd, other_fd, level = map(int, arguments)
+def main(command_line: Sequence[str]) -> None:
+    """Run one model, or one function, for the server at the other end of the connection."""
+    socket_fd, own_fd, other_fd, level = map(int, command_line)
     # The server handles signals to the process group, and ends this process when its turn comes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, frame: None)
@@ -295,11 +295,11 @@ def main(arguments: Sequence[str]) -> None:
     logger = logging.getLogger()
     logger.addHandler(LogForwarder(channel))
     logger.setLevel(level)
-    backend.make("python")
     first, _ = channel.receive()
-    if first is not None and first[0] == "complete":
+    if first is not None and first[0] == "run":
+        _, function, arguments = first
         try:
-            channel.send(("completed", auto_complete(first[1], first[2], is_alone=True)))
+            channel.send(("returned", function(*arguments)))
         except EdgeServerError as error:
             channel.send(("failed", error.detached()))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.backends.custom_metrics import Metric, MetricFamily
+from edge_server.backends.custom_metrics import REGISTRY, MetricSeries
 from edge_server.backends.llm.token_engine import EngineFigures
 
 _TOKEN_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -13,14 +13,14 @@ class LlmMetrics:
     """The series of one model. They disappear with this object."""
 
     def __init__(self, labels: dict[str, str]) -> None:
-        def counter(name: str, text: str, **more: str) -> Metric:
-            return MetricFamily(f"vllm:{name}", text, MetricFamily.COUNTER).Metric({**labels, **more})
+        def counter(name: str, text: str, **more: str) -> MetricSeries:
+            return REGISTRY.family(f"vllm:{name}", text, "counter").series(tuple(sorted({**labels, **more}.items())))
 
-        def gauge(name: str, text: str) -> Metric:
-            return MetricFamily(f"vllm:{name}", text, MetricFamily.GAUGE).Metric(labels)
+        def gauge(name: str, text: str) -> MetricSeries:
+            return REGISTRY.family(f"vllm:{name}", text, "gauge").series(tuple(sorted(labels.items())))
 
-        def histogram(name: str, text: str, edges: tuple[float, ...]) -> Metric:
-            return MetricFamily(f"vllm:{name}", text, MetricFamily.HISTOGRAM).Metric(labels, edges)
+        def histogram(name: str, text: str, edges: tuple[float, ...]) -> MetricSeries:
+            return REGISTRY.family(f"vllm:{name}", text, "histogram").series(tuple(sorted(labels.items())), edges)
 
         self._prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.")
         self._output_tokens = counter("generation_tokens_total", "Tokens generated.")
@@ -46,19 +46,19 @@ class LlmMetrics:
 
     def begin(self, waited_s: float, prompt_tokens: int) -> None:
         self._queue_s.observe(waited_s)
-        self._prompt_tokens.increment(prompt_tokens)
+        self._prompt_tokens.add(prompt_tokens)
 
     def count_step(self, took_s: float, *, reads_prompt: bool) -> None:
-        self._step_s["prefill" if reads_prompt else "decode"].increment(took_s)
+        self._step_s["prefill" if reads_prompt else "decode"].add(took_s)
 
     def first_token(self, after_s: float) -> None:
         self._first_s.observe(after_s)
 
     def count_tokens(self, count: int) -> None:
-        self._output_tokens.increment(count)
+        self._output_tokens.add(count)
 
     def end(self, arrived_s: float, first_token_s: float, now_s: float, tokens: int, reason: str) -> None:
-        self._ended[reason].increment(1)
+        self._ended[reason].add(1)
         self._whole_s.observe(now_s - arrived_s)
         if tokens > 1:
             self._each_s.observe((now_s - first_token_s) / (tokens - 1))

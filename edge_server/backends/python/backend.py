@@ -58,7 +58,7 @@ class PythonBackend(Backend):
         parameters = json.loads(config_json).get("parameters", {})
         texts = {name: value.get("string_value", "") for name, value in parameters.items()}
         if is_isolated(file.model_dir.name, texts):
-            return auto_complete_in_process(file, config_json)
+            return auto_complete_in_process(file, config_json, complete_alone)
         return auto_complete(file, config_json)
 
     def open(self, job: OpenJob) -> RequestSession:
@@ -78,7 +78,14 @@ class PythonBackend(Backend):
 
 def open_alone(job: OpenJob) -> RequestSession:
     """Open a model in this process, which is its own. For the child process."""
+    make("python")  # names the module that models import
     return PythonSession(job, wait_graph=None)
+
+
+def complete_alone(file: ModelFile, config_json: str) -> str | None:
+    """Run the model's `auto_complete_config` in this process, which is its own. For the child process."""
+    make("python")
+    return auto_complete(file, config_json, is_alone=True)
 
 
 def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:

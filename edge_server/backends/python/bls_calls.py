@@ -16,11 +16,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from edge_server.backends.base import BlsCall, ServerCalls
-from edge_server.backends.deadlock_check import models_to_wait_for
+from edge_server.backends.deadlock_check import deadlock_message, models_to_wait_for
 from edge_server.backends.python.error_translation import TritonError, TritonModelException, to_triton_error
-from edge_server.backends.python.model_context import CallingModel, RunningBatch, current_batch, find_calling_model
+from edge_server.backends.python.model_context import CallingModel, find_calling_model
 from edge_server.backends.python.response import InferenceResponse
 from edge_server.backends.python.tensor import PbTensor
+from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.core.request_response import NO_PARAMETERS, Request, Response
 from edge_server.errors import EdgeServerError, NotFound
 
@@ -106,7 +107,7 @@ class OutgoingCall:
         return self._holds_instance and graph is not None and any(graph.is_deadlocked(name) for name in self._waits_for)
 
     def deadlock_error(self) -> TritonError:
-        return deadlock_error(self.caller.model, self.model, self._waits_for)
+        return TritonError(deadlock_message(self.caller.model, self.model, self._waits_for))
 
     def cancel(self) -> None:
         if self.call is not None:
@@ -117,21 +118,6 @@ class OutgoingCall:
             self._is_over = True
             for model in self._waits_for:
                 self.caller.wait_graph.remove_wait(self.caller, model)
-
-
-def deadlock_error(model: str, called: str, waits_for: Sequence[str] = ()) -> TritonError:
-    """Return the error for a call that can never be answered. `waits_for` lists the models that it waits for."""
-    if called not in (waits_for or (called,)):
-        names = ", ".join(f"'{name}'" for name in waits_for)
-        return TritonError(
-            f"model '{model}' called ensemble '{called}', which is made of {names}, but every instance of one of these "
-            f"is waiting, by way of such calls, for itself; nobody is left to answer. More instances of it "
-            "(instance_group count) help"
-        )
-    return TritonError(
-        f"model '{model}' called model '{called}', but every instance of '{called}' is waiting, by way of such calls, "
-        f"for '{called}' itself; nobody is left to answer. More instances of '{called}' (instance_group count) help"
-    )
 
 
 def call_model(outgoing: OutgoingCall, decoupled: bool) -> InferenceResponse | ResponseIterator:

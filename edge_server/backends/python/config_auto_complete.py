@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_server.backends.backend_helpers import file_title
@@ -128,11 +128,14 @@ def auto_complete(file: ModelFile, config_json: str, *, is_alone: bool = False) 
         modules.unload()
 
 
-def auto_complete_in_process(file: ModelFile, config_json: str) -> str | None:
-    """Run the model's `auto_complete_config` in a child process of its own. Raises LoadError."""
+def auto_complete_in_process(
+    file: ModelFile, config_json: str, complete_alone: Callable[[ModelFile, str], str | None]
+) -> str | None:
+    """Run the model's `auto_complete_config` in a child process of its own, by `complete_alone`, a function of a
+    module. Raises LoadError."""
     child = ModelChildProcess(file)
     try:
-        child.send(("complete", file, config_json))
+        child.send(("run", complete_alone, (file, config_json)))
         while True:
             message, _ = child.channel.receive()
             if message is None:
@@ -140,7 +143,7 @@ def auto_complete_in_process(file: ModelFile, config_json: str) -> str | None:
             kind, *rest = message
             if kind == "failed":
                 raise rest[0]
-            if kind == "completed":
+            if kind == "returned":
                 text: str | None = rest[0]
                 return text
             if kind == "log":

@@ -9,15 +9,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from edge_server.backends.base import HEALTH_LIMIT_S
 from edge_server.backends.python.error_translation import MODEL_EXCEPTIONS, traceback_text
 
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 """Time that cancelled coroutines have to end."""
-
-HEALTH_LIMIT_S = 5.0
-"""Time limit of a model's `is_ready`; Triton has the same."""
 
 
 class ModelLoop:

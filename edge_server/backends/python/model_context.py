@@ -1,4 +1,4 @@
-"""Lookup of the model that calls a pb_utils function, with its context, running batch and `pb_utils.Logger`.
+"""Lookup of the model that calls a pb_utils function, with its context, and `pb_utils.Logger`.
 
 The caller is known by context variables on its instance's thread and in its coroutines, else by the code on the stack.
 """
@@ -11,10 +11,9 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge_server.backends.base import Execution, ServerCalls
+from edge_server.backends.base import ServerCalls
 from edge_server.backends.deadlock_check import WaitGraph
 from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.backends.python.module_loader import package_of
@@ -34,7 +33,7 @@ class CallingModel:
     model: str
     package: str
     server: ServerCalls | None
-    wait_graph: WaitGraph[CallingModel] | None = None
+    wait_graph: WaitGraph | None = None
     may_call_models: bool = True
     folder: str = ""
     process_id: int = field(default_factory=os.getpid)
@@ -52,29 +51,6 @@ class CallingModel:
         return self.server
 
 
-@dataclass(eq=False)
-class RunningBatch:
-    """The batch that `execute` computes now.
-
-    `holds_instance`: the instance is busy until the batch ends, so a wait for the same instance would never end.
-    """
-
-    caller: CallingModel
-    executions: Sequence[Execution]
-    holds_instance: bool = True
-
-    def is_cancelled(self) -> bool:
-        """Return whether all requests of the batch are cancelled."""
-        return bool(self.executions) and all(execution.is_cancelled() for execution in self.executions)
-
-    @property
-    def deadline_ns(self) -> int:
-        """The latest of the requests' deadlines; 0 when one of them has none."""
-        deadlines = [execution.request.deadline_ns for execution in self.executions]
-        return max(deadlines) if deadlines and all(deadlines) else 0
-
-
-current_batch: contextvars.ContextVar[RunningBatch | None] = contextvars.ContextVar("edge_python_batch", default=None)
 current_model: contextvars.ContextVar[CallingModel | None] = contextvars.ContextVar("edge_python_model", default=None)
 
 _models: weakref.WeakValueDictionary[str, CallingModel] = weakref.WeakValueDictionary()

@@ -14,7 +14,7 @@ from typing import Any
 from edge_server.backends.backend_helpers import file_title, yes_or_no
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.custom_metrics import REGISTRY
-from edge_server.backends.deadlock_check import WaitGraph
+from edge_server.backends.deadlock_check import WAIT_GRAPH, WaitGraph
 from edge_server.backends.python.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
@@ -26,8 +26,6 @@ from edge_server.backends.python.execution_thread_choice import needs_own_thread
 from edge_server.backends.python.helper_threads import HealthCheck, ModelLoop
 from edge_server.backends.python.model_context import (
     CallingModel,
-    RunningBatch,
-    current_batch,
     current_model,
     register_model,
 )
@@ -35,14 +33,12 @@ from edge_server.backends.python.module_loader import ModelModules, threads_of
 from edge_server.backends.python.request import InferenceRequest
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
 from edge_server.backends.python.tensor import PbTensor
+from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, LoadError
 
 log = logging.getLogger(__name__)
-
-WAIT_GRAPH: WaitGraph[CallingModel] = WaitGraph()
-"""The waits of all Python models in this process."""
 
 
 class PythonSession(RequestSession):
@@ -52,7 +48,7 @@ class PythonSession(RequestSession):
     `wait_graph` is None in a process of the model's own, where the server detects deadlocks.
     """
 
-    def __init__(self, job: OpenJob, wait_graph: WaitGraph[CallingModel] | None = WAIT_GRAPH) -> None:
+    def __init__(self, job: OpenJob, wait_graph: WaitGraph | None = WAIT_GRAPH) -> None:
         spec = job.spec
         self._spec = spec
         self._version = job.file.version
@@ -163,7 +159,7 @@ class PythonSession(RequestSession):
     def _execute(self, executions: Sequence[Execution]) -> None:
         requests = [self._to_pb_request(execution) for execution in executions]
         targets = [request.target for request in requests]
-        batch = RunningBatch(self._caller, executions)
+        batch = RunningBatch(executions)
         token = current_batch.set(batch)
         try:
             answers = self._model.execute(requests)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.custom_metrics import Metric, MetricFamily
-from edge_server.backends.custom_metrics import PbMetricKind as MetricKind
 from edge_server.backends.python.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
 from edge_server.backends.python.config_auto_complete import ModelConfig
 from edge_server.backends.python.error_translation import TritonError, TritonErrorCode, TritonModelException
+from edge_server.backends.python.metrics import Metric, MetricFamily
+from edge_server.backends.python.metrics import PbMetricKind as MetricKind
 from edge_server.backends.python.model_context import Logger, LogLevel, get_model_dir
 from edge_server.backends.python.request import (
     RELEASE_ALL,
