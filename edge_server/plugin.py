@@ -49,8 +49,7 @@ class Command:
     module: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRow:
+class StatusRow(NamedTuple):
     """A line of `edge-server status`. `state` is "ok", "warning" or "failed"; `text` says more.
 
     A line without a title belongs to the one above.
@@ -61,8 +60,7 @@ class StatusRow:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusTable:
+class StatusTable(NamedTuple):
     """A table of `edge-server status`. Columns of `optional` are omitted on a narrow terminal, the first one first."""
 
     columns: Sequence[str]
@@ -73,8 +71,7 @@ class StatusTable:
 StatusPart = StatusRow | StatusTable
 
 
-@dataclass(frozen=True, slots=True)
-class ServingCore:
+class ServingCore(NamedTuple):
     """What a plugin may use of a server. It may keep it until its `stop` has returned."""
 
     service: InferenceService

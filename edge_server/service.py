@@ -312,9 +312,7 @@ class InferenceService:
             for item in self._manager.all_ready()
         }
         entries = [
-            dataclasses.replace(
-                _with_pin(entry, pins.get(entry.name)), digest=digests.get((entry.name, entry.version), "")
-            )
+            _with_pin(entry, pins.get(entry.name))._replace(digest=digests.get((entry.name, entry.version), ""))
             for entry in self._manager.index()
         ]
         if only_ready:
@@ -332,8 +330,7 @@ class InferenceService:
         States are those of the repository index, and NOT_LOADED. Raises UnknownModel, ServingFault.
         """
         reports = [
-            dataclasses.replace(report, state=INDEX_STATES[VersionState[report.state]])
-            for report in self._manager.versions(name)
+            report._replace(state=INDEX_STATES[VersionState[report.state]]) for report in self._manager.versions(name)
         ]
         known = {(report.name, report.version) for report in reports}
         problems = {entry.name: entry.reason for entry in self._manager.index() if not entry.version}
@@ -492,4 +489,4 @@ def _with_pin(entry: IndexEntry, pin: int | None) -> IndexEntry:
     if pin is None or entry.version not in ("", str(pin)):
         return entry
     note = f"pinned to version {pin}"
-    return dataclasses.replace(entry, reason=f"{entry.reason}; {note}" if entry.reason else note)
+    return entry._replace(reason=f"{entry.reason}; {note}" if entry.reason else note)

@@ -39,7 +39,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSignature:
+class ModelSignature(NamedTuple):
     """Inputs and outputs of a model file.
 
     Shapes are complete, with a leading batch dimension if there is one. -1 is a dimension of any size. `is_batchable`:

@@ -8,7 +8,6 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from edge_server.cli import expectations, http_client
@@ -177,7 +176,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         *([] if report["cameras"] is None else camera_rows(report["cameras"])),
         *([] if report["engines"] is None else engine_rows(report["engines"])),
     ]
-    lines += [_render_part(asdict(row)) for row in rows]
+    lines += [_render_part(row._asdict()) for row in rows]
     for plugin in report["plugins"]:
         if plugin["error"]:
             lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricSample:
+class MetricSample(NamedTuple):
     """One value. `part` is the name suffix of a histogram's sample: "_bucket", "_sum" or "_count"."""
 
     labels: Mapping[str, str]
@@ -18,8 +16,7 @@ class MetricSample:
     part: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricFamilyView:
+class MetricFamilyView(NamedTuple):
     """A metric family and its current samples."""
 
     name: str

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.core.tensor import DType
 
 
-@dataclass(frozen=True, slots=True)
-class EnsembleStep:
+class EnsembleStep(NamedTuple):
     """One step of an ensemble. `version` None: the newest version that serves.
 
     `input_map` and `output_map` map the inputs and outputs of the step's model to tensors of the ensemble.
@@ -25,8 +24,7 @@ class EnsembleStep:
     output_map: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Ensemble:
+class Ensemble(NamedTuple):
     """Steps in the order of the configuration. `max_inflight_requests` limits how many responses of a decoupled step
     the later steps work on at a time; 0: no limit."""
 
@@ -43,8 +41,7 @@ class ControlKind(enum.Enum):
     CORRID = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ControlInput:
+class ControlInput(NamedTuple):
     """An input of the model that the sequence scheduler fills. Its shape is [1] or [rows, 1].
 
     `false_true` holds the two values of a flag in `dtype` (INT32, FP32 or BOOL). A correlation id has None, and its
@@ -57,8 +54,7 @@ class ControlInput:
     false_true: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InitialState:
+class InitialState(NamedTuple):
     """Initial value of a state: zeros if `file_name` is "", else a raw file in the model's `initial_state` folder."""
 
     name: str
@@ -67,8 +63,7 @@ class InitialState:
     file_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StateTensor:
+class StateTensor(NamedTuple):
     """Implicit state: output `output_name` of a request is input `input_name` of the next request of its sequence."""
 
     input_name: str
@@ -80,8 +75,7 @@ class StateTensor:
     is_growable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DirectStrategy:
+class DirectStrategy(NamedTuple):
     """Each sequence owns a row of an instance's batch. A batch runs when the share `minimum_slot_utilization` (0 to 1)
     of the rows is ready, or after `max_queue_delay_us`."""
 
@@ -89,8 +83,7 @@ class DirectStrategy:
     minimum_slot_utilization: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class OldestStrategy:
+class OldestStrategy(NamedTuple):
     """Batches the oldest requests of at most `max_candidate_sequences` sequences."""
 
     max_candidate_sequences: int
@@ -99,8 +92,7 @@ class OldestStrategy:
     preserve_ordering: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceBatching:
+class SequenceBatching(NamedTuple):
     """Triton's sequence_batching. A sequence that is idle for longer than `max_idle_us` is closed."""
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
@@ -121,8 +113,7 @@ class BatchInputKind(enum.Enum):
     ITEM_SHAPE_FLATTEN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class BatchInput:
+class BatchInput(NamedTuple):
     """Inputs `target_names` that the server makes from the shapes of the ragged inputs `sources`."""
 
     kind: BatchInputKind
@@ -131,8 +122,7 @@ class BatchInput:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
+class BatchOutput(NamedTuple):
     """Outputs that are split by the shapes of the inputs `sources` (kind BATCH_SCATTER_WITH_INPUT_SHAPE)."""
 
     target_names: tuple[str, ...]

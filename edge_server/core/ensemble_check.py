@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from edge_server.core.ensemble_and_sequence_spec import EnsembleStep
 from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, longest_origin
@@ -16,8 +17,7 @@ from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_o
 from edge_server.errors import BadModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorSource:
+class _TensorSource(NamedTuple):
     """Source and type of a tensor of the ensemble. `shape` includes the batch dimension, `dims` does not.
 
     `repeats_values`: it is a shape tensor from a model that batches; all its rows are equal.

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Origin: TypeAlias = tuple[int, ...]
 """Indices of the decoupled steps whose responses a tensor or a step belongs to; empty in most ensembles."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepInput:
+class StepInput(NamedTuple):
     """An input of a step's model and its tensor. `rank` is the number of dimensions, with the batch dimension.
 
     `is_values`: it is a shape tensor of a model that batches. It has no batch dimension, and equal rows are reduced to
@@ -53,8 +52,7 @@ class Step:
         return f"step {self.index + 1} (model '{self.model}')"
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """The steps that a request needs, to make its `outputs`.
 
     `use_counts` counts the uses of a tensor by steps of the same origin and by the response; after the last one it is

@@ -10,13 +10,13 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchOutput, Ensemble, SequenceBatching
 from edge_server.core.tensor import DType
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpec:
+class InputSpec(NamedTuple):
     """One input. `dims` excludes the batch dimension if the model batches; -1 is a dimension of any size.
 
     `reshape`, if not None, is the shape for the runtime instead of `dims` (also without batch dimension).
@@ -33,8 +33,7 @@ class InputSpec:
     allow_ragged_batch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
+class OutputSpec(NamedTuple):
     """One output. `dims` and `reshape` as for inputs (`reshape` is the shape that the runtime returns).
 
     `labels[i]` names class i; empty if the configuration names no label file.
@@ -93,8 +92,7 @@ class TimeoutAction(enum.Enum):
     DELAY = "DELAY"
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
+class QueuePolicy(NamedTuple):
     """Queue policy of one priority level. 0 means no limit, for both numbers."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
@@ -120,8 +118,7 @@ class DynamicBatching:
     queue_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WarmupInput:
+class WarmupInput(NamedTuple):
     """Data for one input of a warm-up sample: `source` is "zero", "one", "random" or "file".
 
     `dims` excludes the batch dimension and has no -1. `file_name` is relative to the model's `warmup` folder.
@@ -144,16 +141,14 @@ class WarmupSample:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class VersionPolicy:
+class VersionPolicy(NamedTuple):
     """The version directories to serve: the `latest` highest ones, exactly `specific`, or (both unset) all."""
 
     latest: int | None = 1
     specific: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(NamedTuple):
     """Template of a tokenizer that turns chats into prompts. `text` is Jinja; `tokens` are the special tokens that it
     may name, e.g. `bos_token`. `special_texts` are those of all special tokens that are known."""
 
@@ -162,16 +157,14 @@ class ChatTemplate:
     special_texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """One entry of optimization.execution_accelerators: a runtime's accelerator and its options."""
 
     name: str
     parameters: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Optimization:
+class Optimization(NamedTuple):
     """The part of `optimization` that backends use. `graph_level` None means: not set."""
 
     graph_level: int | None = None
@@ -231,8 +224,7 @@ class ModelSpec:
         return (-1, *dims) if self.max_batch_size > 0 else dims
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFile:
+class ModelFile(NamedTuple):
     """Files of one version on disk. `path` is the model file, or the model's directory if the format is a directory.
     `model_dir` is the model's folder in the repository. `memory_bytes` is what one instance takes, computed by the
     backend; 0 if it does not compute it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from edge_server.core.device_tensor import DevicePiece
 from edge_server.core.model_spec import ModelSpec
@@ -18,8 +18,7 @@ Parameter: TypeAlias = str | int | float | bool
 NO_PARAMETERS: Mapping[str, Parameter] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """Sequence of a request. `id` is never 0 or "" (both mean: no sequence)."""
 
     id: int | str

@@ -19,7 +19,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.ensemble_and_sequence_spec import OldestStrategy, SequenceBatching
@@ -40,8 +40,7 @@ _WAITING_PER_SLOT = 16
 _LEAST_WAITING = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingLimits:
+class WaitingLimits(NamedTuple):
     """Limits of waiting work that clients can create. `sequences` may wait for a slot; 0: sixteen per slot, at least
     1,024. `requests` of one sequence may wait behind its running request."""
 
@@ -70,8 +69,7 @@ class WaitingLimits:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSlot:
+class SequenceSlot(NamedTuple):
     """A row of an instance; both numbers start at 0."""
 
     instance: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     # Not imported by a server without cameras.
@@ -18,8 +18,7 @@ CANARY_FELL_BACK = "takes only requests that name it, the canary fell back"
 """Start of the reason of a canary that was not good enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerMetadata:
+class ServerMetadata(NamedTuple):
     """Response to GET /v2. `extensions` are Triton's names of the supported extensions, in Triton's order."""
 
     name: str
@@ -27,8 +26,7 @@ class ServerMetadata:
     extensions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
+class TensorMetadata(NamedTuple):
     """One input or output for clients: v2 type name, shape with a leading -1 if the model batches."""
 
     name: str
@@ -36,8 +34,7 @@ class TensorMetadata:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
+class ModelMetadata(NamedTuple):
     """Response to GET /v2/models/NAME. `versions` are all that serve, or only the requested one."""
 
     name: str
@@ -47,8 +44,7 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
+class IndexEntry(NamedTuple):
     """One entry of the repository index. Empty fields are omitted on the wire. `digest` is not in Triton.
 
     `state` is UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING, or "" for a model that was never loaded.
@@ -84,8 +80,7 @@ def find_failed(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionReport:
+class VersionReport(NamedTuple):
     """State and history of one version. `state` is the name of a VersionState; the service replaces it by the state of
     the repository index. `since_s` is the unix time of the last state change.
 
@@ -103,8 +98,7 @@ class VersionReport:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class PinReport:
+class PinReport(NamedTuple):
     """Result of pinning or unpinning a model.
 
     `pin` is the pinned version now, `before` the pinned version before, `serves` the version for requests that name
@@ -119,8 +113,7 @@ class PinReport:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRegion:
+class SharedRegion(NamedTuple):
     """A registered system shared-memory region: `key` is the POSIX name, `byte_size` bytes from `offset`."""
 
     name: str
@@ -129,8 +122,7 @@ class SharedRegion:
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class CudaRegion:
+class CudaRegion(NamedTuple):
     """A registered CUDA shared-memory region: the first `byte_size` bytes of an allocation on GPU `device_id`."""
 
     name: str
@@ -174,8 +166,7 @@ class InstanceReport:
         return f"{self.runtime} on {self.device}, {self.precision}, {self.instance_count} instance(s)"
 
 
-@dataclass(frozen=True, slots=True)
-class FrameStreamReport:
+class FrameStreamReport(NamedTuple):
     """One open frame stream. `version` 0 is the newest that serves. `counts` belong to the stream id.
 
     Rates are frames per second over the last seconds. Ages are those of the last results when they were sent.
@@ -196,16 +187,14 @@ class FrameStreamReport:
     counts: StreamCounts
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorState:
+class GovernorState(NamedTuple):
     """State of the governor: NORMAL, WARM, HOT, THROTTLED or CRITICAL, and the reason as text."""
 
     level: str = "NORMAL"
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(NamedTuple):
     """A TensorRT engine of one model version that is built or will be built.
 
     `state`: "waiting", "building", "paused", "verifying", "ready", "failed" or "cancelled". `reason` says why it is
@@ -231,8 +220,7 @@ class EngineReport:
     tolerance: float
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBuildsReport:
+class EngineBuildsReport(NamedTuple):
     """All known engines. `pause` says why no engine is built now; "" if builds are allowed."""
 
     engines: tuple[EngineReport, ...]
@@ -241,8 +229,7 @@ class EngineBuildsReport:
     pause: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceReport:
+class SourceReport(NamedTuple):
     """One camera that the server opens itself; its frame stream has the same name.
 
     `state` is CONNECTING, WAITING, RUNNING or FAILED. WAITING: its model is not ready yet. FAILED: it is opened again
@@ -262,8 +249,7 @@ class SourceReport:
     offline_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SinkReport:
+class SinkReport(NamedTuple):
     """One receiver of results. At any time received = delivered + suppressed + dropped + waiting.
 
     `state` is IDLE (nothing was sent yet), RUNNING or FAILED, then with a `reason`. `suppressed` counts messages
@@ -281,8 +267,7 @@ class SinkReport:
     waiting: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CamerasReport:
+class CamerasReport(NamedTuple):
     """Sources and sinks. `problem` says why the last change of their file is not in use, else ""."""
 
     sources: tuple[SourceReport, ...] = ()

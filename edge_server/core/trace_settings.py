@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest, Unsupported
@@ -59,8 +59,7 @@ class RequestTrace(Protocol):
         """Return the W3C trace context to propagate, as a JSON object of headers; None if traces are not spans."""
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedTrace:
+class CarriedTrace(NamedTuple):
     """A trace in another process of this server: only its number and its context. It records nothing there."""
 
     id: int
@@ -132,8 +131,7 @@ SettingValues = Mapping[str, Any]
 """Fields of TraceSettings that were set, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceChange:
+class TraceChange(NamedTuple):
     """Fields of TraceSettings to set, and fields to reset to the setting of the level above."""
 
     set: SettingValues

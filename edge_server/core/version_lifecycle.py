@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.tensor import Tensor
@@ -121,8 +121,7 @@ class DesiredModel:
     builds_engine: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSnapshot:
+class VersionSnapshot(NamedTuple):
     """One generation as input of the rule. Generations of a model count from 1, one per load."""
 
     version: int

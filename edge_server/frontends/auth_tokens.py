@@ -19,8 +19,8 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.config import CATEGORIES, OPEN_CATEGORIES
 from edge_server.errors import EdgeServerError, Forbidden, ServingFault, Unauthenticated
@@ -32,8 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     """A line of the file."""
 
     name: str

@@ -8,8 +8,8 @@ task waited for memory.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server import control_group
 from edge_server.core.model_spec import ModelFile
@@ -17,8 +17,7 @@ from edge_server.core.model_spec import ModelFile
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReading:
+class MemoryReading(NamedTuple):
     """Memory figures of the kernel. None: the kernel does not report the figure."""
 
     available_bytes: int | None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor
 from edge_server.core.tensor import DType, Tensor
 from edge_server.protocol.raw_tensors import byte_size_mismatch, element_count, tensor_from_raw
 
 
-@dataclass(frozen=True, slots=True)
-class RegionRef:
+class RegionRef(NamedTuple):
     """`byte_size` bytes from `offset` within the registered shared-memory region `name`."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -130,7 +129,7 @@ class RunningPlugins:
         for name, plugin in self._active():
             rows, reports = self._call(name, plugin.status) or (), self._call(name, plugin.reports) or {}
             if name not in self.failures:
-                found.append({"name": name, "error": "", "rows": [asdict(row) for row in rows], "reports": reports})
+                found.append({"name": name, "error": "", "rows": [row._asdict() for row in rows], "reports": reports})
         failed = self.failures.items()
         return found + [{"name": name, "error": error, "rows": [], "reports": {}} for name, error in failed]
 

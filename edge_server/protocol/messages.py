@@ -7,9 +7,8 @@ from any thread. Each message has exactly one class.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 MessageClass: TypeAlias = Any
 """A generated class. Type checkers do not see its attributes, which come from the .proto files."""
@@ -22,8 +21,7 @@ REFLECTION_SERVICES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceMethod:
+class ServiceMethod(NamedTuple):
     """One RPC of a service. `path` is the HTTP/2 path: "/package.Service/Method"."""
 
     name: str

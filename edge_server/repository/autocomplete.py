@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_server.backends import ONNX_ORDER, load_backend
 from edge_server.backends.base import Backend, ModelFile, ModelSignature
@@ -31,8 +30,7 @@ _NOTHING: Mapping[str, str] = {}
 _BY_NUMBER = {dtype.number: dtype for dtype in DType}
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedFile:
+class InspectedFile(NamedTuple):
     """A version's file, the runtime that will open it, and the inputs and outputs that the runtime read.
 
     `signature` is None if the runtime cannot read it. `notes` name the memory that it needs, if the backend computes
@@ -73,7 +71,7 @@ def inspect_model(
             continue
         name = inspected.backend.name
         skipped = tuple(f"backend '{other}' was skipped for '{name}': {e.message}" for other, e in failures)
-        return replace(inspected, skipped=skipped, has_alternatives=candidate is not choices[-1])
+        return inspected._replace(skipped=skipped, has_alternatives=candidate is not choices[-1])
     raise _all_failed(model, failures)
 
 
@@ -99,7 +97,7 @@ def _inspect_with(
         reason = LoadError(f"model '{model}' version {version}: {error}")
         raise explain_by_content(reason, file) or reason from error
     notes = (_memory_note(memory),) if memory else ()
-    return InspectedFile(backend, replace(file, memory_bytes=sum(memory.values())), signature, notes)
+    return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
 
 
 def _memory_note(parts: Mapping[str, int]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER, backend_names
 from edge_server.errors import BadModelConfig
@@ -58,8 +58,7 @@ _BACKENDS_OF_SUFFIX = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BackendCandidate:
+class BackendCandidate(NamedTuple):
     """A runtime to try, and the model file it would open; "" for the backend's own default name."""
 
     backend: str

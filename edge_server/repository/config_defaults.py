@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.errors import BadModelConfig
 from edge_server.repository.backend_choice import PLATFORM_OF_BACKEND
@@ -16,8 +16,7 @@ SEQUENCE_IDLE_US = 1_000_000
 """Default of max_sequence_idle_microseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(NamedTuple):
     """Devices of the machine and the backend, for instance groups.
 
     `gpu_count`: GPUs of the machine. `runs_on_gpu`: whether this backend uses them for KIND_AUTO. `cpu_instances`:

@@ -11,8 +11,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import watchdog.events
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
@@ -46,8 +46,7 @@ _WITHOUT_CHANGE = frozenset({"opened", "closed_no_write"})
 """Events without a change: loading a model opens and reads its files."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedFolder:
+class WatchedFolder(NamedTuple):
     """A real path to watch. With `names`, only these entries of the folder matter, and nothing below them."""
 
     path: str

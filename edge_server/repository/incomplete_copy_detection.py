@@ -26,7 +26,7 @@ import math
 from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, with_versions
@@ -41,8 +41,7 @@ PartKey: TypeAlias = int | None
 """A version's number; None: everything outside the version directories."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryRoot:
+class RepositoryRoot(NamedTuple):
     """Rules for one repository root.
 
     `has_local_times`: change times come from this machine's clock. `is_unreadable`: the root cannot be read, so its
@@ -77,8 +76,7 @@ class FolderState:
     unchanged: Container[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FolderPart:
+class FolderPart(NamedTuple):
     """State of one part: `activity` (None: absent), unchanged since `since_s`."""
 
     activity: str | None
@@ -94,8 +92,7 @@ class KnownModel:
     parts: Mapping[PartKey, FolderPart] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadState:
+class UploadState(NamedTuple):
     """Result of `update_uploads`. `next_scan_s` is the monotonic time of the next scan, None if all has settled.
 
     `unsettled` are the models that need the next scan.

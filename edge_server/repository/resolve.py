@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.core.model_spec import ModelFile, ModelSpec
@@ -200,8 +201,7 @@ def resolve_as_scanned(
     return replace(resolved, confirm=confirm)
 
 
-@dataclass(frozen=True, slots=True)
-class _ScannedFiles:
+class _ScannedFiles(NamedTuple):
     """The files of a version, per folder, as `file_fingerprint.describe_files` lists them."""
 
     model: ModelDirectory

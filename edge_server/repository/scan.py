@@ -14,6 +14,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
@@ -337,8 +338,7 @@ class Scanner:
         return known[1], model
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
+class Entries(NamedTuple):
     """Entries of a model directory: version folders, folders with a bad version name, and everything else."""
 
     versions: tuple[tuple[int, os.DirEntry[str]], ...]
@@ -385,8 +385,7 @@ def _outside_link_problem(name: str, outside_link: str) -> str:
     return f"model '{name}': a link leads out of the repository: {outside_link}; --allow-external-links permits it"
 
 
-@dataclass(frozen=True, slots=True)
-class _StatedPolicy:
+class _StatedPolicy(NamedTuple):
     """Settings that are read from a configuration before a load."""
 
     policy: VersionPolicy

@@ -13,8 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import EdgeServerError
@@ -43,8 +44,7 @@ _GIT_LOCK_TIMEOUT_S = 600.0
 """Oldest index.lock of git that counts. An older one remained after a crash."""
 
 
-@dataclass(frozen=True, slots=True)
-class PollIntervals:
+class PollIntervals(NamedTuple):
     """Times between scans, in seconds.
 
     `settle_s`: how long files on local disks must stay unchanged. `remote_settle_s`: the same for network file systems,

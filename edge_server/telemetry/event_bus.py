@@ -12,8 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +50,7 @@ SOURCES_FILE_REFUSED = "sources.file_refused"
 EventValue = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened. `number` counts the events of the bus from 1; `time_s` is in seconds since the epoch."""
 
     number: int

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _IDLE, _IOWAIT = 3, 4
 _COUNTED_TICKS = 8  # user nice system idle iowait irq softirq steal; user and nice include guest time
 
 
-@dataclass(frozen=True, slots=True)
-class HostReading:
+class HostReading(NamedTuple):
     """Load and memory of the machine. `cpu_utilization` is 0..1 over all cores, since the previous reading."""
 
     cpu_utilization: float

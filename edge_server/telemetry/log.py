@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_server.config import LOG_FORMATS, ConfigError, LogConfig, LogFormat
 from edge_server.errors import InvalidRequest, Refusal, Unsupported
@@ -35,8 +35,7 @@ RELOADED = ("log.verbose_level", "log.shows_info", "log.shows_warning", "log.sho
 """The configuration keys that `LogSettings.reload` applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LogValues:
+class _LogValues(NamedTuple):
     """Values of LogSettings, replaced as a whole: a handler on another thread sees the old or the new values."""
 
     verbose_level: int
@@ -95,8 +94,7 @@ class LogSettings:
             raise Unsupported("log file location can not be updated through network protocol")
         with self._lock:
             now = self._now
-            self._now = replace(
-                now,
+            self._now = now._replace(
                 shows_info=_bool(settings, "log_info", now.shows_info),
                 shows_warning=_bool(settings, "log_warning", now.shows_warning),
                 shows_error=_bool(settings, "log_error", now.shows_error),

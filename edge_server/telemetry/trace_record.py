@@ -9,8 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.trace_settings import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
@@ -42,8 +41,7 @@ _ELEMENT_BYTES = 48
 Stamp = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedTensor:
+class TracedTensor(NamedTuple):
     """Copy of a tensor at an activity."""
 
     activity: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.core.trace_settings import TraceSettings
 
@@ -59,8 +59,7 @@ class TraceSampler:
             return not self.open and (self.is_replaced or not self.left)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteParent:
+class RemoteParent(NamedTuple):
     """The caller's span, of which the request is a part. `state` is the text of `tracestate`, "" for none."""
 
     trace_id: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,13 @@ def test_what_this_machine_says_is_understood() -> None:
 
 def test_a_model_must_fit_into_the_control_groups_limit_too(root: Path, tmp_path: Path) -> None:
     file = model(tmp_path, {"model.onnx": 200 * MIB})
-    assert MemoryFloor(0, 0, root).refusal(replace(file, memory_bytes=300 * MIB), 1) is None
+    assert MemoryFloor(0, 0, root).refusal(file._replace(memory_bytes=300 * MIB), 1) is None
     (root / "proc/self").mkdir()
     (root / "proc/self/cgroup").write_text("0::/\n")
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/memory.max").write_text(f"{512 * MIB}\n")
     (root / "sys/fs/cgroup/memory.current").write_text(f"{256 * MIB}\n")
-    assert MemoryFloor(0, 0, root).refusal(replace(file, memory_bytes=300 * MIB), 1) == (
+    assert MemoryFloor(0, 0, root).refusal(file._replace(memory_bytes=300 * MIB), 1) == (
         "memory is short: 256 MiB are available, the model needs about 300 MiB"
     )
 
@@ -116,7 +115,7 @@ def test_a_load_that_would_pass_the_floor_is_refused_with_all_three_numbers(root
 
 
 def test_a_model_whose_memory_is_known_must_fit_without_a_floor_too(root: Path, tmp_path: Path) -> None:
-    file = replace(model(tmp_path, {"model.gguf": MIB}), memory_bytes=300 * MIB)
+    file = model(tmp_path, {"model.gguf": MIB})._replace(memory_bytes=300 * MIB)
     assert estimate_bytes(file, 2) == 600 * MIB
     assert MemoryFloor(0, 0, root).refusal(file, 2) is None
     assert MemoryFloor(0, 0, root).refusal(file, 3) == (

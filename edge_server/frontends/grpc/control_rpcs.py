@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -89,7 +88,7 @@ class ControlRpcs:
         _check_repository(request)
         entries = self._service.repository_index(only_ready=request.ready)
         # Triton's message has no field for a digest.
-        entries = [dataclasses.replace(entry, digest="") for entry in entries]
+        entries = [entry._replace(digest="") for entry in entries]
         return _filled(messages.RepositoryIndexResponse, {"models": control_responses.repository_index(entries)})
 
     def load(self, request: Message, *, may_carry_code: bool = True) -> Message:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
@@ -46,8 +45,7 @@ _AT_ONCE = frozenset(("ServerLive", "ServerReady", "ServerMetadata", "Check"))
 """Control RPCs that run on the transport's thread: they neither wait nor compute much."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamService:
+class StreamService(NamedTuple):
     """A service of bidirectional streams that another front end serves: its full name, and the opener of each RPC.
 
     protocol/descriptors.binpb describes its messages. `category` is its restriction category.

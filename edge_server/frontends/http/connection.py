@@ -14,8 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
 from edge_server.errors import EdgeServerError, Refusal
@@ -113,8 +112,7 @@ class ServerState(Protocol):
         """Whether each response is the last one of its connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoDrainDelay:
+class NoDrainDelay(NamedTuple):
     """State of a server without a drain delay."""
 
     is_in_drain_delay: bool = False

@@ -10,9 +10,8 @@ import re
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Response, SubmittedRequest
@@ -109,8 +108,7 @@ class InferenceContext:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class InferTarget:
+class InferTarget(NamedTuple):
     """Target of the inference requests with one head.
 
     `json_size` is the `header_length` of `decode_infer`; `extra` are the parameters from forwarded headers.

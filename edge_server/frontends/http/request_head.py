@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from edge_server.errors import InvalidRequest
@@ -59,8 +59,7 @@ class Headers:
         return self._fields
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """Request line and header fields of a request.
 
     `target` is still percent-encoded. `body_size` is in bytes, None for a chunked body. `expects_continue`: the client

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, ServingFault
@@ -17,8 +16,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """The line of a method and a path.
 
     A segment of `path` is literal or a name in braces: "/v2/models/{model}/infer". A name matches one segment, never an

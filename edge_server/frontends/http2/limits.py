@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STREAM_WINDOW_BYTES = 4 << 20
 """Bytes that a client may send on a stream before more is granted. A camera frame fits without a pause."""
@@ -59,8 +59,7 @@ OUTPUT_BYTES = 1 << 20
 """Bytes in a connection's output above which streams keep the rest in their queues."""
 
 
-@dataclass(frozen=True, slots=True)
-class Http2Limits:
+class Http2Limits(NamedTuple):
     """Limits that the server's owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
 
     `max_header_list_bytes` is announced to clients. A larger list, up to four times as large, is marked

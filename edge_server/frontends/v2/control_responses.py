@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
@@ -180,12 +179,12 @@ def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFam
 
 def cameras(report: CamerasReport) -> Json:
     """Return the response of GET /edge/v1/cameras (not in Triton)."""
-    sources = [{**asdict(source), "offline_s": round(source.offline_s, 3)} for source in report.sources]
+    sources = [{**source._asdict(), "offline_s": round(source.offline_s, 3)} for source in report.sources]
     return {
         "enabled": True,
         "problem": report.problem,
         "sources": sources,
-        "sinks": [asdict(sink) for sink in report.sinks],
+        "sinks": [sink._asdict() for sink in report.sinks],
     }
 
 

@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,8 +80,7 @@ class _CachedInput:
     """Lowest and highest integer; None for floating point."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedRequest:
+class _CachedRequest(NamedTuple):
     """The decoded content of a JSON text without id and data."""
 
     parts: tuple[_CachedInput, ...]
@@ -97,8 +97,7 @@ class _CachedRequest:
     memo: RequestMemo
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedResponse:
+class _CachedResponse(NamedTuple):
     """The JSON text of a generation's responses, valid while the outputs have these types and shapes."""
 
     spec: ModelSpec

@@ -9,17 +9,15 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ClockCapConstants:
+class ClockCapConstants(NamedTuple):
     """Constants of the rule. Times are in seconds. A step is `step` of the highest clock; the lowest cap is `lowest`.
 
     The cap goes down one step after the share was below `short_share` for `short_for_s`. It goes up one step after

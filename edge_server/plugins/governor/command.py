@@ -120,7 +120,7 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         parser.error(f"{options.trace}: {error.strerror}")
     tuning = PolicyConstants(temperature_limit_c=options.temperature_limit, power_limit_w=options.power_budget_watts)
     if options.trip_c:
-        tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
+        tuning = tuning._replace(default_trip_c=options.trip_c)
     replayed = replay_policy(samples, tuning)
     if options.svg is not None:
         _write_file(parser, options.svg, draw_replay(options.trace.name, replayed))
@@ -185,7 +185,7 @@ def _compare(
 ) -> list[SimulationResult]:
     """Simulate the scenario with each strategy. Calls `show` with the finished fraction and a description."""
     if seconds is not None:
-        scenario = dataclasses.replace(scenario, duration_s=seconds)
+        scenario = scenario._replace(duration_s=seconds)
     outcomes = []
     for done, strategy in enumerate(Strategy):
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.plugins.governor.admission_control import GovernorAdmission
@@ -34,8 +34,7 @@ def _do_nothing(*_: object, **__: object) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCallbacks:
+class ServerCallbacks(NamedTuple):
     """Functions of the server that the loop calls on its thread. All return at once.
 
     `token_work` returns the work of language models. `refused_frames` returns the number of frames that the governor

@@ -15,7 +15,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.controllers import MIN_SHARE, PiController, PowerBudget, TemperaturePredictor, clip
 from edge_server.plugins.governor.sensor_health import SensorHealth
@@ -71,8 +72,7 @@ _HARMLESS = frozenset({"over_current", "power_mode"})
 RECOVERING_TEXT = "the cause is over, and the allowed work rises step by step"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyInput:
+class PolicyInput(NamedTuple):
     """One sample of the machine for the policy. None, or an implausible number, means: not known now.
 
     The machine throttles itself at `trip_c` and switches itself off at `critical_c`. Newer NVIDIA drivers report
@@ -95,8 +95,7 @@ class PolicyInput:
     memory_pressure_percent: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConstants:
+class PolicyConstants(NamedTuple):
     """Constants of the policy. The defaults fit machines whose heat sink warms up in minutes and whose chip in seconds.
 
     The set-point is `below_trip_c` below the trip point, or `temperature_limit_c` if that is lower (0: no limit).
@@ -143,8 +142,7 @@ class PolicyConstants:
     memory_pressure_limit_percent: float = 40.0
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyDecision:
+class PolicyDecision(NamedTuple):
     """Decision of the policy. With `share` 1.0 nothing is limited.
 
     `limited_by` names the cause of a lower share: "heat", "power_budget", or the value of a Cause; "" for none.
@@ -282,7 +280,7 @@ class ControlPolicy:
             sheds_bulk=self._is_short_of_memory or level is ThermalLevel.CRITICAL,
             only_control=level is ThermalLevel.CRITICAL,
         )
-        return replace(decision, detail=_describe(decision, self.constants.lost_share if lacks_sensor else None))
+        return decision._replace(detail=_describe(decision, self.constants.lost_share if lacks_sensor else None))
 
     def _control_heat(self, temperature_c: float | None, seen: PolicyInput, dt_s: float, now_s: float) -> float | None:
         """Update the heat controller's share. Return the set-point, or None before the first temperature."""

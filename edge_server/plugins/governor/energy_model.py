@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_server.plugins.governor.readings import MachineReading
 
@@ -44,8 +44,7 @@ WorkKey: TypeAlias = tuple[str, "int | str"]
 """Model, and batch size; for a language model "prefill" or "decode", where an inference is a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelWorkload:
+class ModelWorkload(NamedTuple):
     """Work of one model with batches of one size in an interval: seconds of computing, and inferences.
 
     The seconds of parallel instances add up, so they can exceed the length of the interval.
@@ -55,8 +54,7 @@ class ModelWorkload:
     inferences: int
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceCost:
+class InferenceCost(NamedTuple):
     """Energy of one inference. `watts` is the machine's power above idle while it is computed.
 
     `inferences` is the weighted number of measured inferences; older ones count less. `confidence`, 0 to 1, rises with
@@ -70,8 +68,7 @@ class InferenceCost:
     total_j: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
+class _Interval(NamedTuple):
     """Measured energy of one interval."""
 
     energy_j: float

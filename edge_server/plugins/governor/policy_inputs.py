@@ -5,7 +5,7 @@ No clock, no I/O. It remembers only which temperature is controlled and which ki
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_server.plugins.governor.control_policy import Cause, PolicyInput
 from edge_server.plugins.governor.readings import (
@@ -57,8 +57,7 @@ class PolicyInputReader:
         if heat is not None:
             # The margin is used only without a temperature; else the trip point already contains it.
             margin_c = heat.headroom_c if heat.temperature_c is None else None
-            seen = replace(
-                seen,
+            seen = seen._replace(
                 temperature_c=heat.temperature_c,
                 trip_c=heat.trip_c,
                 critical_c=heat.critical_c,
@@ -68,7 +67,7 @@ class PolicyInputReader:
             self._seen_kinds |= {"temperature"}
         if power_w is not None:
             self._seen_kinds |= {"power"}
-        return replace(seen, expects=self._seen_kinds)
+        return seen._replace(expects=self._seen_kinds)
 
     def _controlled_temperature(self, reading: MachineReading) -> CriticalTemperature | None:
         """Return the temperature to control: that of the most critical zone, or still that of the previous zone."""

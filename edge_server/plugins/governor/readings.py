@@ -11,7 +11,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 JUNCTION = "tj"
 """Name of a Jetson's zone with the highest temperature of all zones of its chip."""
@@ -27,8 +27,7 @@ class ThrottleReason(enum.Enum):
     OVER_CURRENT = "over_current"
 
 
-@dataclass(frozen=True, slots=True)
-class TripPoints:
+class TripPoints(NamedTuple):
     """Trip points: the clocks are lowered (`passive_c`), full cooling or hardware throttling starts (`hot_c`), the
     machine switches itself off (`critical_c`). None: not reported."""
 
@@ -37,8 +36,7 @@ class TripPoints:
     critical_c: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Zone:
+class Zone(NamedTuple):
     """One temperature sensor. Some GPUs report `margin_c` instead of trip points: degrees until they throttle.
 
     `problem` is the reason why `temperature_c` is None. For example, a Jetson switches off the sensor of an idle GPU.
@@ -61,8 +59,7 @@ class Zone:
         return self.trips.passive_c - self.temperature_c
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalTemperature:
+class CriticalTemperature(NamedTuple):
     """The most critical temperature: that of the junction, or of the zone nearest to its trip point.
 
     `trip_c` and `critical_c` apply to this temperature. `headroom_c` is the distance to `trip_c`.
@@ -75,8 +72,7 @@ class CriticalTemperature:
     critical_c: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CoolingDevice:
+class CoolingDevice(NamedTuple):
     """A cooling device that throttles. Its state is from 0 (inactive) to `max_state`.
 
     `is_alert`: it reports throttling by the firmware, which is visible nowhere else.
@@ -89,8 +85,7 @@ class CoolingDevice:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rail:
+class Rail(NamedTuple):
     """Power of one supply rail, or of one processor or GPU.
 
     `is_counted`: it is part of the machine's total power; a rail behind another rail is not. `limit_mw` is enforced.
@@ -110,8 +105,7 @@ class Rail:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyCounter:
+class EnergyCounter(NamedTuple):
     """Energy counter with an arbitrary start. It never decreases within one process, even if the hardware wraps."""
 
     name: str
@@ -120,8 +114,7 @@ class EnergyCounter:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(NamedTuple):
     """A clock with the limits of its frequency governor. `highest_hz` is the hardware's highest clock."""
 
     name: str
@@ -152,8 +145,7 @@ class EventCounter:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FanReading:
+class FanReading(NamedTuple):
     """Speed of a fan. `duty` is from 0 to 1."""
 
     name: str
@@ -162,8 +154,7 @@ class FanReading:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PowerMode:
+class PowerMode(NamedTuple):
     """Power mode set by nvpmodel. Numbers have different meanings on each board, so show the name to users."""
 
     number: int
@@ -177,8 +168,7 @@ class PowerMode:
         return int(found[1]) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
+class MemoryState(NamedTuple):
     """Memory of the machine. The percentages are the part of the last ten seconds in which some task, and in which all
     tasks, waited for memory."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge_server.plugins.governor.control_policy import PolicyDecision
 from edge_server.plugins.governor.controllers import smoothing_weight
@@ -19,8 +20,7 @@ from edge_server.plugins.governor.work_meter import CompletedWork, ModelWork
 _SMOOTHING_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class VariantConstants:
+class VariantConstants(NamedTuple):
     """Constants of the rule. Times are in seconds.
 
     `short_below`: work is short if the allowed work is less than this part of the requested work. `room_c`: degrees

@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.errors import ChangedWhileLoading, Untrusted
 from edge_server.repository.scan import ModelDirectory, parse_version
@@ -26,8 +27,7 @@ from edge_server.repository.trust.signature import PublicKey, read_public_key
 _MAX_SIGNATURE_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TrustPolicy:
+class TrustPolicy(NamedTuple):
     """Rules for checksums and signatures. A `public_key` implies `requires_checksums`."""
 
     requires_checksums: bool = False

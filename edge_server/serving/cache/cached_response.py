@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -26,8 +25,7 @@ _ELEMENT_BYTES = 48
 """Memory of an element of BYTES beside its own bytes: the reference to it, and the header of a `bytes` object."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedResponse:
+class CachedResponse(NamedTuple):
     """Immutable: the arrays are read-only and shared with nothing else. `size_bytes` is its approximate memory."""
 
     outputs: tuple[Tensor, ...]

@@ -8,8 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.core.ensemble_graph import Step, StepPlan
 from edge_server.core.ensemble_run import EnsembleRun, StepLaunch, match_rank, step_input_tensor
@@ -39,8 +38,7 @@ class SubmitStep(Protocol):
     def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EnsembleContext:
+class EnsembleContext(NamedTuple):
     """Shared by the runs of one ensemble version. `allows_missing_outputs`: outputs may be missing in a response.
 
     `on_released` is called once for each run, when nothing uses its inputs any more.

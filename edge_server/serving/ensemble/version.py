@@ -359,7 +359,7 @@ def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) ->
         if producer is not None and not item.labels:
             name = next(name for name, tensor in producer.outputs if tensor == item.name)
             made = members[producer.index].output(name)
-            item = dataclasses.replace(item, labels=made.labels if made is not None else ())
+            item = item._replace(labels=made.labels if made is not None else ())
         outputs.append(item)
     config = json.loads(spec.config_json)
     is_decoupled = spec.is_decoupled or bool(graph.plan().response_origin)

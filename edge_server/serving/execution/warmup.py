@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,8 +35,7 @@ _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WarmupRules:
+class WarmupRules(NamedTuple):
     """`allows_nan`: floats may be NaN or infinite. `probes`: a made-up inference replaces missing samples."""
 
     allows_nan: bool

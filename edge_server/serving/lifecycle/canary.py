@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
@@ -27,8 +27,7 @@ _NOISE_NS = 1_000_000
 all."""
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryTerms:
+class CanaryTerms(NamedTuple):
     """Terms of a canary. `share` 0..1 of the requests without a version. After `min_requests` of each version the
     canary falls back if its error rate is more than `max_error_rate` above the other's, or if its p99 latency is more
     than `max_p99_ratio` times the other's and at least 1 ms above it. Failures that alone exceed the error rate are

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.version_lifecycle import ReloadPolicy
 from edge_server.errors import BadModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleSettings:
+class LifecycleSettings(NamedTuple):
     """`load_retry_count`: how often a load that failed for good is retried at once. `reload_policy`: for models without
     their own. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay loaded. `on_demand_timeout_s`:
     how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any time."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION, VersionReport
@@ -75,8 +76,7 @@ class Failure:
             self.alarm.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class EvictedVersion:
+class EvictedVersion(NamedTuple):
     """A desired version that is not in memory: its report, and the fingerprint it was checked with."""
 
     fingerprint: str
@@ -86,8 +86,7 @@ class EvictedVersion:
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredVersion:
+class RetiredVersion(NamedTuple):
     """The last report of a version that was unloaded."""
 
     generation: int

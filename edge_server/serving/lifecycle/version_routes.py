@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial, canary_terms, signature_difference
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedCanary:
+class RejectedCanary(NamedTuple):
     """A newest version that gets no more requests without a version; its next generation may again."""
 
     generation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(NamedTuple):
     """`ready` maps versions to their serving generation, highest first; never empty. `first` gets the requests without
     a version, except for the share of the trial's canary."""
 

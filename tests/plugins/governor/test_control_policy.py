@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -157,8 +157,7 @@ def test_a_sensor_that_reads_far_too_few_is_found_out_by_the_machines_own_thrott
 def test_a_cool_machine_is_not_held_back() -> None:
     course = live(World(always(25.0)), ControlPolicy())
     for decision in course.after(0, 300).decisions:
-        assert decision == replace(
-            PolicyDecision(),
+        assert decision == PolicyDecision()._replace(
             temperature_c=decision.temperature_c,
             predicted_c=decision.predicted_c,
             set_point_c=SET_POINT_C,
@@ -271,7 +270,7 @@ def test_after_any_single_nonsense_a_cool_machine_is_free_again_within_a_minute(
     policy = ControlPolicy()
     for index in range(20):
         policy.step(PolicyInput(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
-    policy.step(replace(seen, trip_c=TRIP_C, critical_c=CRITICAL_C, margin_c=None, power_limit_w=None), 10.0)
+    policy.step(seen._replace(trip_c=TRIP_C, critical_c=CRITICAL_C, margin_c=None, power_limit_w=None), 10.0)
     for index in range(1, 121):
         decision = policy.step(PolicyInput(50.0, TRIP_C, CRITICAL_C, power_w=5.0), 10.0 + index * PERIOD_S)
     assert (decision.share, decision.level, decision.detail) == (1.0, ThermalLevel.NORMAL, "")

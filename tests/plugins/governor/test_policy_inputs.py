@@ -175,9 +175,9 @@ CAUSES: dict[str, tuple[MachineReading, set[Cause]]] = {
         replace(ORIN, power_mode=PowerMode(0, "15W", 612_000_000), clocks=(GPU_CLOCK,)),
         {Cause.POWER_MODE},
     ),
-    "somebody's cap": (replace(ORIN, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),)), {Cause.POWER_MODE}),
+    "somebody's cap": (replace(ORIN, clocks=(GPU_CLOCK._replace(cap_hz=612_000_000),)), {Cause.POWER_MODE}),
     "full clocks": (replace(ORIN, power_mode=PowerMode(2, "MAXN", 1_020_000_000), clocks=(GPU_CLOCK,)), set()),
-    "a laptop's setting": (MachineReading(0.0, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),)), set()),
+    "a laptop's setting": (MachineReading(0.0, clocks=(GPU_CLOCK._replace(cap_hz=612_000_000),)), set()),
 }
 
 
@@ -188,5 +188,5 @@ def test_why_a_machine_slows_down(case: str) -> None:
 
 
 def test_our_own_cap_is_no_power_mode() -> None:
-    reading = replace(ORIN, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),))
+    reading = replace(ORIN, clocks=(GPU_CLOCK._replace(cap_hz=612_000_000),))
     assert throttle_causes(reading, is_capped_by_us=True) == frozenset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -56,7 +55,7 @@ def test_the_state_follows_the_temperature() -> None:
         (110.0, ThermalLevel.CRITICAL),
     ]
     assert [
-        (temperature_c, ControlPolicy().step(replace(COOL, temperature_c=temperature_c), 0.0).level)
+        (temperature_c, ControlPolicy().step(COOL._replace(temperature_c=temperature_c), 0.0).level)
         for temperature_c, _ in table
     ] == table
 
@@ -64,7 +63,7 @@ def test_the_state_follows_the_temperature() -> None:
 def test_a_worse_state_holds_at_once_and_a_better_one_after_a_rest() -> None:
     box = Box()
     box.see(COOL, 5)
-    hot = box.see(replace(COOL, temperature_c=97.0), 10)
+    hot = box.see(COOL._replace(temperature_c=97.0), 10)
     assert hot[-1].level is ThermalLevel.HOT
     cooling = [decision.level for decision in box.see(COOL, 60)]
     assert cooling[0] is ThermalLevel.HOT
@@ -80,7 +79,7 @@ def test_noise_at_the_edge_of_a_state_does_not_make_it_flicker(edge_c: float, se
     box = Box()
     levels = []
     for _ in range(1200):
-        seen = replace(COOL, temperature_c=None if rnd.random() < 0.02 else edge_c + rnd.gauss(0, 0.3))
+        seen = COOL._replace(temperature_c=None if rnd.random() < 0.02 else edge_c + rnd.gauss(0, 0.3))
         levels += [decision.level for decision in box.see(seen)]
     for start in range(0, len(levels) - 120, 20):
         assert _changes(levels[start : start + 120]) <= 3
@@ -88,8 +87,8 @@ def test_noise_at_the_edge_of_a_state_does_not_make_it_flicker(edge_c: float, se
 
 def test_missed_readings_change_neither_state_nor_share() -> None:
     box = Box()
-    hot = box.see(replace(COOL, temperature_c=96.0), 30)[-1]
-    missed = box.see(replace(COOL, temperature_c=None), 1.0)[-1]
+    hot = box.see(COOL._replace(temperature_c=96.0), 30)[-1]
+    missed = box.see(COOL._replace(temperature_c=None), 1.0)[-1]
     assert (missed.level, missed.set_point_c, missed.lost) == (hot.level, hot.set_point_c, frozenset())
     assert missed.share == hot.share
 
@@ -104,7 +103,7 @@ def test_a_lost_sensor_shows_within_five_seconds_whatever_the_state_and_one_that
     temperature_c: float,
 ) -> None:
     box = Box()
-    before = box.see(replace(COOL, temperature_c=temperature_c), 20)[-1]
+    before = box.see(COOL._replace(temperature_c=temperature_c), 20)[-1]
     lost = box.see(PolicyInput(), 4.5)[-1]
     assert lost.lost == {"temperature"}
     assert Cause.SENSOR_LOST in lost.causes
@@ -126,7 +125,7 @@ def test_a_lost_sensor_shows_within_five_seconds_whatever_the_state_and_one_that
 def test_a_sensor_that_another_one_replaces_is_missed_all_the_same() -> None:
     box = Box()
     box.see(COOL, 10)
-    lost = box.see(replace(COOL, temperature_c=50.0, silent=frozenset({"zone tj-thermal"})), 4.5)[-1]
+    lost = box.see(COOL._replace(temperature_c=50.0, silent=frozenset({"zone tj-thermal"})), 4.5)[-1]
     assert lost.lost == {"zone tj-thermal"}
     assert lost.share < 1.0
     assert "zone tj-thermal" in lost.detail
@@ -142,7 +141,7 @@ def test_a_sensor_that_is_expected_and_never_speaks_is_lost() -> None:
 def test_losing_power_limits_only_where_power_is_controlled_by() -> None:
     for limit_w, share in ((None, 1.0), (30.0, 0.5)):
         box = Box()
-        box.see(replace(COOL, power_w=10.0, power_limit_w=limit_w), 10)
+        box.see(COOL._replace(power_w=10.0, power_limit_w=limit_w), 10)
         decision = box.see(COOL, 60)[-1]
         assert decision.lost == {"power"}
         assert decision.share == pytest.approx(share)
@@ -154,7 +153,7 @@ def test_a_miss_after_a_suspend_is_not_a_loss() -> None:
     policy = ControlPolicy()
     policy.step(COOL, 0.0)
     policy.step(COOL, 0.5)
-    assert policy.step(replace(COOL, temperature_c=None), 3600.0).lost == frozenset()
+    assert policy.step(COOL._replace(temperature_c=None), 3600.0).lost == frozenset()
     awake = policy.step(COOL, 3600.5)
     assert (awake.share, awake.level, awake.lost) == (1.0, ThermalLevel.NORMAL, frozenset())
 
@@ -162,8 +161,8 @@ def test_a_miss_after_a_suspend_is_not_a_loss() -> None:
 def test_after_a_suspend_the_machine_is_felt_again() -> None:
     policy = ControlPolicy()
     for index in range(200):
-        policy.step(replace(COOL, temperature_c=99.0), index * PERIOD_S)
-    awake = policy.step(replace(COOL, temperature_c=20.0), 9000.0)
+        policy.step(COOL._replace(temperature_c=99.0), index * PERIOD_S)
+    awake = policy.step(COOL._replace(temperature_c=20.0), 9000.0)
     assert awake.temperature_c == pytest.approx(20.0, abs=0.1)
     assert awake.predicted_c == pytest.approx(20.0, abs=0.5)
 
@@ -172,7 +171,7 @@ def test_a_clock_that_goes_back_does_no_harm() -> None:
     policy = ControlPolicy()
     policy.step(COOL, 100.0)
     assert policy.step(COOL, 50.0).share == 1.0
-    assert policy.step(replace(COOL, temperature_c=None), 50.5).lost == frozenset()
+    assert policy.step(COOL._replace(temperature_c=None), 50.5).lost == frozenset()
 
 
 def test_nvidias_margin_alone_controls_like_a_temperature() -> None:
@@ -203,10 +202,10 @@ def test_a_temperature_limit_lowers_the_set_point_and_never_raises_it() -> None:
 
 
 def test_only_control_goes_on_when_the_machine_is_about_to_switch_itself_off() -> None:
-    decision = ControlPolicy().step(replace(COOL, temperature_c=103.0), 0.0)
+    decision = ControlPolicy().step(COOL._replace(temperature_c=103.0), 0.0)
     assert (decision.level, decision.only_control, decision.sheds_bulk) == (ThermalLevel.CRITICAL, True, True)
     assert not decision.may_load
-    assert not ControlPolicy().step(replace(COOL, temperature_c=101.0), 0.0).only_control
+    assert not ControlPolicy().step(COOL._replace(temperature_c=101.0), 0.0).only_control
 
 
 def test_nothing_is_critical_where_the_machine_reports_no_critical_temperature() -> None:
@@ -217,7 +216,7 @@ def test_nothing_is_critical_where_the_machine_reports_no_critical_temperature()
 def test_a_machine_that_slows_itself_down_is_reported_as_throttled_and_given_less(cause: Cause) -> None:
     box = Box()
     box.see(COOL, 5)
-    slowed = box.see(replace(COOL, slowed_by=frozenset({cause})), 3)
+    slowed = box.see(COOL._replace(slowed_by=frozenset({cause})), 3)
     shares = [decision.share for decision in slowed]
     assert slowed[0].level is ThermalLevel.THROTTLED
     assert shares == sorted(shares, reverse=True)
@@ -233,7 +232,7 @@ def test_a_machine_that_slows_itself_down_is_reported_as_throttled_and_given_les
 
 @pytest.mark.parametrize("cause", [Cause.OVER_CURRENT, Cause.POWER_MODE])
 def test_what_doing_less_would_not_mend_is_reported_and_nothing_more(cause: Cause) -> None:
-    decisions = Box().see(replace(COOL, slowed_by=frozenset({cause})), 60)
+    decisions = Box().see(COOL._replace(slowed_by=frozenset({cause})), 60)
     assert {(decision.share, decision.level) for decision in decisions} == {(1.0, ThermalLevel.NORMAL)}
     assert decisions[-1].detail == cause_texts({cause.value})[0]
 
@@ -242,12 +241,12 @@ def test_bursts_of_over_current_do_not_move_the_share() -> None:
     box = Box()
     for index in range(240):
         slowed_by = frozenset({Cause.OVER_CURRENT}) if index % 20 < 6 else frozenset[Cause]()
-        assert box.see(replace(COOL, slowed_by=slowed_by))[-1].share == 1.0
+        assert box.see(COOL._replace(slowed_by=slowed_by))[-1].share == 1.0
 
 
 def test_a_gpu_at_its_power_cap_whose_watts_are_known_is_controlled_by_them_and_may_load() -> None:
     box = Box()
-    decision = box.see(replace(COOL, power_w=250.0, power_limit_w=300.0, slowed_by=frozenset({Cause.POWER_CAP})), 30)[
+    decision = box.see(COOL._replace(power_w=250.0, power_limit_w=300.0, slowed_by=frozenset({Cause.POWER_CAP})), 30)[
         -1
     ]
     assert (decision.share, decision.level, decision.may_load) == (1.0, ThermalLevel.THROTTLED, True)
@@ -255,20 +254,20 @@ def test_a_gpu_at_its_power_cap_whose_watts_are_known_is_controlled_by_them_and_
 
 @pytest.mark.parametrize("cause", [Cause.THERMAL, Cause.POWER_BRAKE, Cause.UNDER_VOLTAGE])
 def test_loads_wait_while_the_machine_is_in_trouble(cause: Cause) -> None:
-    assert not ControlPolicy().step(replace(COOL, slowed_by=frozenset({cause})), 0.0).may_load
-    assert not ControlPolicy().step(replace(COOL, temperature_c=96.0), 0.0).may_load
+    assert not ControlPolicy().step(COOL._replace(slowed_by=frozenset({cause})), 0.0).may_load
+    assert not ControlPolicy().step(COOL._replace(temperature_c=96.0), 0.0).may_load
     assert ControlPolicy().step(COOL, 0.0).may_load
 
 
 def test_pressure_on_memory_sheds_bulk_and_stops_loads_until_it_has_clearly_fallen() -> None:
     box = Box()
-    short = box.see(replace(COOL, memory_pressure_percent=45.0))[-1]
+    short = box.see(COOL._replace(memory_pressure_percent=45.0))[-1]
     assert (short.sheds_bulk, short.may_load, short.level) == (True, False, ThermalLevel.WARM)
     assert (short.share, short.only_control) == (1.0, False)
     assert Cause.MEMORY in short.causes
     assert "memory" in short.detail
-    assert box.see(replace(COOL, memory_pressure_percent=35.0))[-1].sheds_bulk
-    eased = box.see(replace(COOL, memory_pressure_percent=5.0), 15)[-1]
+    assert box.see(COOL._replace(memory_pressure_percent=35.0))[-1].sheds_bulk
+    eased = box.see(COOL._replace(memory_pressure_percent=5.0), 15)[-1]
     assert (eased.sheds_bulk, eased.may_load, eased.level) == (False, True, ThermalLevel.NORMAL)
 
 
@@ -288,12 +287,12 @@ def test_every_cause_has_words_of_its_own() -> None:
         assert [other for other in keys if key in cause_texts({other.value})[0]] == [cause]
     box = Box()
     box.see(COOL, 5)
-    assert "temperature" in box.see(replace(COOL, temperature_c=None), 5)[-1].detail
+    assert "temperature" in box.see(COOL._replace(temperature_c=None), 5)[-1].detail
 
 
 def test_the_hottest_words_come_first_when_there_are_several_causes() -> None:
     slowed_by = frozenset({Cause.POWER_MODE, Cause.OVER_CURRENT, Cause.THERMAL})
-    detail = ControlPolicy().step(replace(COOL, slowed_by=slowed_by), 0.0).detail
+    detail = ControlPolicy().step(COOL._replace(slowed_by=slowed_by), 0.0).detail
     order = (Cause.THERMAL, Cause.OVER_CURRENT, Cause.POWER_MODE)
     places = [detail.index(cause_texts({cause.value})[0]) for cause in order]
     assert places == sorted(places)

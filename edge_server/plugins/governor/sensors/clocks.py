@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import Clock
 from edge_server.plugins.governor.sensors.sysfs import FoundPaths, SysfsFiles, source_of
@@ -13,8 +13,7 @@ _GPU_NODES = ("gpu", "ga10b", "gv11b", "gp10b")
 """Names of the GPU in the device tree, and at the end of its devfreq name: Orin, Orin on JetPack 5, Xavier, TX2."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClockFiles:
+class _ClockFiles(NamedTuple):
     """Folder and file names of one clock, and the unit of their numbers."""
 
     name: str

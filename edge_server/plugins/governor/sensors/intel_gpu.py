@@ -6,7 +6,7 @@ The power of an integrated GPU is part of the processor package. Discrete cards 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import EnergyCounter, Gpu, Rail, ThrottleReason
 from edge_server.plugins.governor.sensors.counter_rates import EnergyMeter
@@ -27,8 +27,7 @@ _CAUSES = {
 """File names after `throttle_reason_` or `reason_`. "status" is left out: it only says that there is a reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
+class _Card(NamedTuple):
     """Files of one GPU. `monitor` is the folder of its hwmon device, "" for an integrated GPU."""
 
     key: str

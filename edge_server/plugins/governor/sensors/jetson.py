@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import PowerMode
 from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
@@ -38,8 +38,7 @@ _INCOMPLETE_AGAIN_S = 60.0
 """Time until an incomplete identity of a Jetson is read again: this searches dpkg's list, which is long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Identity of a board. `soc` is the chip's name in the device tree (tegra234 for Orin); None if not a Jetson."""
 
     board: str | None

@@ -6,7 +6,8 @@ and invented processes for Orin's GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import (
     Clock,
@@ -45,8 +46,7 @@ _OVER_CURRENT = {
 """Alarms of the power monitor: supply voltage too low, average power too high, momentary power too high."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Counter:
+class _Counter(NamedTuple):
     """File of one over-current counter."""
 
     name: str

@@ -8,7 +8,7 @@ and are identified by their labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import Rail
 from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
@@ -27,8 +27,7 @@ The first row whose rails all exist applies. The rails of AGX Orin's second moni
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Channel:
+class _Channel(NamedTuple):
     """Files of one rail. `power` is the path of a power in microwatts; "": computed from `voltage` and `current`."""
 
     name: str
@@ -60,7 +59,7 @@ class JetsonRails:
         if any(rail.power_mw is None for rail in rails):
             self._channels.forget()
         counted = _counted([rail.name for rail in rails])
-        return tuple(replace(rail, is_counted=rail.name in counted) for rail in rails)
+        return tuple(rail._replace(is_counted=rail.name in counted) for rail in rails)
 
     def _find(self) -> list[_Channel]:
         channels: list[_Channel] = []
@@ -99,12 +98,12 @@ class JetsonRails:
         )
         for value in (voltage_mv, current_ma):
             if isinstance(value, MissingReason):
-                return replace(rail, problem=value.reason)
+                return rail._replace(problem=value.reason)
         assert isinstance(voltage_mv, int)
         assert isinstance(current_ma, int)
         # A rail that is switched off sometimes reads a little below zero.
         power_mw = max(0, voltage_mv * current_ma // 1000)
-        return replace(rail, power_mw=power_mw, voltage_mv=voltage_mv, current_ma=current_ma)
+        return rail._replace(power_mw=power_mw, voltage_mv=voltage_mv, current_ma=current_ma)
 
     def _measured(self, channel: _Channel) -> Rail:
         power_uw = self._files.number(channel.power)

@@ -6,7 +6,7 @@ it; a udev or tmpfiles rule can permit other users.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import EnergyCounter, Rail
 from edge_server.plugins.governor.sensors.counter_rates import EnergyMeter
@@ -17,8 +17,7 @@ _LONGEST_S = 30.0
 """Longest gap between two readings for a valid power. A package's counter may wrap within about a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Domain:
+class _Domain(NamedTuple):
     """One power domain. `is_counted`: packages, and memory, which is not part of a package. Cores and graphics are part
     of a package, and psys, if present, contains everything."""
 

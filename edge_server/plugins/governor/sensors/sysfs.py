@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -18,16 +18,14 @@ FIND_AGAIN_S = 4.0
 """Time until paths are searched again. Files of a driver that is loaded later are then found."""
 
 
-@dataclass(frozen=True, slots=True)
-class MissingReason:
+class MissingReason(NamedTuple):
     """The reason why a file has no value. `is_temporary`: the kernel returned EAGAIN."""
 
     reason: str
     is_temporary: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A file and its text that identify a folder, because the numbers of folders can change at any time."""
 
     path: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import JUNCTION, CoolingDevice, TripPoints, Zone
 from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
@@ -21,8 +21,7 @@ _SLOW_READ_PERIOD_S = 0.45
 """Least time between two reads of slow zones, a little less than the half second between two samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ZoneFiles:
+class _ZoneFiles(NamedTuple):
     """Files and trip points of one zone."""
 
     name: str
@@ -31,8 +30,7 @@ class _ZoneFiles:
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class _CoolerFiles:
+class _CoolerFiles(NamedTuple):
     """Files of one cooling device."""
 
     name: str

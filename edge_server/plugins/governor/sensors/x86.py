@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import EventCounter, MachineReading, ThrottleReason, TripPoints, Zone
 from edge_server.plugins.governor.sensors.clocks import Clocks
@@ -22,8 +22,7 @@ from edge_server.plugins.governor.sensors.thermal import ThermalZones, implausib
 _CPUS = "/sys/devices/system/cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class _Temperature:
+class _Temperature(NamedTuple):
     """File and trip points of one processor temperature."""
 
     name: str
@@ -32,8 +31,7 @@ class _Temperature:
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class _Throttle:
+class _Throttle(NamedTuple):
     """Throttle counters `paths` whose sum is one counter."""
 
     name: str
@@ -92,16 +90,16 @@ class X86Sensor:
         # The kernel's zone is the same sensor. It is used if the driver is not loaded or fails.
         trips = {zone.name: zone.trips for zone in zones}
         others = self._package.read(now_s) or self._others.read(now_s)
-        return tuple(replace(zone, trips=trips.get(zone.name, zone.trips)) for zone in others) or zones
+        return tuple(zone._replace(trips=trips.get(zone.name, zone.trips)) for zone in others) or zones
 
     def _zone(self, place: _Temperature) -> Zone:
         at_mc = self._files.number(place.path)
         zone = Zone(place.name, None, place.trips, source=source_of(place.path))
         if isinstance(at_mc, MissingReason):
             self._temperatures.forget()
-            return replace(zone, problem=at_mc.reason)
+            return zone._replace(problem=at_mc.reason)
         problem = implausible_reason(place.path, at_mc)
-        return replace(zone, problem=problem) if problem else replace(zone, temperature_c=at_mc / 1000)
+        return zone._replace(problem=problem) if problem else zone._replace(temperature_c=at_mc / 1000)
 
     def _find_temperatures(self) -> list[_Temperature]:
         found: list[_Temperature] = []

@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.governor.control_policy import (
@@ -26,8 +27,7 @@ COLUMNS = ("time_s", "temperature_c", "power_w", "trip_c")
 MOST_ROWS = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedReading:
+class RecordedReading(NamedTuple):
     """One recorded sample. None: the reading failed."""
 
     time_s: float

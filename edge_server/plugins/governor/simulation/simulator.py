@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge_server.core.priority import PriorityClass
 from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput, ThermalLevel
@@ -39,8 +40,7 @@ class Strategy(enum.Enum):
     GOVERNOR_VARIANT = "governor with a lighter variant"
 
 
-@dataclass(frozen=True, slots=True)
-class ClassLoad:
+class ClassLoad(NamedTuple):
     """Requests of one class: rate per second, and deadline after arrival."""
 
     priority: PriorityClass
@@ -48,8 +48,7 @@ class ClassLoad:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """All requests. A request takes `heavy_s` at full clock, or `light_s` with the lighter variant."""
 
     classes: tuple[ClassLoad, ...] = (
@@ -61,8 +60,7 @@ class Workload:
     light_s: float = 0.0045
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(NamedTuple):
     """Ambient conditions and faults, as functions of the seconds since the start.
 
     `sense(true_c, now_s, random)` returns the sensor's reading for the true temperature; None: no reading.

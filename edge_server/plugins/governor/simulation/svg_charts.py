@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 WIDTH, HEIGHT = 300.0, 120.0
 """Size of a panel in SVG units. A column may have another width."""
@@ -17,8 +17,7 @@ _INK, _FAINT, _GRID = "#2b2d33", "#6b7280", "#e5e7eb"
 Join = Callable[[Sequence[float]], float]
 
 
-@dataclass(frozen=True, slots=True)
-class ChartPanel:
+class ChartPanel(NamedTuple):
     """One chart: its position in the sheet, and the ranges of both axes."""
 
     left: float
@@ -102,8 +101,7 @@ class ChartPanel:
         return "".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class ChartRow:
+class ChartRow(NamedTuple):
     """One quantity: its title, the range of its axis, and the function that draws it on a panel."""
 
     title: str
@@ -113,8 +111,7 @@ class ChartRow:
     shows_numbers: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ChartColumn:
+class ChartColumn(NamedTuple):
     """One column: a bold heading, a few lines of facts below it, and its rows."""
 
     heading: str
