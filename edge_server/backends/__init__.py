@@ -1,8 +1,7 @@
-"""Backends: one adapter for each runtime, imported on first use. The only folder with heavy imports.
+"""Backends: one adapter for each runtime, imported on first use, because its imports are heavy.
 
-May import core and errors. The rest of the server uses `load_backend` and `backends.base`. A new runtime is one new
-file and one line in `_MODULES`. Plugins of this package bring others. Other packages add backends as entry points; see
-`backends.base`.
+May import core and errors. The rest of the server uses `load_backend` and `backends.base`. Most runtimes are brought by
+plugins of this package (`Plugin.backends`). Other packages add backends as entry points; see `backends.base`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from edge_server.lazy_import import run_deferred_import
 from edge_server.own_plugins import missing_backend, plugin_objects
 
 _MODULES = {
-    "onnxruntime": "edge_server.backends.onnxruntime",
+    "onnxruntime": "edge_server.backends.onnxruntime.backend",
     "openvino_genai": "edge_server.backends.llm.backend",
     "onnxruntime_genai": "edge_server.backends.llm.backend",
     "openvino_embeddings": "edge_server.backends.llm.openvino_embeddings",
-    "openvino": "edge_server.backends.openvino",
+    "openvino": "edge_server.backends.openvino.backend",
     "identity": "edge_server.backends.builtin_models",
     "python": "edge_server.backends.python.backend",
     "repeat": "edge_server.backends.builtin_models",

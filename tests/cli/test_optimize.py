@@ -31,7 +31,7 @@ QUICK = ("--runs=20", "--seconds=1", "--samples=3")
 
 FAULTY = """
     import os, signal, time
-    from edge_server.backends.onnxruntime import OnnxRuntimeBackend
+    from edge_server.backends.onnxruntime.backend import OnnxRuntimeBackend
     from edge_server.errors import BackendError
 
     def fault(name, run):

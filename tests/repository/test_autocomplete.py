@@ -360,7 +360,7 @@ def test_a_real_onnx_file_is_completed_by_each_runtime(
 @pytest.mark.parametrize("content", [b"", b"not onnx at all", _onnx(["n", 3])[:40]])
 def test_a_real_runtime_refuses_a_corrupt_file_as_a_load_error(add_model: Any, resolved: Any, content: bytes) -> None:
     pytest.importorskip("onnxruntime")
-    pytest.importorskip("edge_server.backends.onnxruntime")
+    pytest.importorskip("edge_server.backends.onnxruntime.backend")
     add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": content})
     with pytest.raises(LoadError, match="'m'"):
         resolved()

@@ -39,7 +39,7 @@ from edge_server.backends.base import (
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.llm.model_size import read_export
 from edge_server.backends.llm.settings import PROCESS_BYTES
-from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import (

@@ -20,7 +20,7 @@ from edge_server.backends.llm.generation_config import read_generation_config
 from edge_server.backends.llm.openvino_tokenizer import open_tokenizer
 from edge_server.backends.llm.settings import LlmSettings
 from edge_server.backends.llm.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
-from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.control_group import limited_cores
 from edge_server.errors import InvalidRequest
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from edge_server.backends import onnxruntime_providers, openvino_devices
+from edge_server.backends.onnxruntime import providers
+from edge_server.backends.openvino import devices
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.tuning.trial.accelerators import ReportedDevices
 from edge_server.plugins.tuning.trial.child_process import CandidateProcess, ChildLimits
@@ -15,7 +16,7 @@ from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_chil
 
 MODULE = "edge_server.plugins.tuning.trial.device_listing"
 
-_REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_devices.reported}
+_REPORTS = {"onnxruntime": providers.reported, "openvino": devices.reported}
 
 
 def list_devices(runtime: str, limits: ChildLimits) -> ReportedDevices:

@@ -1,6 +1,6 @@
 """Options for onnxruntime from a model's configuration: threads, memory, optimisation, providers, precision.
 
-The docstring of `onnxruntime` lists the keys.
+The docstring of `backend` lists the keys.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.backend_helpers import load_error, precision_of_tensors, whole_number, yes_or_no
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.onnxruntime_providers import Pairs
+from edge_server.backends.onnxruntime import providers
+from edge_server.backends.onnxruntime.providers import Pairs
 from edge_server.control_group import usable_cores
 from edge_server.errors import LoadError
 

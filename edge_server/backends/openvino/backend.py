@@ -4,7 +4,7 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
 
 - `precision`: `f32` (default on the CPU), `bf16`, `f16`, `int8` (requires a quantised file), `auto` (OpenVINO chooses;
   bf16 on CPUs with AMX). `HINT_BF16` YES: bf16 if the device has it.
-- `TARGET_DEVICE`: CPU (default), GPU, NPU, AUTO:GPU,CPU ..., see `openvino_devices`. Models compiled for other devices
+- `TARGET_DEVICE`: CPU (default), GPU, NPU, AUTO:GPU,CPU ..., see `devices`. Models compiled for other devices
   are cached in the server's `MODEL_CACHE_DIR`, unless the model sets a `CACHE_DIR`.
 - `CPU_EXTENSION_PATH`: a library of custom operators.
 - `SKIP_OV_DYNAMIC_BATCHSIZE` YES: compile for exactly max_batch_size rows; `ENABLE_BATCH_PADDING` YES then pads
@@ -36,9 +36,9 @@ from edge_server.backends.backend_helpers import (
     load_error,
 )
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.openvino_devices import queryable_device
-from edge_server.backends.openvino_lean_import import import_openvino
-from edge_server.backends.openvino_model_reader import (
+from edge_server.backends.openvino.devices import queryable_device
+from edge_server.backends.openvino.lean_import import import_openvino
+from edge_server.backends.openvino.model_reader import (
     GraphReader,
     bf16_names,
     declared_tensor,
@@ -47,8 +47,8 @@ from edge_server.backends.openvino_model_reader import (
     file_to_read,
     positions,
 )
-from edge_server.backends.openvino_options import CompileOptions, compile_options
-from edge_server.backends.openvino_session import CompiledModel, OpenVinoLibrary, OpenVinoSession
+from edge_server.backends.openvino.options import CompileOptions, compile_options
+from edge_server.backends.openvino.session import CompiledModel, OpenVinoLibrary, OpenVinoSession
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import LoadError
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_server.backends.backend_helpers import message_line, run_error, writable
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.openvino_model_reader import dims
+from edge_server.backends.openvino.model_reader import dims
 from edge_server.core.tensor import DType
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"

@@ -26,7 +26,7 @@ core.close(10.0)
 """
 CONVERT = """
 import sys
-from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.backends.openvino.lean_import import import_openvino
 openvino = import_openvino()
 assert not [name for name in sys.modules if name.startswith("openvino.tools.ovc")]
 print(len(openvino.convert_model(sys.argv[1]).outputs))
@@ -35,7 +35,7 @@ assert openvino.tools.ovc.convert_model.__module__ == "openvino.tools.ovc.conver
 """
 OTHERS_FIRST = """
 import openvino
-from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.backends.openvino.lean_import import import_openvino
 assert import_openvino() is openvino
 print(openvino.convert_model.__module__)
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edge_server.backends.openvino_lean_import import import_openvino
+from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.errors import LoadError
 
 COMBINING = ("AUTO", "MULTI", "HETERO", "BATCH")

@@ -6,7 +6,7 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
 - `enable_mem_arena`, `enable_mem_pattern`: 0 or 1; `memory.enable_memory_arena_shrinkage`: "cpu:0";
 - `session.*`, `optimization.*`, `mlas.*`, `ep.*`: passed to onnxruntime as session configuration entries;
 - `optimization.graph.level` (or the field of that name): -1 basic, 1 extended, 2 none, unset all;
-- `cudnn_conv_algo_search`, `gpu_mem_limit` and the like: see `onnxruntime_providers`;
+- `cudnn_conv_algo_search`, `gpu_mem_limit` and the like: see `providers`;
 - `precision`: `f32` and `auto` use the types of the file; `int8` and `f16` require a file of that type; `bf16` on
   aarch64.
 
@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.backend_helpers import (
     SharedModels,
     existing_file,
@@ -36,14 +35,15 @@ from edge_server.backends.backend_helpers import (
 )
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.onnxruntime_options import (
+from edge_server.backends.onnxruntime import providers
+from edge_server.backends.onnxruntime.options import (
     LOG_FATAL,
     Options,
     configured_options,
     session_options,
     with_precision,
 )
-from edge_server.backends.onnxruntime_session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
+from edge_server.backends.onnxruntime.session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError
 

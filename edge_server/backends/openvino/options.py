@@ -1,6 +1,6 @@
 """Compile options for OpenVINO from a model's configuration: device, properties, precision and shapes.
 
-The docstring of `openvino` lists the keys.
+The docstring of `backend` lists the keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import instance_count, yes_or_no
 from edge_server.backends.base import OpenJob
-from edge_server.backends.openvino_devices import checked_device, involves_accelerator
+from edge_server.backends.openvino.devices import checked_device, involves_accelerator
 from edge_server.control_group import limited_cores
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import LoadError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import load_backend
-from edge_server.backends.openvino_devices import checked_device, involves_accelerator
+from edge_server.backends.openvino.devices import checked_device, involves_accelerator
 from edge_server.errors import LoadError
 
 pytest.importorskip("openvino")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.onnxruntime import OnnxRuntimeBackend
-from edge_server.backends.onnxruntime_session import BoundRun
+from edge_server.backends.onnxruntime import providers
+from edge_server.backends.onnxruntime.backend import OnnxRuntimeBackend
+from edge_server.backends.onnxruntime.session import BoundRun
 from edge_server.core.device_tensor import DeviceArray
 from edge_server.core.model_spec import Accelerator, Optimization
 from edge_server.errors import BackendError, LoadError

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import load_backend, openvino_options
+from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile
+from edge_server.backends.openvino import options
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, InvalidRequest, LoadError
@@ -182,7 +183,7 @@ def test_each_instance_gets_a_stream_unless_the_configuration_says_otherwise(
 def test_threads_follow_a_limit_of_processor_time_unless_the_configuration_says_otherwise(
     backend: Backend, linear: Write, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openvino_options, "limited_cores", lambda: 1)
+    monkeypatch.setattr(options, "limited_cores", lambda: 1)
     for parameters, threads in (({}, "1"), ({"INFERENCE_NUM_THREADS": "2"}, "2")):
         session = backend.open(job(linear(), parameters=parameters))
         assert session.info.options["INFERENCE_NUM_THREADS"] == threads
