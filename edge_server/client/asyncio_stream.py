@@ -5,28 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from edge_server.client.endpoint import ServerEndpoint, Tls
-from edge_server.client.flow_control import Counters
-from edge_server.client.pictures import Image, Stamp
+from edge_server.client.endpoint import ServerEndpoint
+from edge_server.client.pictures import Image
+from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
-from edge_server.client.stream_protocol import Callbacks, StreamProtocol
-from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import (
-    Delivery,
-    Frame,
-    FrameDropped,
-    FrameHeader,
-    FrameResult,
-    Returns,
-    StreamOpened,
-)
+from edge_server.client.stream_protocol import StreamProtocol
+from edge_server.core.frame_stream_types import Frame, FrameResult
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
 _REASON_LOST = "Internal error from Core"
@@ -34,49 +25,16 @@ _REASON_LOST = "Internal error from Core"
 has ended, but before the event loop has processed the end."""
 
 
-class AioFrameStream:
+class AioFrameStream(StreamClient["_TaskSignal", "_AioConnection"]):
     """FrameStream for asyncio. Call all methods on one event loop; the callbacks run on it."""
 
-    def __init__(
-        self,
-        address: str,
-        model: str,
-        *,
-        version: int = 0,
-        stream_id: str = "",
-        returns: Returns | None = None,
-        delivery: Delivery | None = None,
-        keeps_all: bool = False,
-        tls: Tls | None = None,
-        credentials: Any = None,
-        metadata: Sequence[tuple[str, str]] = (),
-        channel_options: Sequence[tuple[str, Any]] = (),
-        client: str = "",
-        reconnects: bool = True,
-        back_off: BackOff | None = None,
-        on_opened: Callable[[StreamOpened], None] | None = None,
-        on_dropped: Callable[[FrameDropped], None] | None = None,
-        on_broken: Callable[[StreamError], None] | None = None,
-    ) -> None:
-        self._endpoint = ServerEndpoint(address, tls, credentials, metadata, channel_options)
-        self._protocol = StreamProtocol(
-            address,
-            model,
-            version=version,
-            stream_id=stream_id,
-            returns=returns,
-            delivery=delivery,
-            keeps_all=keeps_all,
-            client=client,
-            reconnects=reconnects,
-            back_off=back_off,
-        )
-        self._callbacks = Callbacks(on_opened, on_dropped, on_broken)
-        self._changed = _ChangeSignal()
-        self._connection: _AioConnection | None = None
-        self._is_closed = False
-        self._is_reading = False
-        self._sender: asyncio.Task[None] | None = None
+    _sender: asyncio.Task[None] | None = None
+
+    def _make_signal(self) -> _TaskSignal:
+        return _TaskSignal()
+
+    def _connect(self) -> _AioConnection:
+        return _AioConnection(self._endpoint, self._changed, self._protocol)
 
     async def __aenter__(self) -> AioFrameStream:
         return self
@@ -84,63 +42,10 @@ class AioFrameStream:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @property
-    def stream_id(self) -> str:
-        return self._protocol.stream_id
-
-    @property
-    def opened(self) -> StreamOpened | None:
-        """The server's first message on the latest connection; None before the first connection."""
-        return self._protocol.opened
-
-    def counters(self) -> Counters:
-        return self._protocol.flow.counters()
-
-    def send(
-        self,
-        image: Image | Frame,
-        *,
-        header: FrameHeader | None = None,
-        stamp: Stamp | None = None,
-        frame_id: str = "",
-        height: int = 0,
-        width: int = 0,
-        encoding: str = "",
-        step: int = 0,
-        is_bigendian: bool = False,
-        format: str = "",
-        age_us: int = 0,
-        copies: bool = True,
-    ) -> None:
-        """Offer a frame, like FrameStream.send. Never waits; not a coroutine."""
-        frame = self._protocol.make_frame(
-            image,
-            header=header,
-            stamp=stamp,
-            frame_id=frame_id,
-            height=height,
-            width=width,
-            encoding=encoding,
-            step=step,
-            is_bigendian=is_bigendian,
-            format=format,
-            age_us=age_us,
-            copies=copies,
-        )
-        if self._is_over:
-            raise ValueError(f"frame stream '{self.stream_id}' is {'closed' if self._is_closed else 'finished'}")
-        self._protocol.flow.offer(frame, time.monotonic())
-        self._changed.notify()
-
     async def wait_for_room(self) -> bool:
         """Wait until a frame can be offered without replacing another one. Return False when the stream has ended."""
         await self._changed.wait_for(lambda: self._is_over or self._protocol.flow.has_room)
         return not self._is_over
-
-    def finish(self) -> None:
-        """Declare that no more frames follow: `results` ends after the results of the offered frames."""
-        self._protocol.is_finished = True
-        self._changed.notify()
 
     async def results(
         self, frames: AsyncIterable[Image | Frame] | Iterable[Image | Frame] | None = None, **layout: Any
@@ -167,26 +72,13 @@ class AioFrameStream:
         self._is_closed = True
         self._protocol.flow.clear()
         self._protocol.flow.disconnect()
-        self._changed.notify()
+        self._changed.notify_all()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
         if self._sender is not None and self._sender is not asyncio.current_task():
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or self._protocol.is_finished
-
-    def _open_connection(self) -> _AioConnection | None:
-        """Return the connection, a new one if there is none, or None when the stream has ended."""
-        finished = self._protocol.is_finished and self._protocol.flow.is_empty
-        if self._is_closed or (finished and self._connection is None):
-            return None
-        if self._connection is None:
-            self._connection = _AioConnection(self._endpoint, self._changed, self._protocol)
-        return self._connection
 
     async def _read(self, connection: _AioConnection) -> AsyncIterator[FrameResult]:
         """Yield the results of one connection. After its end, wait for the time of the next attempt."""
@@ -196,7 +88,7 @@ class AioFrameStream:
                 if self._is_closed:
                     return
                 message = self._protocol.receive(data)
-                self._changed.notify()
+                self._changed.notify_all()
                 if isinstance(message, FrameResult):
                     yield message
                 else:
@@ -250,13 +142,19 @@ class AioFrameStream:
         return True
 
 
-class _ChangeSignal:
-    """Wakes tasks that wait for a condition, after each change."""
+class _TaskSignal:
+    """Wakes tasks that wait for a condition, after each change. As a lock it does nothing: there is one thread."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
 
-    def notify(self) -> None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
         """Report a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -270,7 +168,7 @@ class _ChangeSignal:
 class _AioConnection:
     """One connection: its channel, its call, and the task that writes frames to it."""
 
-    def __init__(self, endpoint: ServerEndpoint, changed: _ChangeSignal, protocol: StreamProtocol) -> None:
+    def __init__(self, endpoint: ServerEndpoint, changed: _TaskSignal, protocol: StreamProtocol) -> None:
         self._changed = changed
         self._protocol = protocol
         self._channel = endpoint.channel(grpc.aio)
@@ -307,6 +205,6 @@ class _AioConnection:
                 frame = flow.take_frame(time.monotonic())
                 if frame is None:
                     break
-                self._changed.notify()
+                self._changed.notify_all()
                 await self._call.write(encode_client_message(frame))
             await self._call.done_writing()

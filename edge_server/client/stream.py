@@ -5,32 +5,23 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grpc
 
-from edge_server.client.endpoint import ServerEndpoint, Tls
-from edge_server.client.flow_control import Counters
-from edge_server.client.pictures import Image, Stamp
+from edge_server.client.endpoint import ServerEndpoint
+from edge_server.client.pictures import Image
+from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
-from edge_server.client.stream_protocol import Callbacks, StreamProtocol
-from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import (
-    Delivery,
-    Frame,
-    FrameDropped,
-    FrameHeader,
-    FrameResult,
-    Returns,
-    StreamOpened,
-)
+from edge_server.client.stream_protocol import StreamProtocol
+from edge_server.core.frame_stream_types import Frame, FrameResult
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
 _SENDER_END_S = 2.0
 
 
-class FrameStream:
+class FrameStream(StreamClient[threading.Condition, "_Connection"]):
     """Stream of frames to a model: any thread sends frames, one thread reads the results.
 
     `stream_id` names the camera; "" means a random id. `delivery.depth` also limits the frames that wait in the client.
@@ -40,46 +31,13 @@ class FrameStream:
     `on_dropped` with each drop if `delivery` requests notices.
     """
 
-    def __init__(
-        self,
-        address: str,
-        model: str,
-        *,
-        version: int = 0,
-        stream_id: str = "",
-        returns: Returns | None = None,
-        delivery: Delivery | None = None,
-        keeps_all: bool = False,
-        tls: Tls | None = None,
-        credentials: Any = None,
-        metadata: Sequence[tuple[str, str]] = (),
-        channel_options: Sequence[tuple[str, Any]] = (),
-        client: str = "",
-        reconnects: bool = True,
-        back_off: BackOff | None = None,
-        on_opened: Callable[[StreamOpened], None] | None = None,
-        on_dropped: Callable[[FrameDropped], None] | None = None,
-        on_broken: Callable[[StreamError], None] | None = None,
-    ) -> None:
-        self._endpoint = ServerEndpoint(address, tls, credentials, metadata, channel_options)
-        self._protocol = StreamProtocol(
-            address,
-            model,
-            version=version,
-            stream_id=stream_id,
-            returns=returns,
-            delivery=delivery,
-            keeps_all=keeps_all,
-            client=client,
-            reconnects=reconnects,
-            back_off=back_off,
-        )
-        self._callbacks = Callbacks(on_opened, on_dropped, on_broken)
-        self._changed = threading.Condition()
-        self._connection: _Connection | None = None
-        self._is_closed = False
-        self._is_reading = False
-        self._sender: _FrameSender | None = None
+    _sender: _FrameSender | None = None
+
+    def _make_signal(self) -> threading.Condition:
+        return threading.Condition()
+
+    def _connect(self) -> _Connection:
+        return _Connection(self._endpoint, self._changed, self._protocol)
 
     def __enter__(self) -> FrameStream:
         return self
@@ -87,78 +45,11 @@ class FrameStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def stream_id(self) -> str:
-        return self._protocol.stream_id
-
-    @property
-    def opened(self) -> StreamOpened | None:
-        """The server's first message on the latest connection; None before the first connection."""
-        return self._protocol.opened
-
-    def counters(self) -> Counters:
-        with self._changed:
-            return self._protocol.flow.counters()
-
-    def send(
-        self,
-        image: Image | Frame,
-        *,
-        header: FrameHeader | None = None,
-        stamp: Stamp | None = None,
-        frame_id: str = "",
-        height: int = 0,
-        width: int = 0,
-        encoding: str = "",
-        step: int = 0,
-        is_bigendian: bool = False,
-        format: str = "",
-        age_us: int = 0,
-        copies: bool = True,
-    ) -> None:
-        """Offer a frame; it replaces the oldest waiting one if necessary. Never blocks. May be called on any thread.
-
-        An array has the shape (height, width[, channels]); its default `encoding` is bgr8, bgra8, mono8, mono16 or
-        32FC1. Bytes can be a JPEG or PNG file; other bytes, and a RegionSlice, need `height`, `width` and `encoding`,
-        or `format`. Do not change a Frame after this call, nor an array without `copies`. Without a `header`, one is
-        made from `stamp` (seconds, or seconds and nanoseconds; None means now), `frame_id` and a running number.
-        `age_us` is the age of the image. Raises InvalidRequest for an invalid image, ValueError when the stream is
-        closed or finished.
-        """
-        frame = self._protocol.make_frame(
-            image,
-            header=header,
-            stamp=stamp,
-            frame_id=frame_id,
-            height=height,
-            width=width,
-            encoding=encoding,
-            step=step,
-            is_bigendian=is_bigendian,
-            format=format,
-            age_us=age_us,
-            copies=copies,
-        )  # fmt: skip
-        with self._changed:
-            if self._is_over:
-                raise ValueError(f"frame stream '{self.stream_id}' is {'closed' if self._is_closed else 'finished'}")
-            self._protocol.flow.offer(frame, time.monotonic())
-            self._changed.notify_all()
-
     def wait_for_room(self, timeout_s: float | None = None) -> bool:
         """Wait until a frame can be offered without replacing another one; False after the timeout or the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._protocol.flow.has_room, timeout_s)
             return not self._is_over and self._protocol.flow.has_room
-
-    def finish(self) -> None:
-        """Declare that no more frames follow: `results` ends after the results of the offered frames.
-
-        May be called on any thread.
-        """
-        with self._changed:
-            self._protocol.is_finished = True
-            self._changed.notify_all()
 
     def results(self, frames: Iterable[Image | Frame] | None = None, **layout: Any) -> Iterator[FrameResult]:
         """Yield results in the order of the frames, over all connections, until the stream is finished or closed.
@@ -197,20 +88,6 @@ class FrameStream:
             connection.close()
         if self._sender is not None:
             self._sender.join()
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or self._protocol.is_finished
-
-    def _open_connection(self) -> _Connection | None:
-        """Return the connection, a new one if there is none, or None when the stream has ended."""
-        with self._changed:
-            finished = self._protocol.is_finished and self._protocol.flow.is_empty
-            if self._is_closed or (finished and self._connection is None):
-                return None
-            if self._connection is None:
-                self._connection = _Connection(self._endpoint, self._changed, self._protocol)
-            return self._connection
 
     def _read(self, connection: _Connection) -> Iterator[FrameResult]:
         """Yield the results of one connection. After its end, wait for the time of the next attempt."""
