@@ -35,7 +35,7 @@ _TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
 """Backends that only tests want: no list for users names them."""
 
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
-"""The libraries that backends/tensorrt supports. Its backends have the same names. The preferred one comes first."""
+"""The libraries that TensorRT's plugin supports. Its backends have the same names. The preferred one comes first."""
 
 ONNX_ORDER = ("openvino", "onnxruntime")
 """Runtimes for an ONNX file whose configuration names no backend, in this order."""
