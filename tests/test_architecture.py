@@ -296,10 +296,9 @@ def test_core_has_no_threads_no_clock_and_no_input_or_output() -> None:
 
 
 def test_the_serving_core_knows_no_event_loop() -> None:
-    """Apart from the backend of models in Python, which may themselves be coroutines."""
     owners = ("core", "serving", "service", "backends", "memory", "repository")
     found = [item for item in imports() if item.owner in owners and item.target.split(".")[0] == "asyncio"]
-    assert [str(item) for item in found if not item.path.startswith("backends/python/")] == []
+    assert [str(item) for item in found] == []
 
 
 def test_the_environment_is_read_only_by_the_configuration() -> None:

@@ -8,13 +8,18 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.backends.base import NOT_ITERATIVE
-from edge_server.backends.python.bls_calls import OutgoingCall, ResponseIterator, call_model, call_model_async
-from edge_server.backends.python.error_translation import TritonModelException
-from edge_server.backends.python.model_context import CallingModel, find_calling_model
-from edge_server.backends.python.response import InferenceResponse, ResponseSender, ResponseTarget, checked_parameters
-from edge_server.backends.python.tensor import PbTensor, plain
 from edge_server.core.request_response import Parameter, Request, SequenceStep
 from edge_server.core.trace_settings import RequestTrace
+from edge_server.plugins.python_models.bls_calls import OutgoingCall, ResponseIterator, call_model, call_model_async
+from edge_server.plugins.python_models.error_translation import TritonModelException
+from edge_server.plugins.python_models.model_context import CallingModel, find_calling_model
+from edge_server.plugins.python_models.response import (
+    InferenceResponse,
+    ResponseSender,
+    ResponseTarget,
+    checked_parameters,
+)
+from edge_server.plugins.python_models.tensor import PbTensor, plain
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2

@@ -10,15 +10,15 @@ from typing import Any
 from edge_server.backends.backend_helpers import file_title
 from edge_server.backends.base import ModelFile
 from edge_server.backends.isolation.child_process import ModelChildProcess
-from edge_server.backends.python.error_translation import (
+from edge_server.errors import LoadError
+from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
     release_frames,
     traceback_text,
 )
-from edge_server.backends.python.model_context import CallingModel, register_model
-from edge_server.backends.python.module_loader import ModelModules
-from edge_server.errors import LoadError
+from edge_server.plugins.python_models.model_context import CallingModel, register_model
+from edge_server.plugins.python_models.module_loader import ModelModules
 
 log = logging.getLogger(__name__)
 

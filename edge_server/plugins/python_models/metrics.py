@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from edge_server.backends.custom_metrics import REGISTRY, Labels, MetricSeries
-from edge_server.backends.python.error_translation import TritonModelException
-from edge_server.backends.python.tensor import plain
 from edge_server.core.custom_metric import MetricKind
+from edge_server.plugins.python_models.error_translation import TritonModelException
+from edge_server.plugins.python_models.tensor import plain
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

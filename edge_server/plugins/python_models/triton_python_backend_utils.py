@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.python.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
-from edge_server.backends.python.config_auto_complete import ModelConfig
-from edge_server.backends.python.error_translation import TritonError, TritonErrorCode, TritonModelException
-from edge_server.backends.python.metrics import Metric, MetricFamily
-from edge_server.backends.python.metrics import PbMetricKind as MetricKind
-from edge_server.backends.python.model_context import Logger, LogLevel, get_model_dir
-from edge_server.backends.python.request import (
+from edge_server.core.tensor import BY_CONFIG_NAME, DType
+from edge_server.plugins.python_models.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
+from edge_server.plugins.python_models.config_auto_complete import ModelConfig
+from edge_server.plugins.python_models.error_translation import TritonError, TritonErrorCode, TritonModelException
+from edge_server.plugins.python_models.metrics import Metric, MetricFamily
+from edge_server.plugins.python_models.metrics import PbMetricKind as MetricKind
+from edge_server.plugins.python_models.model_context import Logger, LogLevel, get_model_dir
+from edge_server.plugins.python_models.request import (
     RELEASE_ALL,
     RELEASE_RESCHEDULE,
     SEQUENCE_END,
@@ -26,9 +27,8 @@ from edge_server.backends.python.request import (
     get_input_tensor_by_name,
     get_output_tensor_by_name,
 )
-from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseSender
-from edge_server.backends.python.tensor import PbTensor as Tensor
-from edge_server.core.tensor import BY_CONFIG_NAME, DType
+from edge_server.plugins.python_models.response import COMPLETE_FINAL, InferenceResponse, ResponseSender
+from edge_server.plugins.python_models.tensor import PbTensor as Tensor
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

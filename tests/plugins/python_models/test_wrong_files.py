@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.errors import EdgeServerError
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
 NAMED = "is a Git LFS pointer to the file of 12345 bytes, not the file itself: run 'git lfs pull' where it was cloned"
 READS_WEIGHTS = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.python.module_loader import ModelModules
+from edge_server.plugins.python_models.module_loader import ModelModules
 
 ISOLATED = """
 input { name: "IN" data_type: TYPE_FP32 dims: [-1] }

@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from edge_server.backends.base import BlsCall, ServerCalls
 from edge_server.backends.deadlock_check import deadlock_message, models_to_wait_for
-from edge_server.backends.python.error_translation import TritonError, TritonModelException, to_triton_error
-from edge_server.backends.python.model_context import CallingModel, find_calling_model
-from edge_server.backends.python.response import InferenceResponse
-from edge_server.backends.python.tensor import PbTensor
 from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.core.request_response import NO_PARAMETERS, Request, Response
 from edge_server.errors import EdgeServerError, NotFound
+from edge_server.plugins.python_models.error_translation import TritonError, TritonModelException, to_triton_error
+from edge_server.plugins.python_models.model_context import CallingModel, find_calling_model
+from edge_server.plugins.python_models.response import InferenceResponse
+from edge_server.plugins.python_models.tensor import PbTensor
 
 _CHECK_S = 0.05
 """Interval of the checks of a waiting call: is its batch cancelled, is it part of a deadlock?"""

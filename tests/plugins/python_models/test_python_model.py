@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python import helper_threads
-from edge_server.backends.python.helper_threads import HealthCheck
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
+from edge_server.plugins.python_models import helper_threads
+from edge_server.plugins.python_models.helper_threads import HealthCheck
 
 BATCHED = """
 max_batch_size: 4
@@ -396,7 +396,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         """,
     )
     assert python_house.service.is_model_ready("m", None)
-    monkeypatch.setattr("edge_server.backends.python.helper_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
+    monkeypatch.setattr("edge_server.plugins.python_models.helper_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
     for mood in (0, 2, 3):
         python_house.value("m", [mood])
         assert not python_house.service.is_model_ready("m", None)

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.python import dlpack
-from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.core.tensor import DType
 from edge_server.core.tensor import Tensor as CoreTensor
+from edge_server.plugins.python_models import dlpack
+from edge_server.plugins.python_models.error_translation import TritonModelException
 
 _BFLOAT16 = "bfloat16"
 """Name of the numpy type of ml_dtypes, which JAX and others use."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.core.tensor import DType
+from edge_server.plugins.python_models.error_translation import TritonModelException
 
 CPU_DEVICE = (1, 0)
 """kDLCPU, device 0."""

@@ -208,7 +208,7 @@ def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, c
 
 
 def test_the_folder_of_a_model_is_nobodys_outside_of_models() -> None:
-    import edge_server.backends.python.triton_python_backend_utils as pb_utils
+    import edge_server.plugins.python_models.triton_python_backend_utils as pb_utils
 
     with pytest.raises(pb_utils.TritonModelException, match="get_model_dir: called by no model"):
         pb_utils.get_model_dir()

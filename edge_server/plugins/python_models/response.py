@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_server.backends.python.error_translation import TritonError, TritonModelException
-from edge_server.backends.python.tensor import PbTensor, plain
 from edge_server.core.request_response import NO_PARAMETERS, Parameter
+from edge_server.plugins.python_models.error_translation import TritonError, TritonModelException
+from edge_server.plugins.python_models.tensor import PbTensor, plain
 
 COMPLETE_FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from edge_server.backends.base import ServerCalls
 from edge_server.backends.deadlock_check import WaitGraph
-from edge_server.backends.python.error_translation import TritonModelException
-from edge_server.backends.python.module_loader import package_of
+from edge_server.plugins.python_models.error_translation import TritonModelException
+from edge_server.plugins.python_models.module_loader import package_of
 
 log = logging.getLogger("edge_server.model")
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python.execution_thread_choice import needs_own_thread
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, Cancelled, LoadError
+from edge_server.plugins.python_models.execution_thread_choice import needs_own_thread
 
 SCALE = """
 import json

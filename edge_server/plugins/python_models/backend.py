@@ -22,11 +22,11 @@ from collections.abc import Mapping
 from edge_server.backends.backend_helpers import existing_file
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.isolation.isolated_session import IsolatedSession
-from edge_server.backends.python import triton_python_backend_utils
-from edge_server.backends.python.config_auto_complete import auto_complete, auto_complete_in_process
-from edge_server.backends.python.execution_thread_choice import PARAMETER, ExecutionThread, execution_thread
-from edge_server.backends.python.session import PythonSession
 from edge_server.errors import BadModelConfig
+from edge_server.plugins.python_models import triton_python_backend_utils
+from edge_server.plugins.python_models.config_auto_complete import auto_complete, auto_complete_in_process
+from edge_server.plugins.python_models.execution_thread_choice import PARAMETER, ExecutionThread, execution_thread
+from edge_server.plugins.python_models.session import PythonSession
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from edge_server.backends.base import HEALTH_LIMIT_S
-from edge_server.backends.python.error_translation import MODEL_EXCEPTIONS, traceback_text
+from edge_server.plugins.python_models.error_translation import MODEL_EXCEPTIONS, traceback_text
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from edge_server.backends.isolation import isolated_session, model_process_clien
 from edge_server.backends.isolation.child_process import RequestsInProcess
 from edge_server.backends.isolation.model_process_client import ModelProcess
 from edge_server.backends.isolation.process_channel import Arena, Channel, MalformedMessage
-from edge_server.backends.python.backend import open_alone
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, ServingFault, SessionLost
+from edge_server.plugins.python_models.backend import open_alone
 
 ISOLATED = """
 input { name: "IN" data_type: TYPE_FP32 dims: [-1] }

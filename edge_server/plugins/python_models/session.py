@@ -15,28 +15,28 @@ from edge_server.backends.backend_helpers import file_title, yes_or_no
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.deadlock_check import WAIT_GRAPH, WaitGraph
-from edge_server.backends.python.error_translation import (
+from edge_server.backends.running_batch import RunningBatch, current_batch
+from edge_server.core.batch import BatchPlan
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, EdgeServerError, LoadError
+from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
     release_frames,
     to_server_error,
     traceback_text,
 )
-from edge_server.backends.python.execution_thread_choice import needs_own_thread
-from edge_server.backends.python.helper_threads import HealthCheck, ModelLoop
-from edge_server.backends.python.model_context import (
+from edge_server.plugins.python_models.execution_thread_choice import needs_own_thread
+from edge_server.plugins.python_models.helper_threads import HealthCheck, ModelLoop
+from edge_server.plugins.python_models.model_context import (
     CallingModel,
     current_model,
     register_model,
 )
-from edge_server.backends.python.module_loader import ModelModules, threads_of
-from edge_server.backends.python.request import InferenceRequest
-from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
-from edge_server.backends.python.tensor import PbTensor
-from edge_server.backends.running_batch import RunningBatch, current_batch
-from edge_server.core.batch import BatchPlan
-from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, EdgeServerError, LoadError
+from edge_server.plugins.python_models.module_loader import ModelModules, threads_of
+from edge_server.plugins.python_models.request import InferenceRequest
+from edge_server.plugins.python_models.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
+from edge_server.plugins.python_models.tensor import PbTensor
 
 log = logging.getLogger(__name__)
 
