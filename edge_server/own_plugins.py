@@ -34,6 +34,7 @@ PLUGIN_OF: Mapping[str, str] = {
 
 PLUGIN_OF_BACKEND: Mapping[str, str] = {
     **dict.fromkeys(("c_abi", "fil", "forest", "jax", "litert", "pytorch", "tensorflow", "tflite"), "runtimes"),
+    "python": "python_models",
     **dict.fromkeys(("tensorrt", "tensorrt_rtx"), "tensorrt"),
 }
 """Backend -> the plugin that brings it. tests/backends compares it with the plugins."""

@@ -117,6 +117,19 @@ def test_a_model_for_a_missing_backend_names_what_to_install(core: Path, tmp_pat
     assert "backend 'pytorch' needs the plugin 'runtimes', which is not in this installation: pip install" in output
 
 
+def test_it_serves_beside_a_python_model_and_says_in_the_index_what_to_install(core: Path, tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
+    (tmp_path / "written" / "1").mkdir(parents=True)
+    (tmp_path / "written" / "1" / "model.py").touch()
+    with served(core, tmp_path) as (http, _):
+        request = urllib.request.Request(f"http://{http}/v2/repository/index", b"")
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            index = {model["name"]: model for model in json.load(reply)}
+    assert index["efficientnet_lite0"]["state"] == "READY"
+    expected = "backend 'python' needs the plugin 'python_models', which is not in this installation: pip install"
+    assert expected in index["written"]["reason"]
+
+
 def test_its_commands_are_those_of_the_core(core: Path) -> None:
     with program(core, "--help") as process:
         output, _ = process.communicate(timeout=60)

@@ -23,7 +23,6 @@ _MODULES = {
     "openvino_embeddings": "edge_server.backends.llm.openvino_embeddings",
     "openvino": "edge_server.backends.openvino.backend",
     "identity": "edge_server.backends.builtin_models",
-    "python": "edge_server.plugins.python_models.backend",
     "repeat": "edge_server.backends.builtin_models",
     "scripted_llm": "edge_server.backends.llm.backend",
     "square": "edge_server.backends.builtin_models",

@@ -19,6 +19,7 @@ from edge_server.backends.running_batch import RunningBatch, current_batch
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, LoadError
+from edge_server.plugins.python_models.coroutine_loop import CoroutineLoop
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,
     error_line,
@@ -27,7 +28,7 @@ from edge_server.plugins.python_models.error_translation import (
     traceback_text,
 )
 from edge_server.plugins.python_models.execution_thread_choice import needs_own_thread
-from edge_server.plugins.python_models.helper_threads import HealthCheck, ModelLoop
+from edge_server.plugins.python_models.health_check import HealthCheck
 from edge_server.plugins.python_models.model_context import (
     CallingModel,
     current_model,
@@ -62,7 +63,7 @@ class PythonSession(RequestSession):
         self._caller = CallingModel(spec.name, self._modules.package, job.server, wait_graph, folder=folder)
         self._is_iterative = spec.sequence is not None and spec.sequence.is_iterative
         self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
-        self._loop = ModelLoop(f"{job.instance_name}-loop")
+        self._loop = CoroutineLoop(f"{job.instance_name}-loop")
         self._health = HealthCheck()
         register_model(self._caller)
         if job.server is not None:

@@ -18,8 +18,8 @@ import pytest
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
-from edge_server.plugins.python_models import helper_threads
-from edge_server.plugins.python_models.helper_threads import HealthCheck
+from edge_server.plugins.python_models import coroutine_loop
+from edge_server.plugins.python_models.health_check import HealthCheck
 
 BATCHED = """
 max_batch_size: 4
@@ -396,7 +396,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         """,
     )
     assert python_house.service.is_model_ready("m", None)
-    monkeypatch.setattr("edge_server.plugins.python_models.helper_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
+    monkeypatch.setattr("edge_server.plugins.python_models.health_check.HealthCheck.is_healthy.__defaults__", (0.2,))
     for mood in (0, 2, 3):
         python_house.value("m", [mood])
         assert not python_house.service.is_model_ready("m", None)
@@ -589,7 +589,7 @@ def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_o
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(helper_threads, "threading", SimpleNamespace(Thread=Refused))
+        patched.setattr(coroutine_loop, "threading", SimpleNamespace(Thread=Refused))
         assert "can't start new thread" in python_house.error("m")
     assert python_house.value("m", [2.0]) == [4.0]
 

@@ -1,24 +1,18 @@
-"""Helper threads of a Python model: an event loop for a coroutine `execute`, and a thread for its health checks."""
+"""Event loop of a Python model whose `execute` is a coroutine, and its thread."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
-
-from edge_server.backends.base import HEALTH_LIMIT_S
-from edge_server.plugins.python_models.error_translation import MODEL_EXCEPTIONS, traceback_text
-
-log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 """Time that cancelled coroutines have to end."""
 
 
-class ModelLoop:
+class CoroutineLoop:
     """Event loop of one instance whose `execute` is a coroutine. Its thread lives from the first use to `close`.
 
     Methods are called on the instance's thread. `start` may be called while other coroutines run.
@@ -63,46 +57,3 @@ class ModelLoop:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-
-
-class HealthCheck:
-    """Runs a health check that may hang, on a thread of its own.
-
-    Callers that come during a check get its result. After a check exceeded its time limit, the model counts as
-    unhealthy until that check returns.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: _CheckThread | None = None
-
-    def is_healthy(self, check: Callable[[], bool], limit_s: float = HEALTH_LIMIT_S) -> bool:
-        with self._lock:
-            running = self._running
-            if running is None or not running.is_alive():
-                running = self._running = _CheckThread(check)
-                try:
-                    running.start()
-                except RuntimeError:  # the system grants no further thread
-                    return False
-            elif running.is_late:
-                return False
-        running.join(limit_s)
-        running.is_late = running.is_alive()
-        return running.result and not running.is_late
-
-
-class _CheckThread(threading.Thread):
-    def __init__(self, check: Callable[[], bool]) -> None:
-        super().__init__(name="is-ready", daemon=True)
-        self._check = check
-        self.result = False
-        self.is_late = False
-
-    def run(self) -> None:
-        try:
-            self.result = self._check()
-        except MODEL_EXCEPTIONS as error:
-            log.error("is_ready failed: %s", traceback_text(error))
-        finally:
-            del self._check

@@ -1,0 +1,15 @@
+"""Entry of Python models: their backend."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from edge_server.plugin import Plugin
+
+
+class PythonModelsPlugin(Plugin):
+    name = "python_models"
+    backends = MappingProxyType({"python": "edge_server.plugins.python_models.backend"})
+
+
+PLUGIN = PythonModelsPlugin()
