@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
-    from edge_server.streams.frame_admission import FrameAdmission
+    from edge_server.serving.execution.frame_admission import FrameAdmission
     from edge_server.telemetry.event_bus import EventBus
     from edge_server.telemetry.metrics_page import Family
     from edge_server.telemetry.trace_record import TraceExport

@@ -32,30 +32,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
-    "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "streams", "frontends"},
+    "plugin": {"core", "errors", "config", "telemetry", "service", "serving", "frontends"},
     "plugins": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
         "frontends", "backends", "client", "plugin", "cli", "json_child_process",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
-    "streams": {"core", "errors", "config", "telemetry", "memory", "plugins", "service"},
-    "frontends": {"core", "errors", "config", "telemetry", "memory", "plugins", "service", "protocol", "streams"},
-    "sources": {"core", "errors", "config", "telemetry", "plugins", "service", "streams"},
-    "sinks": {"core", "errors", "config", "telemetry"},
+    "frontends": {"core", "errors", "config", "telemetry", "memory", "plugins", "service", "protocol"},
     "process": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "streams",
-        "sources", "sinks", "frontends", "plugin", "plugins", "backends",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
+        "frontends", "plugin", "plugins", "backends",
     },
     "ray": {"config", "errors", "process"},
     "cli": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "sources",
-        "sinks", "frontends", "process", "backends", "client", "plugin",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
+        "frontends", "process", "backends", "client", "plugin",
     },
     "__main__": {"cli"},
 }  # fmt: skip
 """Package or module -> what of edge_server it may import, itself aside, and what is EVERYBODYS."""
 
 PLUGINS_BELOW = {
+    ("cameras", "vision"): "frames are images: decoding, perception, tracking, drawing",
     ("tuning", "tensorrt"): "optimize builds engines, measures them and puts the best into the cache",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
@@ -88,10 +86,10 @@ FENCES: dict[str, tuple[str, ...]] = {
     "pynvml": ("plugins/governor/sensors/nvml.py", "plugins/governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),
-    "av": ("sources/rtsp.py",),
-    "paho": ("sinks/mqtt.py",),
+    "av": ("plugins/cameras/sources/rtsp.py",),
+    "paho": ("plugins/cameras/sinks/mqtt.py",),
     "cryptography": ("repository/trust/signature.py",),
-    "foxglove": ("cli/streaming/foxglove_output.py",),
+    "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),
@@ -230,7 +228,6 @@ def test_serving_and_repository_see_only_the_contract_of_backends() -> None:
 
 FRONT_ENDS_BELOW = {
     "grpc": "edge_server.frontends.http2.",
-    "frames": "edge_server.frontends.grpc.call.",
     "http": "edge_server.frontends.openai.",
 }
 """Front end -> what of another it is built on: a transport, the interface of a call, and a format."""
@@ -331,7 +328,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
                    "connection_limit", "bound_sockets"),
-                  ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc"), ("frames", "frigate")),
+                  ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""
 

@@ -27,8 +27,6 @@ COMMANDS = tuple(
         "events": "follow the events of a running server",
         "sign": "list and sign the files of models, for servers that accept only signed models",
         "rollback": "pin a model of a running server to an earlier version, or remove the pin",
-        "stream": "send a video, pictures, a camera or a test pattern through a model, and show rates and latencies",
-        "view": "show the frame streams of a running server in the Foxglove viewer",
         "chat": "talk to a language model of a running server",
     }.items()
 )

@@ -15,8 +15,8 @@ from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
 from edge_server.cli.status_cameras import camera_rows, stream_rows
 from edge_server.cli.status_engines import engine_rows
-from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clean, clip, render
+from edge_server.cli.terminal import Screen
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 

@@ -11,7 +11,7 @@ from edge_server.client.flow_control import Counters
 from edge_server.client.stream import FrameStream
 from edge_server.client.stream_errors import StreamError
 from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import (
+from edge_server.protocol.frame_messages import (
     ClassScore,
     Delivery,
     Detection,

@@ -17,8 +17,8 @@ from edge_server.client.pictures import Image
 from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import StreamProtocol
-from edge_server.core.frame_stream_types import Frame, FrameResult
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
+from edge_server.protocol.frame_messages import Frame, FrameResult
 
 _REASON_LOST = "Internal error from Core"
 """Status details with which grpc.aio replaces the server's: this happens if the client writes a message after the call

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edge_server.core.frame_stream_types import DropReason, Frame
+from edge_server.protocol.frame_messages import DropReason, Frame
 
 _MAX_AGE_US = (1 << 32) - 1
 

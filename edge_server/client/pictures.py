@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.core.frame_stream_types import Buffer, Frame, FrameHeader, RegionSlice
 from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_messages import Buffer, Frame, FrameHeader, RegionSlice
 
 Image: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview | RegionSlice"
 Stamp: TypeAlias = "float | tuple[int, int]"

@@ -13,7 +13,7 @@ from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError
 from edge_server.client.stream_protocol import Callbacks, StreamProtocol
 from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import (
+from edge_server.protocol.frame_messages import (
     Delivery,
     Frame,
     FrameDropped,

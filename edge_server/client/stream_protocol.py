@@ -15,7 +15,9 @@ from edge_server.client.flow_control import FlowControl
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
 from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import (
+from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_codec import decode_server_message, encode_client_message
+from edge_server.protocol.frame_messages import (
     Delivery,
     Frame,
     FrameDropped,
@@ -26,8 +28,6 @@ from edge_server.core.frame_stream_types import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.errors import InvalidRequest
-from edge_server.protocol.frame_codec import decode_server_message, encode_client_message
 from edge_server.version import __version__
 
 

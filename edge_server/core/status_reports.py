@@ -1,15 +1,10 @@
-"""Metadata and status reports of the server, its models, streams and engines, independent of the wire format."""
+"""Metadata and status reports of the server, its models and engines, independent of the wire format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    # Not imported by a server without cameras.
-    from edge_server.core.frame_stream_types import StreamCounts
-
+from typing import NamedTuple
 
 EARLIER_GENERATION = "an earlier generation serves; the newest failed"
 """Start of the reason of a version that serves although its newest files failed to load."""
@@ -166,27 +161,6 @@ class InstanceReport:
         return f"{self.runtime} on {self.device}, {self.precision}, {self.instance_count} instance(s)"
 
 
-class FrameStreamReport(NamedTuple):
-    """One open frame stream. `version` 0 is the newest that serves. `counts` belong to the stream id.
-
-    Rates are frames per second over the last seconds. Ages are those of the last results when they were sent.
-    """
-
-    stream_id: str
-    model: str
-    version: int
-    client: str
-    priority: int
-    weight: float
-    open_s: float
-    fps_in: float
-    fps_out: float
-    waiting_count: int
-    age_p50_ms: float
-    age_p99_ms: float
-    counts: StreamCounts
-
-
 class GovernorState(NamedTuple):
     """State of the governor: NORMAL, WARM, HOT, THROTTLED or CRITICAL, and the reason as text."""
 
@@ -227,49 +201,3 @@ class EngineBuildsReport(NamedTuple):
     cached_count: int
     cached_bytes: int
     pause: str
-
-
-class SourceReport(NamedTuple):
-    """One camera that the server opens itself; its frame stream has the same name.
-
-    `state` is CONNECTING, WAITING, RUNNING or FAILED. WAITING: its model is not ready yet. FAILED: it is opened again
-    after a delay. `reason` says why, and is also set while the frames are answered with errors. `clock` is "camera" or
-    "server": the clock of the stamps. `failures` counts the ends of the source, `offline_s` is the time without it,
-    both since it was added or changed.
-    """
-
-    name: str
-    url: str
-    model: str
-    state: str
-    reason: str = ""
-    clock: str = "server"
-    title: str = ""
-    failures: int = 0
-    offline_s: float = 0.0
-
-
-class SinkReport(NamedTuple):
-    """One receiver of results. At any time received = delivered + suppressed + dropped + waiting.
-
-    `state` is IDLE (nothing was sent yet), RUNNING or FAILED, then with a `reason`. `suppressed` counts messages
-    without news, or within the least interval; `dropped` those that a slow or absent receiver cost.
-    """
-
-    name: str
-    url: str
-    state: str
-    reason: str = ""
-    received: int = 0
-    delivered: int = 0
-    suppressed: int = 0
-    dropped: int = 0
-    waiting: int = 0
-
-
-class CamerasReport(NamedTuple):
-    """Sources and sinks. `problem` says why the last change of their file is not in use, else ""."""
-
-    sources: tuple[SourceReport, ...] = ()
-    sinks: tuple[SinkReport, ...] = ()
-    problem: str = ""

@@ -17,13 +17,13 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
+from edge_server.plugins.cameras.endpoints.frame_service import FrameService
 from edge_server.plugins.tensorrt.builds.build_support import BuildCapability, find_capability
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests

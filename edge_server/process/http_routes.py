@@ -8,11 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.config import HttpConfig
-from edge_server.core.status_reports import CamerasReport, FrameStreamReport
 from edge_server.errors import NotFound
-from edge_server.frontends.http.camera_endpoints import CameraEndpoints
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
-from edge_server.frontends.http.deepstack_endpoints import DeepStackEndpoints
 from edge_server.frontends.http.engine_endpoints import EngineEndpoints, EngineView
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
@@ -21,11 +18,14 @@ from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 from edge_server.frontends.http.page_endpoints import PageEndpoints
 from edge_server.frontends.http.routes import Route
-from edge_server.frontends.http.view_endpoints import ViewEndpoints
+from edge_server.plugins.cameras.endpoints.camera_endpoints import CameraEndpoints
+from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
+from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+from edge_server.plugins.cameras.reports import CamerasReport, FrameStreamReport
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.streams.stream_view import StreamView
+    from edge_server.plugins.cameras.streams.stream_view import StreamView
 
 
 def _no_view(stream: str) -> AbstractContextManager[StreamView]:

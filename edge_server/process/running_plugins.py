@@ -17,7 +17,7 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
+from edge_server.serving.execution.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:

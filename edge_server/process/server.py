@@ -26,11 +26,11 @@ from edge_server.frontends.access_control import open_without_token, picture_acc
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
-from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
+from edge_server.plugins.cameras.endpoints.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
@@ -49,11 +49,11 @@ from edge_server.telemetry.service_manager import Check
 from edge_server.version import __version__
 
 if TYPE_CHECKING:
-    from edge_server.core.status_reports import CamerasReport
     from edge_server.frontends.grpc.server import GrpcFrontend
     from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.frontends.http.frontend import HttpFrontend
-    from edge_server.process.cameras import Cameras
+    from edge_server.plugins.cameras.cameras import Cameras
+    from edge_server.plugins.cameras.reports import CamerasReport
 
 log = logging.getLogger(__name__)
 
@@ -310,7 +310,7 @@ class ServerProcess:
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
     def _open_frigate(self, address: str) -> None:
-        from edge_server.frontends.frigate.zmq_detector import ZmqDetector
+        from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
 
         restricted = self._config.http.restricted
         if self._tokens.requires_token("inference") or any("inference" in group.categories for group in restricted):
@@ -415,7 +415,7 @@ class ServerProcess:
             self._accept_grpc()
 
     def _start_cameras(self) -> None:
-        from edge_server.process.cameras import Cameras
+        from edge_server.plugins.cameras.cameras import Cameras
 
         cameras = Cameras(self._config.sources, self._frames.stream_registry(), self._core.events.publish)
         cameras.start()
@@ -423,7 +423,7 @@ class ServerProcess:
         self._cameras = cameras
 
     def _report_cameras(self) -> CamerasReport:
-        from edge_server.core.status_reports import CamerasReport
+        from edge_server.plugins.cameras.reports import CamerasReport
 
         return CamerasReport() if self._cameras is None else self._cameras.report()
 

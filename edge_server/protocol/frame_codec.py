@@ -12,7 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edge_server.core.frame_stream_types import (
+from edge_server.core.tensor import BY_NAME, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_messages import (
     ClassScore,
     ClientMessage,
     Credit,
@@ -33,8 +35,6 @@ from edge_server.core.frame_stream_types import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.core.tensor import BY_NAME, Tensor
-from edge_server.errors import InvalidRequest
 from edge_server.protocol.protobuf_wire_format import delimited_head
 from edge_server.protocol.raw_fields import split
 from edge_server.protocol.raw_tensors import MAX_RANK, Buffer, raw_from_tensor, tensor_from_raw

@@ -35,13 +35,13 @@ import onnxruntime
 import openvino
 from onnx import TensorProto, compose, helper, numpy_helper
 
-from edge_server.core.frame_stream_types import Frame, FrameHeader
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color, channel_order, place, resized
+from edge_server.protocol.frame_messages import Frame, FrameHeader
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "model_repository/efficientnet_lite0/1/model.onnx"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli import main, stream
+from edge_server.cli import main
+from edge_server.plugins.cameras.commands import stream
 from edge_server.plugins.governor import command as governor
 from edge_server.plugins.tuning import analyze, optimize, perf
 

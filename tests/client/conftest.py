@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from edge_server.client import AioFrameStream, BackOff, Counters, FrameStream, StreamError
-from edge_server.core.frame_stream_types import Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
+from edge_server.protocol.frame_messages import Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 
 WAIT_S = 20.0
 QUICK = BackOff(first_s=0.01, most_s=0.05)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_server.client.flow_control import Counters, FlowControl
 from edge_server.core.back_off import BackOff
-from edge_server.core.frame_stream_types import DropReason, Frame, FrameHeader
+from edge_server.protocol.frame_messages import DropReason, Frame, FrameHeader
 
 
 def frame(seq: int, age_us: int = 0) -> Frame:

@@ -29,9 +29,9 @@ from edge_server.client import (
     StreamOpened,
 )
 from edge_server.client import asyncio_stream as aio_module
-from edge_server.core.frame_stream_types import Credit
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.protocol.frame_codec import encode_server_message
+from edge_server.protocol.frame_messages import Credit
 
 Connect = Callable[..., Any]
 JPEG = b"\xff\xd8\xff\xe0 as good as a picture"

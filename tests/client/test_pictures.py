@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_server.client.pictures import make_frame, make_header
-from edge_server.core.frame_stream_types import FrameHeader, RegionSlice
 from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_messages import FrameHeader, RegionSlice
 
 HEADER = FrameHeader(1, 2, "front", 3)
 

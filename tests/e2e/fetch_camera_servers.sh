@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch GStreamer's RTSP server and the MQTT broker Mosquitto into a folder, on Debian or Ubuntu, without root:
 #
-#     eval "$(tests/e2e/fetch_camera_servers.sh DEST)" && python -m pytest -m full tests/sources tests/sinks
+#     eval "$(tests/e2e/fetch_camera_servers.sh DEST)" && python -m pytest -m full tests/plugins/cameras
 #
 # The libraries that they need and a bare system lacks come with them; the system's python3 runs the RTSP server. A
 # second call with the same DEST fetches nothing. Prints export lines for the shell.

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream, StreamError
-from edge_server.core.frame_stream_types import StreamRequest
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
+from edge_server.protocol.frame_messages import StreamRequest
 
 SIDE = 8
 FPS = 30

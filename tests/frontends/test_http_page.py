@@ -52,7 +52,13 @@ def test_no_other_file_is_served(site: Any, name: str) -> None:
 def test_nothing_for_pages_and_pictures_is_imported_before_somebody_asks() -> None:
     code = "import sys, edge_server.process.http_routes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    late = ("edge_server.frontends.http.openapi", "edge_server.streams", "edge_server.plugins.vision", "aiohttp", "cv2")
+    late = (
+        "edge_server.frontends.http.openapi",
+        "edge_server.plugins.cameras.streams",
+        "edge_server.plugins.vision",
+        "aiohttp",
+        "cv2",
+    )
     assert [name for name in loaded if name.startswith(late)] == []
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.core.frame_stream_types import Detection, FrameHeader
 from edge_server.errors import NotFound, Throttled
-from edge_server.frontends.http import view_endpoints
+from edge_server.plugins.cameras.endpoints import view_endpoints
+from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
 from edge_server.plugins.vision.perception import Perception
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
-from edge_server.streams.stream_view import StreamView, ViewedFrame
+from edge_server.protocol.frame_messages import Detection, FrameHeader
 
 PATIENCE_S = 20.0
 HEADER = FrameHeader(12, 34, "camera", 5)

@@ -13,7 +13,17 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame_stream_types import (
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_codec import (
+    MAX_NAMES,
+    STREAM_PATH,
+    decode_client_message,
+    decode_server_message,
+    encode_client_message,
+    encode_server_message,
+)
+from edge_server.protocol.frame_messages import (
     ClassScore,
     Credit,
     Delivery,
@@ -31,16 +41,6 @@ from edge_server.core.frame_stream_types import (
     StreamCounts,
     StreamOpened,
     StreamRequest,
-)
-from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import InvalidRequest
-from edge_server.protocol.frame_codec import (
-    MAX_NAMES,
-    STREAM_PATH,
-    decode_client_message,
-    decode_server_message,
-    encode_client_message,
-    encode_server_message,
 )
 from edge_server.protocol.messages import message_class, service_methods
 from edge_server.protocol.protobuf_wire_format import delimited, number_field, varint

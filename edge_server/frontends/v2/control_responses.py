@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.status_reports import (
-    CamerasReport,
     CudaRegion,
     EngineBuildsReport,
-    FrameStreamReport,
     IndexEntry,
     InstanceReport,
     ModelMetadata,
@@ -112,30 +110,6 @@ def pin_report(report: PinReport) -> Json:
     }
 
 
-def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
-    """Return rates and counts of the open frame streams (not in Triton)."""
-    return [
-        {
-            "stream_id": report.stream_id,
-            "model": report.model,
-            "version": report.version,
-            "client": report.client,
-            "priority": report.priority,
-            "weight": round(report.weight, 6),
-            "open_s": round(report.open_s, 3),
-            "fps_in": round(report.fps_in, 2),
-            "fps_out": round(report.fps_out, 2),
-            "received": report.counts.received,
-            "answered": report.counts.answered,
-            "waiting": report.waiting_count,
-            "dropped": {reason.name: count for reason, count in report.counts.dropped.items()},
-            "age_p50_ms": round(report.age_p50_ms, 3),
-            "age_p99_ms": round(report.age_p99_ms, 3),
-        }
-        for report in reports
-    ]
-
-
 _TOKEN_COUNTS = {
     "vllm:prompt_tokens_total": "prompt",
     "vllm:generation_tokens_total": "generated",
@@ -174,17 +148,6 @@ def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFam
             for version in versions
         ],
         "tokens": tokens,
-    }
-
-
-def cameras(report: CamerasReport) -> Json:
-    """Return the response of GET /edge/v1/cameras (not in Triton)."""
-    sources = [{**source._asdict(), "offline_s": round(source.offline_s, 3)} for source in report.sources]
-    return {
-        "enabled": True,
-        "problem": report.problem,
-        "sources": sources,
-        "sinks": [sink._asdict() for sink in report.sinks],
     }
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
-from edge_server.core.frame_stream_types import Delivery, Frame, FrameResult, Returns
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.plugins.ros.connection_log import ConnectionLog
 from edge_server.plugins.ros.message_conversion import (
@@ -28,6 +27,7 @@ from edge_server.plugins.ros.message_conversion import (
     make_frame,
     mask_message,
 )
+from edge_server.protocol.frame_messages import Delivery, Frame, FrameResult, Returns
 
 TRANSPORTS = {
     "dds": "edge_server.plugins.ros.dds_transport",

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from edge_server.config import LogConfig
 from edge_server.config.setting_sources import process_environment
-from edge_server.core.frame_stream_types import Delivery
 from edge_server.plugins.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
 from edge_server.plugins.ros.command import add_model_options
+from edge_server.protocol.frame_messages import Delivery
 from edge_server.telemetry.log import setup_logging
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)

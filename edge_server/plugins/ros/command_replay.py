@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import number
-from edge_server.core.frame_stream_types import Returns
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
 from edge_server.plugins.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
 from edge_server.plugins.ros.ros2_types import MessageTypes
+from edge_server.protocol.frame_messages import Returns
 
 _BAR_CELLS = 30
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from edge_server.client import StreamError
-from edge_server.core.frame_stream_types import StreamOpened
+from edge_server.protocol.frame_messages import StreamOpened
 
 _REPEAT_S = 60.0
 

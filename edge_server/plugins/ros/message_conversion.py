@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edge_server.core.frame_stream_types import Buffer, Frame, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
+from edge_server.protocol.frame_messages import Buffer, Frame, FrameHeader, FrameResult, Mask
 
 
 class MessageKind(enum.Enum):

@@ -13,7 +13,6 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.bridge import Qos, type_hint
 from edge_server.plugins.ros.dds_domains import explain_no_nodes
@@ -26,6 +25,7 @@ from edge_server.plugins.ros.message_conversion import (
     MessageKind,
     OutgoingMessage,
 )
+from edge_server.protocol.frame_messages import FrameHeader
 
 
 class RclpyTransport:

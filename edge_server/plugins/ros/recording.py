@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_server.core.frame_stream_types import Frame
 from edge_server.errors import InvalidRequest, NotFound
 from edge_server.plugins.ros.message_conversion import MessageKind, OutgoingMessage, kind_of, make_frame
 from edge_server.plugins.ros.ros2_types import MessageTypes, import_library
+from edge_server.protocol.frame_messages import Frame
 
 _IMAGES = (MessageKind.IMAGE, MessageKind.COMPRESSED_IMAGE)
 _ROSBAG2_VERSION = 9

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
-from edge_server.core.frame_stream_types import Delivery, Frame, FrameDropped, FrameResult, Returns
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.message_conversion import (
     OutgoingMessage,
@@ -23,6 +22,7 @@ from edge_server.plugins.ros.message_conversion import (
     mask_message,
 )
 from edge_server.plugins.ros.recording import RecordedFrame, RecordingWriter
+from edge_server.protocol.frame_messages import Delivery, Frame, FrameDropped, FrameResult, Returns
 
 MAX_IN_FLIGHT = 4
 """Frames in flight at rate 0: enough to keep a model busy while images are read, and little memory."""

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Unsupported
 from edge_server.plugins.ros.bridge import Qos
 from edge_server.plugins.ros.message_conversion import (
@@ -32,6 +31,7 @@ from edge_server.plugins.ros.message_conversion import (
     OutgoingMessage,
 )
 from edge_server.plugins.ros.ros1_types import CHECKSUMS, TYPES, full_text
+from edge_server.protocol.frame_messages import FrameHeader
 
 RECEIVE_BUFFER_BYTES = 64 * 1024 * 1024
 """Receive buffer of rospy, which drops old messages only within one read of the socket. With its default of 64 KiB the

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.plugins.ros.message_conversion import (
     ClassificationMessage,
@@ -22,6 +21,7 @@ from edge_server.plugins.ros.message_conversion import (
     HypothesisMessage,
     OutgoingMessage,
 )
+from edge_server.protocol.frame_messages import FrameHeader
 
 VISION_MSGS = {
     "vision_msgs/msg/ObjectHypothesis": "string class_id\nfloat64 score\n",

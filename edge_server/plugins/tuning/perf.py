@@ -15,8 +15,8 @@ from typing import TextIO
 
 from edge_server.cli import options as kinds
 from edge_server.cli.progress import estimate, progress_line
-from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
+from edge_server.cli.terminal import Screen
 from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import ClassScore, Detection, Keypoint, Mask
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.perception import Perception
+from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import Frame
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
@@ -33,6 +32,7 @@ from edge_server.plugins.vision.resize import (
     resized,
     to_gray,
 )
+from edge_server.protocol.frame_messages import Frame
 
 if TYPE_CHECKING:
     import numpy.typing as npt

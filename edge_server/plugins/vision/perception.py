@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import ClassScore, Detection, Mask, Returns
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.vision.heads.box_candidates import NetworkSize
@@ -23,6 +22,7 @@ from edge_server.plugins.vision.heads.segmentation import MaskPlan, mask_plan
 from edge_server.plugins.vision.image_parameters import MAX_TOP_K
 from edge_server.plugins.vision.image_plan import image_plan
 from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.protocol.frame_messages import ClassScore, Detection, Mask, Returns
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -16,9 +16,9 @@ import grpc
 import pytest
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
-from edge_server.core.frame_stream_types import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
+from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from stubs import result_of, tensors_key
 
-from edge_server.core.frame_stream_types import (
+from edge_server.core.tensor import DType, Tensor
+from edge_server.protocol import frame_codec
+from edge_server.protocol.frame_codec import (
+    decode_client_message,
+    decode_server_message,
+    encode_client_message,
+    encode_server_message,
+)
+from edge_server.protocol.frame_messages import (
     Delivery,
     Detection,
     DropReason,
@@ -24,14 +32,6 @@ from edge_server.core.frame_stream_types import (
     StreamCounts,
     StreamOpened,
     StreamRequest,
-)
-from edge_server.core.tensor import DType, Tensor
-from edge_server.protocol import frame_codec
-from edge_server.protocol.frame_codec import (
-    decode_client_message,
-    decode_server_message,
-    encode_client_message,
-    encode_server_message,
 )
 
 _split = frame_codec.split

@@ -11,9 +11,9 @@ from typing import Any
 from input_reader import InputReader
 from stubs import result_of
 
-from edge_server.sources import mjpeg
-from edge_server.sources.mjpeg import MjpegCamera
-from edge_server.sources.source_interface import SourceError
+from edge_server.plugins.cameras.sources import mjpeg
+from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
+from edge_server.plugins.cameras.sources.source_interface import SourceError
 
 _TYPE = b"multipart/x-mixed-replace; boundary=--frame"
 _PICTURE = b"\xff\xd8picture\xff\xd9"

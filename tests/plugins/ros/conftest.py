@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_server.core.frame_stream_types import (
+from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
+from edge_server.protocol.frame_messages import (
     ClassScore,
     Detection,
     DropReason,
@@ -21,7 +22,6 @@ from edge_server.core.frame_stream_types import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
 
 
 class ScriptedServer:

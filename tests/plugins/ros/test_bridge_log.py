@@ -10,11 +10,11 @@ from xml.parsers.expat import ExpatError
 import pytest
 
 from edge_server.client import StreamError
-from edge_server.core.frame_stream_types import StreamOpened
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.plugins.ros import ros1_transport
 from edge_server.plugins.ros.bridge import BridgeParameters
 from edge_server.plugins.ros.connection_log import ConnectionLog
+from edge_server.protocol.frame_messages import StreamOpened
 
 
 def test_a_bridge_that_publishes_nothing_names_the_flags() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.frame_stream_types import ClassScore, Detection, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.bridge import Qos
 from edge_server.plugins.ros.message_conversion import (
@@ -22,6 +21,7 @@ from edge_server.plugins.ros.message_conversion import (
     mask_message,
 )
 from edge_server.plugins.ros.rclpy_transport import RclpyTransport, message_class, open_transport
+from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask
 
 FAKE = Path(__file__).parent / "fake_ros2"
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import Returns
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+from edge_server.protocol.frame_messages import Returns
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTIONS = "vision_msgs/msg/Detection2DArray"

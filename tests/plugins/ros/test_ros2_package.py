@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import edge_server
-from edge_server.core.frame_stream_types import Delivery
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.bridge import BridgeParameters
+from edge_server.protocol.frame_messages import Delivery
 
 ROOT = Path(edge_server.__file__).parent
 PACKAGE = ROOT / "plugins" / "ros" / "ros2_package" / "edge_server_ros"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import ClassScore, Detection, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.message_conversion import (
     MessageKind,
@@ -22,6 +21,7 @@ from edge_server.plugins.ros.message_conversion import (
     mask_message,
     view_bytes,
 )
+from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask
 
 HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera/left ø", seq=7)
 

@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import FrameHeader
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.ros.message_conversion import (
     ClassificationMessage,
@@ -20,6 +19,7 @@ from edge_server.plugins.ros.message_conversion import (
     OutgoingMessage,
     make_frame,
 )
+from edge_server.protocol.frame_messages import FrameHeader
 
 pytestmark = [
     pytest.mark.full,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli.streaming.terminal import Screen
+from edge_server.cli.terminal import Screen
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning import analyze
 from edge_server.plugins.tuning.load import server_trials

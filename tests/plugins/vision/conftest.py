@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame_stream_types import Detection, Frame, FrameHeader
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
 from edge_server.plugins.vision.resize import FitMode, FitRule, FittedPicture, fit_of, place
+from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader
 from edge_server.repository import pbtxt
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.labels import read_labels

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame_stream_types import ClassScore, Detection, Keypoint, Mask
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
 from edge_server.plugins.vision.perception import Perception
+from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask
 
 GRAY = 90
 

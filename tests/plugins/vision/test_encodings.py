@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame_stream_types import Frame
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.raw_encodings import ENCODINGS, MAX_SIDE, is_depth, pixels
 from edge_server.plugins.vision.resize import Color
+from edge_server.protocol.frame_messages import Frame
 
 DEPTH = {"16UC1": "u2", "16SC1": "i2", "32FC1": "f4", "64FC1": "f8"}
 IN_PIXELS = ["rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "8UC4"]

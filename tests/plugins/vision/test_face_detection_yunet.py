@@ -12,11 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import Detection
 from edge_server.core.model_spec import ModelSpec
 from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
 from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
 from edge_server.plugins.vision.resize import Color, FittedPicture
+from edge_server.protocol.frame_messages import Detection
 
 pytestmark = pytest.mark.full
 

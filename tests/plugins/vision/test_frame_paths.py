@@ -7,10 +7,10 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import pytest
 
-from edge_server.core.frame_stream_types import Frame, FrameHeader, RegionSlice
 from edge_server.plugins.vision.image_plan import ImagePlan
 from edge_server.plugins.vision.raw_encodings import ENCODINGS, is_depth
 from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
 
 HEIGHT, WIDTH = 360, 480
 MARK = (310, 130, 390, 190)

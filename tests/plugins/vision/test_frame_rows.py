@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_server.core.frame_stream_types import Frame, FrameHeader, RegionSlice
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupported
 from edge_server.plugins.vision.image_plan import IMAGE_TYPES, ImagePlan, image_plan
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
+from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
 
 NORMALISED = {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"}
 UNCHANGED: dict[str, str] = {"image_scale": "1"}

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame_stream_types import Returns
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)
 WIDTH, HEIGHT = 96, 64

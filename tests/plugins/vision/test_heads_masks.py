@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame_stream_types import Mask, Returns
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.perception import perception_plan
+from edge_server.protocol.frame_messages import Mask, Returns
 
 WISH = Returns(has_mask=True)
 WIDTH, HEIGHT = 24, 16

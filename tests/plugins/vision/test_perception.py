@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.frame_stream_types import ClassScore, Returns
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.plugins.vision.heads.output_parameters import TRAITS, HeadKind
 from edge_server.plugins.vision.perception import perception_plan
+from edge_server.protocol.frame_messages import ClassScore, Returns
 
 
 def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -> tuple[ClassScore, ...]:

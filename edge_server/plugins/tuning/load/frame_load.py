@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edge_server.client import Frame, FrameHeader, FrameStream
-from edge_server.core.frame_stream_types import Buffer
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.tuning.load.load_generator import WorkerThreads
 from edge_server.plugins.tuning.load.measurement_windows import Answer
+from edge_server.protocol.frame_messages import Buffer
 
 IMAGE_COUNT = 4
 """Number of different images; each stream sends them in turn."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import ClassScore
 from edge_server.core.model_spec import ModelSpec
 from edge_server.plugins.vision.heads.activation import activate
 from edge_server.plugins.vision.heads.output_parameters import Activation, ClassDeclaration
 from edge_server.plugins.vision.heads.output_tensors import HeadOutput, named_output
 from edge_server.plugins.vision.heads.top_k import best
+from edge_server.protocol.frame_messages import ClassScore
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import Detection, Keypoint
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.heads.box_candidates import Candidates, DetectionHead, NetworkSize
@@ -17,6 +16,7 @@ from edge_server.plugins.vision.heads.nms import suppress
 from edge_server.plugins.vision.heads.output_parameters import TRAITS, DetectionDeclaration
 from edge_server.plugins.vision.heads.output_tensors import HeadOutput, Reals, check_number, frame_dims
 from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.protocol.frame_messages import Detection, Keypoint
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from edge_server.core.frame_stream_types import Mask
 from edge_server.core.model_spec import ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
@@ -17,6 +16,7 @@ from edge_server.plugins.vision.heads.box_candidates import NetworkSize
 from edge_server.plugins.vision.heads.output_parameters import Activation, MaskDeclaration, MaskLayout
 from edge_server.plugins.vision.heads.output_tensors import HeadOutput, Reals, frame_dims, named_output, reals
 from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.protocol.frame_messages import Mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt

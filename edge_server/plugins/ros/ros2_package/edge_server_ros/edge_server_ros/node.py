@@ -16,10 +16,10 @@ import rclpy
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.signals import SignalHandlerOptions
 
-from edge_server.core.frame_stream_types import Delivery
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.ros.bridge import Bridge, BridgeParameters
 from edge_server.plugins.ros.rclpy_transport import RclpyTransport
+from edge_server.protocol.frame_messages import Delivery
 
 DEFAULTS: dict[str, Any] = {
     "server_address": "127.0.0.1:8001",

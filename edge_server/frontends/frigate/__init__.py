@@ -1,1 +1,0 @@
-"""Frigate's detector of type `zmq`: frames over ZeroMQ, for video recorders."""

@@ -1,0 +1,61 @@
+"""Results as text for people, and notices of drops as JSON objects. `sinks/result_json` makes those of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge_server.plugins.cameras.sinks.result_json import REASONS, label_counts, mask_shares
+from edge_server.protocol.frame_messages import ClassScore, Detection, DropReason, FrameDropped, FrameResult
+
+_MAX_NAMED = 4
+
+
+def result_in_words(result: FrameResult) -> str:
+    """Return a result as one line of text."""
+    if result.error_code:
+        return f"{result.error_code}: {result.error}"
+    parts = []
+    if result.classes:
+        parts.append(", ".join(_class_in_words(item) for item in result.classes[:_MAX_NAMED]))
+    if result.detections:
+        parts.append(_detections_in_words(result.detections))
+    if result.mask is not None:
+        shares = sorted(mask_shares(result.mask).items(), key=lambda item: -item[1])
+        parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MAX_NAMED]))
+    if not parts and result.tensors:
+        parts.append(", ".join(f"{item.name} {item.dtype.value}{list(item.shape)}" for item in result.tensors))
+    return "; ".join(parts) or "nothing found"
+
+
+def _class_in_words(item: ClassScore) -> str:
+    return f"{item.label or f'class {item.index}'} {item.score:.2f}"
+
+
+def _detections_in_words(detections: tuple[Detection, ...]) -> str:
+    counts = label_counts(detections)
+    best: dict[str, float] = {}
+    for item in detections:
+        name = item.label or f"class {item.class_index}"
+        best[name] = max(best.get(name, 0.0), item.score)
+    named = [f"{count} {name} {best[name]:.2f}" for name, count in counts.most_common(_MAX_NAMED)]
+    more = len(counts) - len(named)
+    return ", ".join(named) + (f" and {more} more kinds" if more else "")
+
+
+def drops_in_words(client_drops: int, server_drops: Mapping[DropReason, int]) -> str:
+    """Return the number of drops by the server per reason, and of those by the client, which were never sent."""
+    parts = [f"{REASONS[reason]} {server_drops[reason]}" for reason in REASONS if server_drops.get(reason)]
+    parts += [f"never sent {client_drops}"] if client_drops else []
+    return ", ".join(parts) or "none"
+
+
+def drop_as_json(stream: str, notice: FrameDropped) -> dict[str, Any]:
+    """Return the server's notice of a dropped frame as a JSON object."""
+    return {
+        "kind": "dropped",
+        "stream": stream,
+        "seq": notice.header.seq,
+        "reason": REASONS[notice.reason],
+        "detail": notice.detail,
+    }

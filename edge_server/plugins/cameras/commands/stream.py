@@ -1,0 +1,243 @@
+"""`edge-server stream`: send a video, pictures, a camera or a test pattern through a model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.cli.options import add_alias, add_tls_options, host_and_port, number, size, tls_of
+from edge_server.cli.terminal import Screen
+from edge_server.client import Delivery, Returns
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
+from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
+from edge_server.plugins.cameras.commands.json_lines import JsonLines
+from edge_server.plugins.cameras.commands.source_thread import SourceSettings
+from edge_server.plugins.cameras.commands.stream_run import RunSettings, StreamRun
+from edge_server.plugins.cameras.commands.stream_sender import StreamOptions, StreamSender
+from edge_server.plugins.cameras.sources.frame_encoding import FILES, RAW
+from edge_server.plugins.cameras.sources.source_choice import open_source
+from edge_server.plugins.cameras.sources.source_interface import Source
+
+DEFAULT_FPS = 30.0
+DEFAULT_TOP_K = 5
+MAX_STREAMS = 64
+_RETURNS = ("classes", "detections", "mask", "tensors")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Stream until the source ends or Ctrl-C. Return 0 if every frame was answered or dropped, without errors."""
+    options = _parser().parse_args(arguments)
+    source = open_source(options.source, fps=options.fps or 0.0, size=options.size)
+    try:
+        fps = _rate(options.fps, source)
+        stream_options = _stream_options(options, keeps_all=fps == 0 and not source.is_live)
+        base = options.name or "camera"
+        names = [base] if options.streams == 1 else [f"{base}-{index}" for index in range(options.streams)]
+        host, port = options.foxglove or ("", 0)
+        foxglove = FoxgloveOutput(host, port, names) if host else None
+        writers = _open_writers(options, fps or source.fps or DEFAULT_FPS)
+    except EdgeServerError:
+        source.close()
+        raise
+    lines = JsonLines(sys.stdout) if options.json else None
+    # Unique by default, because a new stream replaces an open stream with the same id.
+    suffix = "" if options.name else f"-{secrets.token_hex(4)}"
+    cameras = [
+        StreamSender(name, name + suffix, stream_options, writer, lines, foxglove)
+        for name, writer in zip(names, writers, strict=True)
+    ]
+    source_settings = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
+    settings = RunSettings(options.model, options.address, source, source_settings)
+    try:
+        return _run(settings, cameras, lines)
+    finally:
+        if foxglove is not None:
+            foxglove.close()
+
+
+def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
+    output = sys.stdout if lines is None else sys.stderr
+    screen = Screen(output)
+    stream_run = StreamRun(settings, cameras, screen, lines)
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: stream_run.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        code = stream_run.run()
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+    if screen.is_broken or (lines is not None and lines.is_broken):
+        # Prevents an error message when the interpreter flushes the output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _rate(fps: float | None, source: Source) -> float:
+    """Return the pictures per second: the value of --fps, or else the source's own rate."""
+    if fps is not None:
+        return fps
+    return source.fps or (0.0 if source.is_live else DEFAULT_FPS)
+
+
+def _open_writers(options: argparse.Namespace, fps: float) -> list[WritingThread | None]:
+    if options.output is None:
+        return [None] * options.streams
+    writers = [open_writer(options.output, fps, number, options.streams) for number in range(options.streams)]
+    return [WritingThread(writer) for writer in writers]
+
+
+def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOptions:
+    wanted, tensors = options.returns or (), tuple(options.tensor)
+    if "tensors" in wanted and not tensors:
+        tensors = ("*",)
+    top_k = options.top_k if options.top_k is not None else DEFAULT_TOP_K if "classes" in wanted else 0
+    returns = Returns(
+        tensors=tensors,
+        top_k=top_k,
+        has_detections="detections" in wanted,
+        has_mask="mask" in wanted,
+        has_annotated_jpeg=options.output is not None,
+    )
+    delivery = Delivery(
+        depth=options.depth,
+        max_age_ms=options.max_age_ms,
+        deadline_ms=options.deadline_ms,
+        max_fps=options.max_fps,
+        weight=options.weight,
+        priority=options.priority,
+    )
+    headers = tuple((key.lower(), value) for key, value in options.header)
+    return StreamOptions(
+        options.address, options.model, options.model_version, returns, delivery, keeps_all, tls_of(options), headers
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server stream",
+        description="Send the pictures of a source through a model of a running server, as a camera would: a newer "
+        "picture replaces a waiting one, which is dropped and counted. Shows rates, ages and drops. AGE is the time "
+        "from the offer of a picture to the arrival of its result. Exit code 0: every picture was answered or dropped, "
+        "without errors.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="name of the model")
+    version = parser.add_argument(
+        "--model-version", type=_count, default=0, metavar="N", help="its version; default: the newest"
+    )
+    add_alias(parser, "--version", version)
+    parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
+    _add_source(parser.add_argument_group("source"))
+    _add_results(parser.add_argument_group("results"))
+    _add_delivery(parser.add_argument_group("delivery"))
+    add_tls_options(parser.add_argument_group("connection"))
+    return parser
+
+
+def _add_source(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--source",
+        required=True,
+        metavar="WHAT",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0, rtsp://, or http:// for Motion "
+        "JPEG), 'demo' (a moving portrait, for face_detection_yunet), or 'pattern' (a moving test picture with its "
+        "number)",
+    )
+    group.add_argument(
+        "--fps",
+        type=number(0, 1000),
+        help="pictures per second; default: the rate of the video or the camera, else 30. 0: as fast as the server "
+        "accepts them, without drops by the client",
+    )
+    group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera")
+    group.add_argument("--loop", action="store_true", help="restart the source at its end")
+    group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
+    group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")
+    group.add_argument(
+        "--encoding",
+        choices=[*RAW, *FILES],
+        default="",
+        help="encoding of the sent pictures; default: unchanged for files of a folder, otherwise bgr8",
+    )
+    group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="number of equal streams")
+    group.add_argument("--name", help="stream id and frame_id, with a number for several streams; default: a unique id")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--returns",
+        type=_words,
+        metavar="WHAT,...",
+        help=f"any of {', '.join(_RETURNS)}; default: what the model declares",
+    )
+    group.add_argument("--tensor", action="append", default=[], metavar="NAME", help="return this output. Repeatable.")
+    group.add_argument("--top-k", type=_count, metavar="K", help="return the K best classes")
+    group.add_argument(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="write the pictures with the results drawn in, as a video (.mp4, .avi, .mkv, .mov) or into a folder",
+    )
+    group.add_argument(
+        "--foxglove",
+        type=host_and_port,
+        nargs="?",
+        const=host_and_port(DEFAULT_ADDRESS),
+        metavar="HOST:PORT",
+        help=f"listen for Foxglove viewers ({DEFAULT_ADDRESS}), and show them the pictures with the detections",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print a JSON object for each result, each drop, and the summary; the table goes to stderr",
+    )
+
+
+def _add_delivery(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--depth", type=_count, default=1, metavar="N", help="largest number of waiting pictures; default: 1"
+    )
+    group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop pictures that waited longer")
+    group.add_argument(
+        "--deadline-ms", type=_count, default=0, metavar="MS", help="drop pictures whose result would be later"
+    )
+    group.add_argument(
+        "--max-fps", type=number(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"
+    )
+    group.add_argument(
+        "--priority", type=_count, default=0, metavar="N", help="1 is served before 2, the normal priority"
+    )
+    group.add_argument(
+        "--weight",
+        type=number(0),
+        default=1.0,
+        metavar="W",
+        help="share relative to other streams of the same priority",
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in _RETURNS:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(_RETURNS)}, got '{word}'")
+    return words
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
+    return int(text)
+
+
+def _number_of_streams(text: str) -> int:
+    if not 1 <= (number := _count(text)) <= MAX_STREAMS:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MAX_STREAMS}, got '{text}'")
+    return number

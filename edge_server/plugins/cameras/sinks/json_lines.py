@@ -1,0 +1,49 @@
+"""JSON lines sink: a file with one JSON object per line, and a bound on its size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+
+
+class JsonLinesFile:
+    """Appends to a file. At `max_bytes` it is renamed to NAME.1, which replaces the older one: at most twice the bound
+    is on disk."""
+
+    refresh_s = None
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self._path = Path(path)
+        self._max_bytes = max_bytes
+        self._file: BinaryIO | None = None
+
+    def open(self) -> None:
+        try:
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    def send(self, message: SinkMessage) -> None:
+        assert self._file is not None
+        line = json.dumps(message.as_json(), allow_nan=False).encode() + b"\n"
+        try:
+            size = self._file.tell()
+            if size and size + len(line) > self._max_bytes:
+                self._path.replace(f"{self._path}.1")
+                self.close()
+                self.open()
+            if self._file.write(line) != len(line):
+                raise SinkError(f"{self._path}: only a part of a line could be written")
+        except OSError as error:
+            raise SinkError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    def refresh(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

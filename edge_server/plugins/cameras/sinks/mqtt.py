@@ -1,0 +1,327 @@
+"""MQTT sink: topics for programs, and retained messages from which Home Assistant makes its entities.
+
+| Topic | Retained | Message |
+|---|---|---|
+| TOPIC/status | yes | "online"; "offline" is the broker's last will |
+| TOPIC/SOURCE/status | yes | "online" while the camera delivers pictures, else "offline" |
+| TOPIC/SOURCE/result | no | the result as a JSON object, as in JSON lines |
+| TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
+| TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
+| DISCOVERY/binary_sensor/ID/config | yes | Home Assistant's description of each count, ON while it is above 0 |
+| DISCOVERY/sensor/ID/config | yes | its description of the class |
+
+TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE and LABEL. Names keep letters, digits, "_"
+and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that no two are the same.
+
+Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: counts and
+classes with the next result, the others without one. What an earlier run left in the broker is reset.
+
+Discovery: the MQTT integration of Home Assistant, home-assistant.io/integrations/mqtt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from edge_server.config import SinkEntry
+from edge_server.config.sources_config import shown_url
+from edge_server.errors import Unsupported, install_hint
+from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
+from edge_server.version import __version__
+
+TIMEOUT_S = 5.0
+"""Longest time to connect, and until the broker acknowledges a message."""
+
+KEEPALIVE_S = 10
+"""A silent connection is checked this often. The broker reports a server that vanished after one and a half times this
+long, and a frozen broker is noticed after at most twice this long."""
+
+REFRESH_S = 60.0
+"""Time between two repetitions of retained messages."""
+
+EXPIRES_AFTER_S = 180
+"""Time without results of a camera after which Home Assistant shows its counts and its class as unavailable."""
+
+ONLINE, OFFLINE = "online", "offline"
+
+
+@dataclass(slots=True)
+class _RetainedMessages:
+    """Retained messages of one source: topic -> text. `values` are counts and the class."""
+
+    descriptions: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    status: dict[str, str] = field(default_factory=dict)
+    values_sent_s: float = 0.0
+
+    def all(self) -> dict[str, str]:
+        """Return all messages, in the order in which they should arrive."""
+        return {**self.descriptions, **self.values, **self.status}
+
+
+class MqttBroker:
+    """A broker of MQTT 3.1.1. Messages have quality of service 1. `wake` is called when the connection is lost."""
+
+    refresh_s = REFRESH_S
+
+    def __init__(self, entry: SinkEntry, wake: Callable[[], None]) -> None:
+        host = _name(socket.gethostname())
+        self._entry = entry
+        self._shown = shown_url(entry.url)
+        self._topic = entry.topic.strip("/") or f"edge_server/{host}"
+        self._discovery = entry.discovery.strip("/")
+        parts = [_name(part) for part in self._topic.split("/")]
+        self._id = "_".join(parts if host in parts else [*parts, host])
+        self._wake = wake
+        self._client: Any = None
+        self._connected = threading.Event()
+        self._refusal = ""
+        self._is_lost = False
+        self._loss_reason = ""
+        self._sources: dict[str, _RetainedMessages] = {}
+        self._removed: dict[str, str] = {}
+        """Topics to delete from the broker, descriptions first: an empty message deletes a retained one."""
+        self._sent: dict[str, str] = {}
+        """Retained messages that were sent since the connection."""
+        self._repeated_s = 0.0
+        self._left_over: SimpleQueue[str] = SimpleQueue()
+        """Topics that the broker retained when the connection began."""
+
+    def open(self) -> None:
+        try:
+            mqtt = importlib.import_module("paho.mqtt.client")
+        except ImportError as error:
+            raise Unsupported(
+                f"MQTT needs paho-mqtt, which does not import here ({error}); {install_hint('mqtt')}"
+            ) from None
+        parts = urlsplit(self._entry.url)
+        # Always the same, so that a broker ends the connection from before an interruption at once, and sends its last
+        # will before the new messages instead of after them. 23 characters are what every broker takes.
+        client_id = hashlib.sha256(f"{self._id}/{self._entry.name}".encode()).hexdigest()[:23]
+        client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id, reconnect_on_failure=False)
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_message = self._on_message
+        client.connect_timeout = TIMEOUT_S
+        client.will_set(f"{self._topic}/status", OFFLINE, qos=1, retain=True)
+        if parts.username is not None:
+            client.username_pw_set(unquote(parts.username), unquote(parts.password or ""))
+        is_tls = parts.scheme == "mqtts"
+        if is_tls:
+            client.tls_set_context(self._tls_context())
+        self._connected.clear()
+        self._refusal, self._is_lost, self._loss_reason = "", False, "the broker closed the connection"
+        try:
+            client.connect(parts.hostname, parts.port or (8883 if is_tls else 1883), KEEPALIVE_S)
+        except OSError as error:
+            is_late = isinstance(error, TimeoutError)
+            reason = f"no answer within {TIMEOUT_S:g} s" if is_late else error.strerror or type(error).__name__
+            raise SinkError(f"{self._shown}: {reason}") from None
+        self._client = client
+        client.loop_start()
+        if not self._connected.wait(TIMEOUT_S) or self._refusal:
+            reason = self._refusal or f"no answer within {TIMEOUT_S:g} s"
+            self.close()
+            raise SinkError(f"{self._shown}: the broker does not accept the connection: {reason}")
+        self._sent.clear()
+        self._repeated_s = time.monotonic()
+        # A broker may deny reading; then what an earlier run left there expires.
+        client.subscribe([(f"{self._topic}/+/{each}", 1) for each in ("status", "class", "count/+")])
+        # Without the server's own status: it is sent last, so that nobody takes what an earlier run left for true.
+        self._synchronize(self._sources.values())
+
+    def send(self, message: SinkMessage) -> None:
+        result, base = message.result, f"{self._topic}/{_name(message.source)}"
+        if message.state == REMOVED:
+            self._removed.update(dict.fromkeys(self._sources.pop(message.source, _RetainedMessages()).all(), ""))
+            self._synchronize([])
+            return
+        retained = self._sources.setdefault(message.source, _RetainedMessages())
+        # A result implies that the camera runs.
+        is_online = result is not None or message.state == "RUNNING"
+        retained.status[f"{base}/status"] = ONLINE if is_online else OFFLINE
+        self._describe_labels(retained, message.source, message.labels, has_class=message.has_classes)
+        if result is not None:
+            self._publish([(f"{base}/result", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
+        if result is not None and not result.error_code:
+            counts = label_counts(result.detections)
+            label = best_class(result)
+            self._describe_labels(retained, message.source, counts, has_class=bool(label))
+            for topic in retained.values:
+                if topic.startswith(f"{base}/count/"):
+                    retained.values[topic] = "0"
+            for counted, count in counts.items():
+                retained.values[f"{base}/count/{_name(counted)}"] = str(count)
+            if label:
+                retained.values[f"{base}/class"] = label
+            now_s = time.monotonic()
+            if now_s - retained.values_sent_s >= self.refresh_s:
+                # All of them: Home Assistant lets each expire by itself.
+                retained.values_sent_s = now_s
+                for topic in retained.values:
+                    self._sent.pop(topic, None)
+        self._synchronize([retained])
+        self._retain({f"{self._topic}/status": ONLINE})
+
+    def refresh(self) -> None:
+        """Reset what an earlier run left in the broker, and repeat statuses and descriptions when it is time.
+
+        Counts and classes are not repeated: they are true only while results come.
+        """
+        self._check_connection()
+        values = {topic for retained in self._sources.values() for topic in retained.values}
+        if not self._left_over.empty():
+            known = {topic for retained in self._sources.values() for topic in retained.all()}
+            left_over = {self._left_over.get() for _ in range(self._left_over.qsize())}
+            self._publish([(topic, _neutral_text(topic)) for topic in left_over - known])
+        now_s = time.monotonic()
+        if now_s - self._repeated_s >= self.refresh_s:
+            self._repeated_s = now_s
+            self._sent = {topic: text for topic, text in self._sent.items() if topic in values}
+        self._synchronize(self._sources.values())
+        self._retain({f"{self._topic}/status": ONLINE})
+
+    def close(self) -> None:
+        """Disconnect. Unless the connection is lost, tell first that the server and all cameras are offline."""
+        client = self._client
+        if client is None:
+            return
+        if client.is_connected() and not self._is_lost:
+            # A clean disconnection sends no last will.
+            statuses = [topic for retained in self._sources.values() for topic in retained.status]
+            with contextlib.suppress(SinkError):
+                self._publish([(topic, OFFLINE) for topic in (f"{self._topic}/status", *statuses)])
+        self._client = None
+        client.disconnect()
+        client.loop_stop()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        entry = self._entry
+        try:
+            context = ssl.create_default_context(cafile=entry.ca or None)
+        except OSError as error:
+            raise SinkError(f"ca: {entry.ca}: {error.strerror or 'it holds no certificate'}") from None
+        if entry.cert:
+            try:
+                # An empty password: without one, an encrypted key would be asked for on the terminal.
+                context.load_cert_chain(entry.cert, entry.key or None, password="")
+            except OSError as error:
+                files = " and ".join(path for path in (entry.cert, entry.key) if path)
+                keys = "cert and key" if entry.key else "cert"
+                raise SinkError(f"{keys}: {files}: {error.strerror or 'they cannot be used'}") from None
+        return context
+
+    def _describe_labels(
+        self, retained: _RetainedMessages, source: str, labels: Iterable[str], *, has_class: bool
+    ) -> None:
+        """Describe the count of each label, and the class. Labels that are new count 0."""
+        base = f"{self._topic}/{_name(source)}"
+        for label in labels:
+            topic = f"{base}/count/{_name(label)}"
+            if topic not in retained.values:
+                retained.values[topic] = "0"
+                self._describe(retained, source, "binary_sensor", label, topic)
+        if has_class:
+            self._describe(retained, source, "sensor", "class", f"{base}/class")
+
+    def _describe(self, retained: _RetainedMessages, source: str, kind: str, label: str, topic: str) -> None:
+        """Add Home Assistant's description of one entity."""
+        if not self._discovery:
+            return
+        device = f"{self._id}_{_name(source)}"
+        entity = f"{device}_{_name(label)}"
+        description = {
+            "name": label,
+            "unique_id": entity,
+            "state_topic": topic,
+            "expire_after": EXPIRES_AFTER_S,
+            "availability": [
+                {"topic": f"{self._topic}/status"},
+                {"topic": f"{self._topic}/{_name(source)}/status"},
+            ],
+            "availability_mode": "all",
+            "device": {"identifiers": [device], "name": source, "manufacturer": "edge-server", "model": "camera"},
+            "origin": {"name": "edge-server", "sw_version": __version__},
+        }
+        if kind == "binary_sensor":
+            description["device_class"] = "occupancy"
+            description["value_template"] = "{{ 'ON' if value | int(0) > 0 else 'OFF' }}"
+        retained.descriptions[f"{self._discovery}/{kind}/{entity}/config"] = json.dumps(description)
+
+    def _synchronize(self, sources: Iterable[_RetainedMessages]) -> None:
+        """Send the retained messages of sources that the broker does not have, and delete topics."""
+        self._publish(self._removed.items())
+        for topic in self._removed:
+            self._sent.pop(topic, None)
+        self._removed.clear()
+        for retained in sources:
+            self._retain(retained.all())
+
+    def _retain(self, messages: dict[str, str]) -> None:
+        missing = [(topic, text) for topic, text in messages.items() if self._sent.get(topic) != text]
+        self._publish(missing)
+        self._sent.update(missing)
+
+    def _publish(self, messages: Iterable[tuple[str, str]], *, is_retained: bool = True) -> None:
+        """Send messages, and wait until the broker has acknowledged each. Raises SinkError."""
+        self._check_connection()
+        for sent in [self._client.publish(topic, text, qos=1, retain=is_retained) for topic, text in messages]:
+            end_s = time.monotonic() + TIMEOUT_S
+            # In short waits: paho does not wake the waiting thread when the connection is lost.
+            while sent.rc == 0 and not sent.is_published() and not self._is_lost and time.monotonic() < end_s:
+                sent.wait_for_publish(0.1)
+            self._check_connection()
+            if sent.rc != 0 or not sent.is_published():
+                self._is_lost = True
+                raise SinkError(f"{self._shown}: the broker does not acknowledge messages")
+
+    def _check_connection(self) -> None:
+        if self._is_lost:
+            raise SinkError(f"{self._shown}: {self._loss_reason}")
+
+    # -- paho's thread
+
+    def _on_connect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        self._refusal = str(reason) if reason.is_failure else ""
+        self._connected.set()
+
+    def _on_disconnect(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if client is not self._client:
+            return
+        if reason == "Keep alive timeout":
+            self._loss_reason = f"the broker does not answer: no sign of life for {KEEPALIVE_S} to {2 * KEEPALIVE_S} s"
+        self._is_lost = True
+        self._connected.set()
+        self._wake()
+
+    def _on_message(self, client: Any, data: Any, message: Any) -> None:
+        # Only messages that were retained before the subscription have the flag.
+        if message.retain and message.payload not in (b"0", OFFLINE.encode()):
+            self._left_over.put(message.topic)
+            self._wake()
+
+
+def _neutral_text(topic: str) -> str:
+    """Return the text that a topic has while nothing is known."""
+    return OFFLINE if topic.endswith("/status") else "" if topic.endswith("/class") else "0"
+
+
+def _name(text: str) -> str:
+    """Return a text as a part of a topic or id."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", text)
+    if len(name) <= 64 and name == re.sub(r"[ .]", "_", text):
+        return name
+    return f"{name[:48]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,0 +1,131 @@
+"""Results of frames as JSON objects: `edge-server stream --json`, and the sinks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from edge_server.core.tensor import DType, Tensor
+from edge_server.protocol.frame_messages import Detection, DropReason, FrameResult, Mask
+
+MAX_ELEMENTS = 10_000
+"""Larger tensors are reported without data."""
+
+REASONS = {
+    DropReason.NEWER: "newer",
+    DropReason.MAX_AGE: "max-age",
+    DropReason.DEADLINE: "deadline",
+    DropReason.MAX_FPS: "max-fps",
+    DropReason.SLOW_READER: "slow-reader",
+    DropReason.GOVERNOR: "governor",
+    DropReason.CLOSED: "closed",
+    DropReason.OTHER: "other",
+}
+
+
+def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, Any]:
+    """Return a result as a JSON object with the fields of protocol/frame_messages.py; pictures only as sizes."""
+    header, times = result.header, result.times
+    fields: dict[str, Any] = {
+        "kind": "result",
+        "stream": stream,
+        "seq": header.seq,
+        "stamp": {"sec": header.sec, "nanosec": header.nanosec},
+        "frame_id": header.frame_id,
+        "age_ms": _milliseconds(age_s),
+        "times": {
+            "received_unix_ns": times.received_unix_ns,
+            "taken_us": times.taken_us,
+            "queued_us": times.queued_us,
+            "started_us": times.started_us,
+            "finished_us": times.finished_us,
+        },
+        "dropped": {REASONS[reason]: count for reason, count in result.dropped.items()},
+    }
+    if result.error_code:
+        return {**fields, "error": {"code": result.error_code, "message": result.error}}
+    fields |= {"model": result.model, "version": result.version, "runtime": result.runtime}
+    fields |= {key: text for key in ("variant", "governor", "governor_detail") if (text := getattr(result, key))}
+    fields |= {"height": result.height, "width": result.width, "batch_size": result.batch_size}
+    return fields | _findings_as_json(result)
+
+
+def _findings_as_json(result: FrameResult) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if result.classes:
+        fields["classes"] = [
+            {"index": item.index, "score": _number(item.score), "label": item.label} for item in result.classes
+        ]
+    # A detector that finds nothing gets an empty list. A classifier gets no list.
+    if result.detections or not (result.classes or result.tensors or result.mask):
+        fields["detections"] = [_detection_as_json(item) for item in result.detections]
+    if result.mask is not None:
+        mask = result.mask
+        fields["mask"] = {"height": mask.height, "width": mask.width, "shares": mask_shares(mask)}
+    if result.tensors:
+        fields["tensors"] = [_tensor_as_json(item) for item in result.tensors]
+    if result.annotated_jpeg:
+        fields["annotated_jpeg_bytes"] = len(result.annotated_jpeg)
+    return fields
+
+
+def _detection_as_json(item: Detection) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "box": [_number(value) for value in (item.x_min, item.y_min, item.x_max, item.y_max)],
+        "score": _number(item.score),
+        "class_index": item.class_index,
+        "label": item.label,
+    }
+    if item.track_id:
+        fields["track_id"] = item.track_id
+    if item.keypoints:
+        fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
+    return fields
+
+
+def _tensor_as_json(item: Tensor) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": item.name, "datatype": item.dtype.value, "shape": list(item.shape)}
+    if item.array.size > MAX_ELEMENTS:
+        return fields
+    if item.dtype is DType.BYTES:
+        return {**fields, "data": [value.decode(errors="replace") for value in item.array.ravel().tolist()]}
+    array = item.array
+    if item.dtype is DType.BF16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    values = array.ravel().tolist()
+    return {**fields, "data": [_number(value) if isinstance(value, float) else value for value in values]}
+
+
+def mask_shares(mask: Mask) -> dict[str, float]:
+    """Return the fraction of the picture that each class of a mask covers, without absent classes."""
+    kind = np.dtype("u1") if mask.encoding == "mono8" else np.dtype("<u2")
+    values, counts = np.unique(np.frombuffer(mask.data, kind), return_counts=True)
+    whole = int(counts.sum())
+    return {
+        mask.labels[value] if value < len(mask.labels) else f"class {value}": count / whole
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def _milliseconds(seconds: float) -> float | None:
+    return round(seconds * 1000, 3) if math.isfinite(seconds) else None
+
+
+def _number(value: float) -> float | None:
+    """Return the value with seven significant digits, as in a 32-bit float; None for NaN and infinity."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def label_counts(detections: Iterable[Detection]) -> Counter[str]:
+    """Return how many objects there are of each class."""
+    return Counter(item.label or f"class {item.class_index}" for item in detections)
+
+
+def best_class(result: FrameResult) -> str:
+    """Return the class with the best score, "" if there is none."""
+    best = max(result.classes, key=lambda item: item.score, default=None)
+    return "" if best is None else best.label or f"class {best.index}"

@@ -1,0 +1,25 @@
+"""Choice of the sink for a URL or a path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge_server.config import SinkEntry
+from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
+from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
+from edge_server.plugins.cameras.sinks.sink_interface import Sink
+from edge_server.plugins.cameras.sinks.webhook import Webhook
+
+
+def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
+    """Return the sink of an entry, not open yet. It calls `wake`, on any thread, to have `refresh` called soon."""
+    if entry.url.startswith(("mqtt://", "mqtts://")):
+        return MqttBroker(entry, wake)
+    if entry.url.startswith(("http://", "https://")):
+        return Webhook(entry.url)
+    return JsonLinesFile(entry.url, entry.max_mb * 1_000_000)
+
+
+def is_file(entry: SinkEntry) -> bool:
+    """Return whether the sink is a file, which takes every result unless the entry says otherwise."""
+    return "://" not in entry.url

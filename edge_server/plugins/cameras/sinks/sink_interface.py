@@ -1,0 +1,61 @@
+"""Interface of sinks, and the messages that they send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.sinks.result_json import result_as_json
+from edge_server.protocol.frame_messages import FrameResult
+
+REMOVED = "REMOVED"
+"""State of a source that is no longer configured."""
+
+
+class SinkError(EdgeServerError):
+    """A receiver does not answer, refuses, or is full. The message holds no part of a URL besides host and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMessage:
+    """A result of a source, or without one a change of the source's state: RUNNING, WAITING, FAILED, REMOVED.
+
+    `clock` tells whose time the stamp is: "camera" or "server". A change of the state also has, as far as known, the
+    `labels` that the source's model counts, and in `has_classes` whether it names the class of a picture.
+    """
+
+    source: str
+    result: FrameResult | None = None
+    clock: str = ""
+    state: str = ""
+    reason: str = ""
+    labels: tuple[str, ...] = ()
+    has_classes: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        if self.result is None:
+            document = {"kind": "source", "source": self.source, "state": self.state}
+            return {**document, "reason": self.reason} if self.reason else document
+        return {**result_as_json(self.source, self.result, self.result.times.finished_us / 1e6), "clock": self.clock}
+
+
+class Sink(Protocol):
+    """A receiver of messages. One thread uses it. All methods may block, for at most a few seconds."""
+
+    @property
+    def refresh_s(self) -> float | None:
+        """Longest time between two calls of `refresh`, or None for a receiver without a connection."""
+
+    def open(self) -> None:
+        """Connect. Called before the first `send`, and again after an error. Raises SinkError."""
+
+    def send(self, message: SinkMessage) -> None:
+        """Send a message, and return once the receiver has it. Raises SinkError."""
+
+    def refresh(self) -> None:
+        """Check the connection, and repeat what the receiver may have forgotten. Called only while open. Raises
+        SinkError."""
+
+    def close(self) -> None:
+        """Disconnect. Does nothing if not open."""

@@ -1,0 +1,63 @@
+"""Webhook sink: one POST request with a JSON object for each message."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+from urllib.parse import unquote, urlsplit
+
+from edge_server.config.sources_config import shown_url
+from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+
+TIMEOUT_S = 5.0
+
+
+class Webhook:
+    """A URL that takes POST requests and answers them with a status of 200 to 299."""
+
+    refresh_s = None
+
+    def __init__(self, url: str) -> None:
+        self._shown = shown_url(url)
+        self._parts = urlsplit(url)
+        self._headers = {"Content-Type": "application/json", "Connection": "close"}
+        if self._parts.username is not None:
+            pair = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
+            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+
+    def open(self) -> None:
+        """Do nothing: a connection that is kept would often be closed by the receiver between two messages."""
+
+    def send(self, message: SinkMessage) -> None:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname is not None
+        connection = kind(self._parts.hostname, self._parts.port, timeout=TIMEOUT_S)
+        target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
+        body = json.dumps(message.as_json(), allow_nan=False).encode()
+        try:
+            connection.request("POST", target, body, self._headers)
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise SinkError(f"{self._shown}: {_failure(error)}") from None
+        finally:
+            connection.close()
+        if not 200 <= status < 300:
+            raise SinkError(f"{self._shown}: expected a status of 200 to 299, given {status}")
+
+    def refresh(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def close(self) -> None:
+        """Do nothing: no connection is kept."""
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not valid: {error.verify_message}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"the connection broke ({type(error).__name__})"

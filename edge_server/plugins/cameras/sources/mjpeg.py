@@ -1,0 +1,204 @@
+"""Motion JPEG source: a camera that sends JPEG pictures over HTTP, as multipart/x-mixed-replace.
+
+The pictures are passed on as they come; only those that run are decoded. The parts have no stamps.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+from edge_server.config.sources_config import shown_url
+from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
+
+TIMEOUT_S = 5.0
+"""Longest time without a byte, and to connect. A picture may take twice as long."""
+
+_MAX_PICTURE_BYTES = 32 << 20
+_MAX_LINE_BYTES = 4096
+_MAX_HEADER_LINES = 64
+_PICTURE_STARTS = b"\xff\xd8"
+
+
+class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects only on the camera itself, at the same port, or from http on port 80 to https on 443.
+
+    Another host in the network may be one that the sender of the redirect cannot reach, but this server can.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = _origin(req.full_url), _origin(newurl)
+        if new not in (old, ("https", old[1], 443) if old[::2] == ("http", 80) else old):
+            fp.close()
+            raise SourceError(
+                f"{self._title}: the camera redirects to {'{}://{}:{}'.format(*new)[:200]!r}, and only redirects to "
+                "the same host are followed; is this the address that is wanted?"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of a URL. Raises ValueError."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+class MjpegCamera:
+    """A camera with Motion JPEG. User and password of the URL are sent as the camera asks for: Basic or Digest."""
+
+    is_live = True
+    length = 0
+    fps = 0.0
+
+    def __init__(self, url: str) -> None:
+        """Connect. Raises SourceError."""
+        self.title = shown_url(url)
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+        if parts.username is not None:
+            places = [f"{parts.scheme}://{host}/"]
+            if _origin(url)[::2] == ("http", 80):
+                places.append(f"https://{host.removesuffix(':80')}/")
+            passwords.add_password(None, places, unquote(parts.username), unquote(parts.password or ""))
+        # Without a proxy: a camera is on the machine's own network.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPBasicAuthHandler(passwords),
+            urllib.request.HTTPDigestAuthHandler(passwords),
+            _SameHostRedirects(self.title),
+        )
+        address = parts._replace(netloc=host, fragment="").geturl()
+        try:
+            self._response = opener.open(address, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise SourceError(f"{self.title}: {_refusal(error.code)}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise SourceError(f"{self.title}: {_failure(error)}") from None
+        kind = self._response.headers.get_content_type()
+        if kind != "multipart/x-mixed-replace":
+            self.close()
+            raise SourceError(
+                f"{self.title}: expected Motion JPEG, a response of the type multipart/x-mixed-replace, given "
+                f"{kind[:80]!r}; is the path that of the video?"
+            )
+        # Some cameras count the leading dashes as part of the boundary, some do not, some declare none.
+        self._boundary = (self._response.headers.get_boundary() or "").strip("-").encode("latin-1", "replace")
+        self._pending = b""
+        """Line with the boundary that ended the previous part."""
+
+    def read(self) -> SourcePicture | None:
+        limit_s = time.monotonic() + 2 * TIMEOUT_S
+        try:
+            data = self._read_part(limit_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise SourceError(f"{self.title}: {_failure(error)}") from None
+        if data is None:
+            raise SourceError(f"{self.title}: the camera closed the connection")
+        if not data.startswith(_PICTURE_STARTS):
+            raise SourceError(f"{self.title}: expected JPEG pictures, given a part that begins with {data[:8].hex()}")
+        return SourcePicture(file=data, format="jpeg")
+
+    def rewind(self) -> None:
+        raise SourceError(f"{self.title}: a camera cannot be restarted from the beginning")
+
+    def close(self) -> None:
+        self._response.close()
+
+    def _read_part(self, limit_s: float) -> bytes | None:
+        """Return the next part, or None at the end."""
+        line = b"\n"
+        while line in (b"\r\n", b"\n"):
+            line = self._line(limit_s)
+        if not line:
+            return None
+        self._boundary = self._boundary or line.strip(b"-\r\n ") or b"-"
+        if not self._is_boundary(line):
+            raise SourceError(f"{self.title}: expected the boundary of a part, given other data")
+        length = None
+        for _ in range(_MAX_HEADER_LINES):
+            line = self._line(limit_s).strip()
+            if not line:
+                break
+            found = re.fullmatch(rb"(?i)content-length\s*:\s*([0-9]{1,9})", line)
+            length = int(found[1]) if found else length
+        else:
+            raise SourceError(f"{self.title}: a part has more than {_MAX_HEADER_LINES} lines of header")
+        if length is None:
+            return self._read_to_boundary(limit_s)
+        if length > _MAX_PICTURE_BYTES:
+            raise SourceError(f"{self.title}: expected pictures of at most {_MAX_PICTURE_BYTES} bytes, given {length}")
+        data = bytearray()
+        while len(data) < length:
+            self._check_time(limit_s)
+            piece = self._response.read1(length - len(data))
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
+
+    def _read_to_boundary(self, limit_s: float) -> bytes | None:
+        data = bytearray()
+        while True:
+            self._check_time(limit_s)
+            line = self._response.readline(1 << 16)
+            if not line:
+                return None
+            if self._is_boundary(line):
+                self._pending = line
+                return bytes(data.removesuffix(b"\n").removesuffix(b"\r"))
+            data += line
+            if len(data) > _MAX_PICTURE_BYTES:
+                raise SourceError(
+                    f"{self.title}: expected pictures of at most {_MAX_PICTURE_BYTES} bytes, given more without an end"
+                )
+
+    def _is_boundary(self, line: bytes) -> bool:
+        return line.startswith(b"--") and line.lstrip(b"-").startswith(self._boundary)
+
+    def _line(self, limit_s: float) -> bytes:
+        self._check_time(limit_s)
+        line, self._pending = self._pending or self._response.readline(_MAX_LINE_BYTES), b""
+        if len(line) == _MAX_LINE_BYTES:
+            raise SourceError(f"{self.title}: expected the header of a part, given a line without an end")
+        return line
+
+    def _check_time(self, limit_s: float) -> None:
+        if time.monotonic() > limit_s:
+            raise SourceError(f"{self.title}: a picture took longer than {2 * TIMEOUT_S:g} s")
+
+
+def _refusal(status: int) -> str:
+    if status in (401, 403):
+        return f"the camera refuses user and password (status {status})"
+    return f"the camera answered with status {status}" + ("; is the path right?" if status == 404 else "")
+
+
+def _failure(error: Exception) -> str:
+    """Return the cause of a broken connection. Texts of exceptions may hold the URL, so only known ones are used."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no data within {TIMEOUT_S:g} s"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the certificate is not valid: {cause.verify_message}"
+    if isinstance(cause, socket.gaierror):
+        return "the name of the host is not known"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    if isinstance(cause, ValueError):
+        # urllib raises it for schemes of authentication that it does not know.
+        return "the response cannot be read, or asks for a kind of authentication other than Basic and Digest"
+    return f"the connection broke ({type(cause).__name__})"

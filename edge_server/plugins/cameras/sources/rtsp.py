@@ -1,0 +1,206 @@
+"""RTSP source: a network camera, decoded by PyAV, else by OpenCV, or on a Jetson by GStreamer."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from edge_server.config.sources_config import shown_url
+from edge_server.errors import Unsupported, install_hint
+from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
+
+TIMEOUT_S = 5.0
+"""Longest time to open the stream, and without data."""
+
+_GARBAGE_S = 10.0
+"""Longest time in which data arrives that holds no picture."""
+
+_MAX_PIXELS = 1 << 26
+"""Largest picture: 8192x8192."""
+
+
+def open_rtsp(url: str, decoder: str = "auto") -> Source:
+    """Open an RTSP stream over TCP.
+
+    `decoder` is "pyav"; "opencv", which tells neither reasons nor stamps; "gstreamer", OpenCV with GStreamer, as the
+    system's OpenCV on a Jetson has it; or "auto", PyAV if it is installed, else OpenCV. Raises SourceError, and
+    Unsupported if the decoder is not installed.
+    """
+    if decoder == "auto":
+        decoder = "opencv" if importlib.util.find_spec("av") is None else "pyav"
+    if decoder == "pyav":
+        return PyavCamera(url)
+    return OpencvCamera(url, uses_gstreamer=decoder == "gstreamer")
+
+
+def _pyav() -> ModuleType:
+    try:
+        return importlib.import_module("av")
+    except ImportError as error:
+        raise Unsupported(
+            f'PyAV does not import here ({error}); {install_hint("sources")}; or set decoder = "opencv"'
+        ) from None
+
+
+class PyavCamera:
+    """A network camera, decoded by FFmpeg on the processor.
+
+    Pictures have the camera's time from its RTCP sender reports, after the first one; cameras send one every few
+    seconds. Software decoding of H.264 and H.265 only: the wheels of PyAV use no decoder of a Jetson.
+    """
+
+    is_live = True
+    length = 0
+
+    def __init__(self, url: str) -> None:
+        av = _pyav()
+        self._error: type[Exception] = av.error.FFmpegError
+        self._address = shown_url(url)
+        # TCP: over UDP a lost packet damages pictures until the next key frame. nobuffer: no picture waits in FFmpeg.
+        options = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+        self._began_s = time.monotonic()
+        try:
+            self._container = av.open(url, mode="r", format="rtsp", options=options, timeout=TIMEOUT_S)
+        except (self._error, OSError, ValueError) as error:
+            raise self._failure(error) from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise SourceError(f"{self._address}: expected a stream with video, given none")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "SLICE"  # threads by frame would delay each picture
+        codec = self._stream.codec_context
+        if codec is None:
+            self._container.close()
+            raise SourceError(f"{self._address}: expected video that FFmpeg decodes, such as H.264 or H.265")
+        self.fps = float(self._stream.guessed_rate or 0)
+        self.title = f"{self._address} {codec.name} {codec.width}x{codec.height}"
+        self._pictures = self._decode()
+
+    def read(self) -> SourcePicture | None:
+        self._began_s = time.monotonic()
+        try:
+            picture: SourcePicture = next(self._pictures)
+            return picture
+        except StopIteration:
+            raise SourceError(f"{self._address}: the camera closed the stream") from None
+        except (self._error, OSError) as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> SourceError:
+        # FFmpeg reports an operation that ran out of time by several kinds of error.
+        is_late = time.monotonic() - self._began_s >= TIMEOUT_S
+        return SourceError(f"{self._address}: {f'no data within {TIMEOUT_S:g} s' if is_late else _reason(error)}")
+
+    def _decode(self) -> Any:
+        """Yield the pictures. Packets that do not decode are skipped: the first ones may precede a key frame."""
+        offset_ns = None
+        has_reference = False
+        picture_s = time.monotonic()
+        problem = ""
+        for packet in self._container.demux(self._stream):
+            frames = []
+            try:
+                frames = packet.decode()
+            except self._error as error:
+                problem = f" ({_reason(error)})"
+            # FFmpeg's AVProducerReferenceTime: the packet's time in microseconds since 1970, from RTCP sender reports.
+            if packet.pts is not None and packet.has_sidedata("prft"):
+                reference = bytes(packet.get_sidedata("prft"))[:8]
+                if has_reference:  # the first one is that of the next picture
+                    time_ns = int.from_bytes(reference, "little", signed=True) * 1000
+                    offset_ns = time_ns - _ns(packet.pts, packet.time_base)
+                has_reference = True
+            now_s = time.monotonic()
+            for frame in frames:
+                picture_s = now_s
+                if frame.width * frame.height > _MAX_PIXELS:
+                    raise SourceError(
+                        f"{self._address}: expected at most {_MAX_PIXELS} pixels, given {frame.width}x{frame.height}"
+                    )
+                stamp_ns = 0 if offset_ns is None or frame.pts is None else offset_ns + _ns(frame.pts, frame.time_base)
+                yield SourcePicture(stamp_ns=stamp_ns, convert=partial(frame.to_ndarray, format="bgr24"))
+            if now_s - picture_s > _GARBAGE_S:
+                raise SourceError(f"{self._address}: data for {_GARBAGE_S:g} s without a picture in it{problem}")
+
+    def rewind(self) -> None:
+        raise SourceError(f"{self._address}: a camera cannot be restarted from the beginning")
+
+    def close(self) -> None:
+        self._pictures.close()
+        self._container.close()
+
+
+def _ns(pts: int, time_base: Any) -> int:
+    return int(pts * time_base * 1_000_000_000)
+
+
+def _reason(error: Exception) -> str:
+    """Return why FFmpeg failed. Its own texts end with the URL, so only the kind of error is used."""
+    name = type(error).__name__
+    if name in ("HTTPUnauthorizedError", "HTTPForbiddenError"):
+        return "the camera refuses user and password"
+    if name == "HTTPNotFoundError":
+        return "the camera has no such stream; is the path right?"
+    if name == "InvalidDataError":
+        return "the data is damaged, or not what it says"
+    strerror = getattr(error, "strerror", None)
+    return strerror if isinstance(strerror, str) and strerror else name
+
+
+class OpencvCamera:
+    """A network camera, decoded by OpenCV: by its FFmpeg, or by a pipeline of GStreamer. Pictures have no stamps.
+
+    The pipeline is for the OpenCV of a Jetson's system, whose GStreamer decodes in hardware. It was never run on one.
+    """
+
+    is_live = True
+    length = 0
+
+    def __init__(self, url: str, *, uses_gstreamer: bool) -> None:
+        cv2 = opencv()
+        self._address = shown_url(url)
+        if uses_gstreamer:
+            if "GStreamer:                   YES" not in cv2.getBuildInformation():
+                raise Unsupported(
+                    "this OpenCV is built without GStreamer; on a Jetson the system's is built with it: make the "
+                    "virtual environment with --system-site-packages, and uninstall opencv-python-headless in it"
+                )
+            self._capture = cv2.VideoCapture(gstreamer_pipeline(url), cv2.CAP_GSTREAMER)
+        else:
+            milliseconds = int(TIMEOUT_S * 1000)
+            limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
+            self._capture = cv2.VideoCapture(url, cv2.CAP_FFMPEG, limits)
+        if not self._capture.isOpened():
+            raise SourceError(
+                f"{self._address}: OpenCV cannot open the stream and does not say why; PyAV does; "
+                f"{install_hint('sources')}"
+            )
+        width, height = (int(self._capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        self.fps = max(float(self._capture.get(cv2.CAP_PROP_FPS)), 0.0)
+        self.title = f"{self._address} {width}x{height}"
+
+    def read(self) -> SourcePicture | None:
+        is_read, pixels = self._capture.read()
+        if not is_read:
+            raise SourceError(f"{self._address}: the camera delivers no more pictures")
+        return SourcePicture(pixels)
+
+    def rewind(self) -> None:
+        raise SourceError(f"{self._address}: a camera cannot be restarted from the beginning")
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+def gstreamer_pipeline(url: str) -> str:
+    """Return a pipeline in the notation of gst-launch-1.0 that decodes with a Jetson's hardware to BGR."""
+    location = url.replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        f'rtspsrc location="{location}" protocols=tcp latency=100 ! decodebin ! nvvidconv ! '
+        "video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! "
+        "appsink drop=true max-buffers=1 sync=false"
+    )

@@ -1,0 +1,125 @@
+"""Source set: the cameras that the server opens itself, and the thread that takes their results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import TypeAlias
+
+from edge_server.config import SourceEntry
+from edge_server.core.back_off import BackOff
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.reports import SourceReport
+from edge_server.plugins.cameras.sources.source_runner import BACK_OFF, FAILED, RUNNING, SourceRunner
+from edge_server.plugins.cameras.streams.camera_stream import CameraStream
+from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
+from edge_server.protocol.frame_messages import FrameResult
+from edge_server.telemetry.event_bus import SOURCE_FAILED, SOURCE_RUNNING, PublishEvent
+from edge_server.telemetry.metrics_page import Family
+
+_LOG = logging.getLogger(__name__)
+
+_Ready: TypeAlias = "tuple[CameraStream, SourceRunner]"
+
+
+class SourceSet:
+    """Runs the sources of the server. One thread at a time may call `apply` and `close`; the rest is thread-safe.
+
+    `on_result` gets the entry of a source, each of its results, and the clock of its stamp; `on_state` gets each change
+    of a source's state. Both must return at once.
+    """
+
+    def __init__(
+        self,
+        streams: StreamRegistry,
+        publish: PublishEvent,
+        on_result: Callable[[SourceEntry, FrameResult, str], None],
+        on_state: Callable[[SourceRunner], None],
+        back_off: BackOff = BACK_OFF,
+    ) -> None:
+        self._streams = streams
+        self._publish = publish
+        self._on_result = on_result
+        self._on_state = on_state
+        self._back_off = back_off
+        self._runners: dict[str, SourceRunner] = {}
+        self._stopped: list[SourceRunner] = []
+        """Removed sources whose threads may still wait for a camera."""
+        self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def apply(self, entries: Mapping[str, SourceEntry]) -> None:
+        """Stop the sources that are absent or changed, and start the new and the changed ones."""
+        for name, runner in list(self._runners.items()):
+            if entries.get(name) != runner.entry:
+                runner.stop()
+                self._stopped = [*(other for other in self._stopped if not other.join(0.0)), runner]
+                self._runners = {kept: one for kept, one in self._runners.items() if kept != name}
+                _LOG.info("source '%s' was removed", name)
+        self._streams.reserve(frozenset(entries))
+        if entries and self._thread is None:
+            self._thread = threading.Thread(target=self._take_results, name="source-results", daemon=True)
+            self._thread.start()
+        for name, entry in entries.items():
+            if name not in self._runners:
+                runner = SourceRunner(entry, self._streams, self._watch, self._on_change, self._back_off)
+                self._runners = {**self._runners, name: runner}
+                runner.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Stop all sources. Wait at most `timeout_s` for their threads."""
+        self.apply({})
+        stopped, self._stopped = self._stopped, []
+        thread, self._thread = self._thread, None
+        end_s = time.monotonic() + timeout_s
+        if thread is not None:
+            self._ready.put(None)
+            thread.join(timeout_s)
+        for runner in stopped:
+            runner.join(max(0.0, end_s - time.monotonic()))
+
+    def reports(self) -> Sequence[SourceReport]:
+        """Return reports of the sources, sorted by name."""
+        return [runner.report() for _, runner in sorted(self._runners.items())]
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the sources; their frames are counted with those of all streams."""
+        running = Family("edge_source_running", "gauge", "Whether the camera delivers pictures")
+        failures = Family("edge_source_failures_total", "counter", "Ends of the connection to the camera")
+        offline = Family("edge_source_offline_seconds_total", "counter", "Time without the camera")
+        for report in self.reports():
+            labels = {"source": report.name, "model": report.model}
+            running.add(labels, int(report.state == RUNNING))
+            failures.add(labels, report.failures)
+            offline.add(labels, report.offline_s)
+        return [running, failures, offline]
+
+    def _watch(self, stream: CameraStream, runner: SourceRunner) -> None:
+        # Called with the lock of all streams held; putting into a SimpleQueue takes no other lock.
+        stream.watch(lambda: self._ready.put((stream, runner)))
+
+    def _take_results(self) -> None:
+        while (ready := self._ready.get()) is not None:
+            stream, runner = ready
+            try:
+                while (message := stream.next_message()) is not None:
+                    if isinstance(message[0], FrameResult):
+                        self._on_result(runner.entry, message[0], runner.note(message[0]))
+                if stream.is_finished:
+                    stream.end()
+            except EdgeServerError:
+                stream.end()  # the server is stopping
+            # No reference to frames while waiting.
+            del ready, stream, runner
+
+    def _on_change(self, runner: SourceRunner) -> None:
+        if self._runners.get(runner.entry.name) is not runner:
+            return
+        if runner.state == RUNNING:
+            self._publish(SOURCE_RUNNING, source=runner.entry.name, model=runner.entry.model)
+        elif runner.state == FAILED:
+            self._publish(SOURCE_FAILED, source=runner.entry.name, model=runner.entry.model, reason=runner.reason)
+        self._on_state(runner)

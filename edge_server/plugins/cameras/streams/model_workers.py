@@ -1,0 +1,180 @@
+"""Worker threads of one model's streams: they choose the next frames and batch them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from edge_server.core.fair_scheduling import FairChoice
+from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.streams.camera_stream import CameraStream, FrameInFlight
+from edge_server.plugins.cameras.streams.frame_mailbox import RunEstimate
+from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
+from edge_server.plugins.cameras.streams.model_plan import InputPlan
+from edge_server.protocol.frame_messages import DropReason
+from edge_server.serving.execution.frame_admission import FrameAdmission
+
+
+class ModelWorkers:
+    """Worker threads of one model, one more than it has instances.
+
+    The extra worker prepares one frame while another runs, and no further frame waits behind it. So a result is at most
+    two runs of the model older than the frame in its mailbox. While all instances are busy, the choice is delayed as
+    long as this costs no throughput: the chosen frames are fresher, and a batch holds frames of more cameras.
+
+    `lock` is the lock of all streams. Workers live as long as there are streams.
+    """
+
+    def __init__(self, lock: threading.Lock, engine: FramePipeline, admission: FrameAdmission, name: str) -> None:
+        self.engine = engine
+        self._admission = admission
+        self._name = name
+        self._has_work = threading.Condition(lock)
+        self._lock = lock
+        self._streams: list[CameraStream] = []
+        self._turns: FairChoice[CameraStream] = FairChoice()
+        self._estimate = RunEstimate()
+        self._instance_count = 1
+        self._max_rows = 1
+        self._is_sequence = False
+        self._worker_count = 0
+        self._chosen_ns: list[int] = []
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether a stream's frames are a sequence."""
+        return self._is_sequence
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no stream uses these workers. *Locked.*"""
+        return not self._streams
+
+    def enter(self, stream: CameraStream) -> None:
+        """Add a stream and start the workers it needs. *Locked.*
+
+        Raises RuntimeError if no thread can be started; the caller must call `leave` then too.
+        """
+        delivery = stream.terms.delivery
+        self._streams.append(stream)
+        self._turns.add(stream, delivery.priority, delivery.weight)
+        stream.most_running = self._most_running
+        self._staff()
+
+    def leave(self, stream: CameraStream) -> None:
+        """Remove a stream. *Locked.*"""
+        self._streams.remove(stream)
+        self._turns.remove(stream)
+        if not self._streams:
+            self._has_work.notify_all()
+
+    def wake(self) -> None:
+        """Wake a worker because a stream became eligible. *Locked.*"""
+        self._has_work.notify()
+
+    def adapt(self) -> InputPlan | None:
+        """Adopt the instance count, the batch size and the sequence setting of the model's current configuration.
+
+        Return the input plan for the next frames, or None if the model does not serve.
+        """
+        try:
+            side = self.engine.input_side()
+        except EdgeServerError:
+            return None  # each frame is answered with this error, and the model may return unchanged
+        now = (side.instance_count, side.max_rows, side.is_sequence)
+        if now == (self._instance_count, self._max_rows, self._is_sequence):
+            return side
+        with self._lock:
+            self._instance_count, self._max_rows, self._is_sequence = now
+            for stream in self._streams:
+                stream.most_running = self._most_running
+            self._staff()
+            self._has_work.notify_all()
+        return side
+
+    @property
+    def _most_workers(self) -> int:
+        return self._instance_count + 1
+
+    @property
+    def _most_running(self) -> int:
+        """How many frames of one stream may run at once: 1 in a sequence, which must keep its order."""
+        return 1 if self._is_sequence else self._most_workers
+
+    def _staff(self) -> None:
+        while self._streams and self._worker_count < self._most_workers:
+            worker = threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system grants no further thread: the existing workers do the work
+                if self._worker_count:
+                    return
+                raise
+            self._worker_count += 1
+
+    def _work(self) -> None:
+        while flights := self._next():
+            self._run(flights, self.adapt())
+            # Free the last frames and their streams while waiting for the next.
+            del flights
+
+    def _run(self, flights: list[FrameInFlight], side: InputPlan | None) -> None:
+        allowed = []
+        for flight in flights:
+            priority = flight.stream.terms.delivery.priority or self.engine.priority
+            reason = self._admission.refuse_frame(priority)
+            if reason is None:
+                allowed.append(flight)
+            else:
+                flight.stream.refuse(flight, DropReason.GOVERNOR, reason)
+        if allowed:
+            self.engine.run(allowed, side)
+        first = flights[0]
+        run_ns = time.monotonic_ns() - first.taken_ns
+        with self._lock:
+            self._chosen_ns.remove(first.taken_ns)
+            for flight in flights:
+                flight.stream.put_down()
+            if first.started_ns:
+                self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
+            self._has_work.notify()
+
+    def _next(self) -> list[FrameInFlight]:
+        """Wait for frames to run. Return an empty list if this worker is surplus and must end."""
+        with self._lock:
+            while True:
+                if not self._streams or self._worker_count > self._most_workers:
+                    self._worker_count -= 1
+                    # The notification that woke this worker may have been for one that stays.
+                    self._has_work.notify()
+                    return []
+                now_ns = time.monotonic_ns()
+                pause_s = self._pause_s(now_ns)
+                if pause_s is None:
+                    flights = self._take(now_ns)
+                    if flights:
+                        self._chosen_ns.append(now_ns)
+                        return flights
+                self._has_work.wait(pause_s)
+
+    def _take(self, now_ns: int) -> list[FrameInFlight]:
+        """Return the frames of the next batch: at most one per stream, so that none fills a batch alone."""
+        flights: list[FrameInFlight] = []
+        eligible = [stream for stream in self._streams if stream.is_eligible]
+        while len(flights) < self._max_rows:
+            stream = self._turns.choose(eligible)
+            if stream is None:
+                break
+            eligible.remove(stream)
+            flight = stream.take(now_ns, self._estimate)
+            if flight is not None:
+                self._turns.charge(stream)
+                flights.append(flight)
+        return flights
+
+    def _pause_s(self, now_ns: int) -> float | None:
+        """Return the seconds to delay the choice, or None to choose now. A freed instance ends the delay early."""
+        if len(self._chosen_ns) < self._instance_count:
+            return None
+        left_ns = self._estimate.best_choice_ns(min(self._chosen_ns)) - now_ns
+        return left_ns / 1e9 if left_ns > 0 else None

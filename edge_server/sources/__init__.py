@@ -1,6 +1,0 @@
-"""Cameras: picture sources, and those that the server opens itself and feeds into frame streams.
-
-One module per kind of source; `source_choice` selects one by its URL. `source_set` runs the sources of the server, one
-`source_runner` each, on the streams of `edge_server/streams`. `edge-server stream` reads the same picture sources.
-OpenCV and PyAV are imported when a source needs them. May be imported by process and cli; imports no front end and no
-sink."""

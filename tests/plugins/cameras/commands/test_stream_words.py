@@ -1,0 +1,111 @@
+"""Results as lines for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from edge_server.core.tensor import DType, Tensor
+from edge_server.plugins.cameras.commands.result_text import drop_as_json, result_in_words
+from edge_server.plugins.cameras.sinks.result_json import MAX_ELEMENTS, result_as_json
+from edge_server.protocol.frame_messages import (
+    ClassScore,
+    Detection,
+    DropReason,
+    FrameDropped,
+    FrameHeader,
+    FrameResult,
+    FrameTimes,
+    Keypoint,
+    Mask,
+)
+
+HEADER = FrameHeader(12, 34, "front", 5)
+
+
+def told(result: FrameResult) -> dict[str, object]:
+    """Return what a reader of the JSON line gets; NaN is no JSON."""
+    line = json.dumps(result_as_json("cam", result, 0.0123), allow_nan=False)
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+def test_classes_are_named_with_their_scores() -> None:
+    result = FrameResult(HEADER, classes=(ClassScore(967, 0.948, "espresso"), ClassScore(4, 0.01)))
+    assert result_in_words(result) == "espresso 0.95, class 4 0.01"
+    assert told(result)["classes"] == [
+        {"index": 967, "score": 0.948, "label": "espresso"},
+        {"index": 4, "score": 0.01, "label": ""},
+    ]
+
+
+def test_detections_are_counted_by_kind_with_the_best_score_of_each() -> None:
+    boxes = [Detection(1, 2, 30, 40, score, 0, "person") for score in (0.5, 0.875, 0.6)]
+    cycle = Detection(0, 0, 5, 5, 0.7, 1, keypoints=(Keypoint(1, 2, 0.5),), track_id=9)
+    result = FrameResult(HEADER, detections=(*boxes, cycle))
+    assert result_in_words(result) == "3 person 0.88, 1 class 1 0.70"
+    first, *_, last = told(result)["detections"]  # type: ignore[misc]
+    assert first == {"box": [1, 2, 30, 40], "score": 0.5, "class_index": 0, "label": "person"}
+    assert (last["keypoints"], last["track_id"]) == ([[1, 2, 0.5]], 9)  # type: ignore[index]
+
+
+def test_a_picture_with_nothing_in_it_has_an_empty_list() -> None:
+    assert result_in_words(FrameResult(HEADER)) == "nothing found"
+    assert told(FrameResult(HEADER))["detections"] == []
+
+
+def test_a_mask_is_told_by_the_share_of_each_class() -> None:
+    pixels = bytes([0] * 50 + [1] * 30 + [7] * 20)
+    result = FrameResult(HEADER, mask=Mask(10, 10, "mono8", pixels, ("road", "sky")))
+    assert result_in_words(result) == "road 50%, sky 30%, class 7 20%"
+    assert told(result)["mask"] == {"height": 10, "width": 10, "shares": {"road": 0.5, "sky": 0.3, "class 7": 0.2}}
+    wide = np.array([300] * 4, "<u2").tobytes()
+    assert result_in_words(FrameResult(HEADER, mask=Mask(2, 2, "mono16", wide))) == "class 300 100%"
+
+
+def test_tensors_come_with_their_values_as_long_as_they_are_few() -> None:
+    array = np.array([[1.5, math.nan, math.inf]], np.float32)
+    tensors = (
+        Tensor("scores", DType.FP32, array),
+        Tensor("texts", DType.BYTES, np.array([b"a", b"\xff"], object)),
+        Tensor("brain", DType.BF16, np.array([0x3FC0], np.uint16)),
+        Tensor("large", DType.UINT8, np.zeros(MAX_ELEMENTS + 1, np.uint8)),
+    )
+    result = FrameResult(HEADER, tensors=tensors)
+    scores, texts, brain, large = told(result)["tensors"]  # type: ignore[misc]
+    assert scores == {"name": "scores", "datatype": "FP32", "shape": [1, 3], "data": [1.5, None, None]}
+    assert texts["data"] == ["a", "\ufffd"]  # type: ignore[index]
+    assert brain["data"] == [1.5]  # type: ignore[index]
+    assert large == {"name": "large", "datatype": "UINT8", "shape": [MAX_ELEMENTS + 1]}
+    assert result_in_words(FrameResult(HEADER, tensors=tensors[:1])) == "scores FP32[1, 3]"
+
+
+def test_an_error_is_told_instead_of_a_result() -> None:
+    result = FrameResult(HEADER, error_code="INVALID_ARG", error="frame 5: too small")
+    assert result_in_words(result) == "INVALID_ARG: frame 5: too small"
+    line = told(result)
+    assert line["error"] == {"code": "INVALID_ARG", "message": "frame 5: too small"}
+    assert "detections" not in line
+
+
+def test_a_line_tells_the_frame_its_age_and_what_was_dropped_before_it() -> None:
+    times = FrameTimes(10, 20, 30, 40, 50)
+    line = told(
+        FrameResult(HEADER, times, {DropReason.NEWER: 2}, model="m", version=3, runtime="openvino", height=4, width=6)
+    )
+    assert (line["kind"], line["stream"], line["seq"], line["frame_id"]) == ("result", "cam", 5, "front")
+    assert (line["stamp"], line["age_ms"]) == ({"sec": 12, "nanosec": 34}, 12.3)
+    assert line["dropped"] == {"newer": 2}
+    assert line["times"] == {
+        "received_unix_ns": 10, "taken_us": 20, "queued_us": 30, "started_us": 40, "finished_us": 50,
+    }  # fmt: skip
+    assert (line["model"], line["version"], line["height"], line["width"]) == ("m", 3, 4, 6)
+    assert "governor" not in line
+
+
+def test_a_drop_names_frame_and_reason() -> None:
+    notice = FrameDropped(HEADER, DropReason.MAX_AGE, "waited 120 ms")
+    assert drop_as_json("cam", notice) == {
+        "kind": "dropped", "stream": "cam", "seq": 5, "reason": "max-age", "detail": "waited 120 ms",
+    }  # fmt: skip

@@ -1,0 +1,123 @@
+"""Files of JSON lines with a bound, and webhooks against an HTTP server of this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
+from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
+from edge_server.plugins.cameras.sinks.webhook import Webhook
+
+
+def test_each_message_is_one_line_of_json(tmp_path, message):
+    path = tmp_path / "out.jsonl"
+    sink = JsonLinesFile(str(path), 10_000)
+    sink.open()
+    sink.send(message("door", "cat"))
+    sink.send(SinkMessage("door", state="FAILED", reason="gone"))
+    sink.close()
+    result, state = map(json.loads, path.read_text().splitlines())
+    assert (result["kind"], result["stream"], result["clock"]) == ("result", "door", "camera")
+    assert result["detections"][0]["label"] == "cat"
+    assert state == {"kind": "source", "source": "door", "state": "FAILED", "reason": "gone"}
+
+
+def test_a_file_at_its_bound_is_renamed_and_at_most_two_are_kept(tmp_path, message):
+    path = tmp_path / "out.jsonl"
+    sink = JsonLinesFile(str(path), 2000)
+    sink.open()
+    for seq in range(40):
+        sink.send(message(seq=seq))
+    sink.close()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.1"]
+    assert all(item.stat().st_size <= 2000 for item in tmp_path.iterdir())
+    lines = (tmp_path / "out.jsonl.1").read_text() + path.read_text()
+    numbers = [json.loads(line)["seq"] for line in lines.splitlines()]
+    assert numbers == [*range(40 - len(numbers), 40)]
+
+
+def test_a_file_continues_after_a_restart_within_its_bound(tmp_path, message):
+    path = tmp_path / "out.jsonl"
+    for _ in range(40):
+        sink = JsonLinesFile(str(path), 2000)
+        sink.open()
+        sink.send(message())
+        sink.close()
+    assert path.stat().st_size <= 2000
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SinkError, match=r"x/out\.jsonl: cannot be written: No such file"):
+        JsonLinesFile(str(tmp_path / "x/out.jsonl"), 2000).open()
+
+
+@pytest.fixture
+def receiver():
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.got.append((self.path, self.headers, json.loads(body)))
+            self.send_response(server.status)
+            if server.location:
+                self.send_header("Location", server.location)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.got, server.status, server.location = [], 204, ""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_webhook_gets_each_message_with_its_password(receiver, message):
+    sink = Webhook(f"http://me:p%40ss@127.0.0.1:{receiver.server_port}/hook?key=1")
+    sink.open()
+    sink.send(message("door", "cat"))
+    sink.send(message("door", "dog"))
+    sink.close()
+    (path, headers, first), (_, _, second) = receiver.got
+    assert path == "/hook?key=1"
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")) == b"me:p@ss"
+    assert [item["detections"][0]["label"] for item in (first, second)] == ["cat", "dog"]
+
+
+def test_a_webhook_that_refuses_is_named_without_its_password(receiver, message):
+    receiver.status = 500
+    sink = Webhook(f"http://me:geheim@127.0.0.1:{receiver.server_port}/geheim?key=geheim")
+    sink.open()
+    with pytest.raises(SinkError, match="expected a status of 200 to 299, given 500") as caught:
+        sink.send(message())
+    sink.close()
+    assert "geheim" not in caught.value.message
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_webhook_that_redirects_is_an_error_and_the_other_address_gets_nothing(receiver, message, status):
+    receiver.status, receiver.location = status, f"http://127.0.0.1:{receiver.server_port}/other"
+    sink = Webhook(f"http://127.0.0.1:{receiver.server_port}/hook")
+    with pytest.raises(SinkError, match=f"expected a status of 200 to 299, given {status}"):
+        sink.send(message())
+    assert [path for path, _, _ in receiver.got] == ["/hook"]
+
+
+def test_a_webhook_that_is_not_there_is_named(free_ports, message):
+    sink = Webhook(f"http://127.0.0.1:{free_ports(1)[0]}/")
+    sink.open()
+    with pytest.raises(SinkError, match="Connection refused"):
+        sink.send(message())
+    sink.close()

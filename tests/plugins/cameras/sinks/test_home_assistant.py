@@ -1,0 +1,181 @@
+"""MQTT as Home Assistant sees it: its own core and MQTT integration, connected to a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.config import SinkEntry
+from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.sinks import mqtt, sink_runner
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
+from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
+
+PATIENCE_S = 60.0
+PROGRAM = Path(__file__).with_name("home_assistant.py")
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        "EDGE_TEST_HOME_ASSISTANT" not in os.environ,
+        reason="needs Home Assistant: tests/plugins/cameras/sinks/fetch_home_assistant.sh",
+    ),
+]
+
+
+class HomeAssistant:
+    """Home Assistant's core as a process of its own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        folder.mkdir()
+        self._process = subprocess.Popen(
+            [os.environ["EDGE_TEST_HOME_ASSISTANT"], str(PROGRAM), str(folder), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _ask(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def states(self) -> dict[str, str]:
+        """Return entity id -> state."""
+        return {entity: found["state"] for entity, found in self._ask()["states"].items()}
+
+    def entity(self, name: str) -> dict[str, str]:
+        return self._ask()["states"][name]
+
+    def warnings(self) -> list[str]:
+        return self._ask()["warnings"]
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE_S)
+        assert self._process.returncode == 0
+
+
+@pytest.fixture
+def home(broker, tmp_path: Path, eventually) -> Iterator[HomeAssistant]:
+    made = HomeAssistant(tmp_path / "home", broker.port)
+    assert made.states() == {}
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(broker, monkeypatch) -> Iterator[Any]:
+    monkeypatch.setattr(sink_runner, "BACK_OFF", BackOff(0.01, 0.1))
+    made = []
+
+    def make(topic: str = "t") -> SinkRunner:
+        entry = SinkEntry("home", f"mqtt://127.0.0.1:{broker.port}", interval_s=0.0, topic=topic)
+        made.append(SinkRunner(entry, lambda runner: None))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.close(PATIENCE_S)
+
+
+def state(source: str, what: str, *labels: str, has_classes: bool = False) -> SinkMessage:
+    return SinkMessage(source, state=what, labels=labels, has_classes=has_classes)
+
+
+def test_a_camera_is_a_device_whose_entities_follow_its_results_its_state_and_the_server(
+    home: HomeAssistant, start, message, eventually
+) -> None:
+    runner = start()
+    runner.put(state("door", "RUNNING", "person", "sports ball"))
+    assert eventually(
+        lambda: home.states() == {"binary_sensor.door_person": "off", "binary_sensor.door_sports_ball": "off"}
+    )
+    runner.put(message("door", "person"))
+    assert eventually(lambda: home.states()["binary_sensor.door_person"] == "on")
+    person = home.entity("binary_sensor.door_person")
+    assert (person["device_class"], person["device"]) == ("occupancy", "door")
+    runner.put(state("gate", "RUNNING", has_classes=True))
+    # It has no value before the first result.
+    assert eventually(lambda: home.states().get("sensor.gate_class") == "unavailable")
+    result = FrameResult(FrameHeader(), classes=(ClassScore(0, 0.2, "cat"), ClassScore(1, 0.7, "dog")))
+    runner.put(SinkMessage("gate", result))
+    assert eventually(lambda: home.states()["sensor.gate_class"] == "dog")
+
+    runner.put(state("door", "FAILED"))
+    gone = {"binary_sensor.door_person": "unavailable", "binary_sensor.door_sports_ball": "unavailable"}
+    assert eventually(lambda: home.states() == {**gone, "sensor.gate_class": "dog"})
+    runner.put(message("door"))
+    assert eventually(lambda: home.states()["binary_sensor.door_person"] == "off")
+    runner.put(state("door", REMOVED))
+    assert eventually(lambda: home.states() == {"sensor.gate_class": "dog"})
+    runner.close(PATIENCE_S)
+    assert eventually(lambda: home.states() == {"sensor.gate_class": "unavailable"})
+    assert home.warnings() == []
+
+
+def test_two_servers_with_cameras_of_one_name_are_two_devices(home: HomeAssistant, start, message, eventually) -> None:
+    for topic in ("left", "right"):
+        start(topic).put(state("door", "RUNNING", "person"))
+    assert eventually(lambda: len(home.states()) == 2)
+    ids = {home.entity(entity)["unique_id"] for entity in home.states()}
+    assert len(ids) == 2
+
+
+def test_counts_without_results_expire(home: HomeAssistant, start, message, eventually, monkeypatch) -> None:
+    monkeypatch.setattr(mqtt, "EXPIRES_AFTER_S", 2)
+    monkeypatch.setattr(mqtt.MqttBroker, "refresh_s", 0.2)
+    runner = start()
+    runner.put(message("door", "person"))
+    assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on"})
+    # The camera is online, and its model answers nothing any more.
+    assert eventually(lambda: home.states() == {"binary_sensor.door_person": "unavailable"})
+    assert runner.report().state == "RUNNING"
+    # A result like the last one is news now.
+    runner.put(message("door", "person"))
+    assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on"})
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_broker_that_fails_and_is_back_empty_shows_the_true_states_again(
+    home: HomeAssistant, start, message, eventually, broker, monkeypatch, how
+) -> None:
+    monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(mqtt, "TIMEOUT_S", 1.0)
+    runner = start()
+    runner.put(state("door", "RUNNING", "person", "cat"))
+    runner.put(message("door", "person"))
+    seen = {"binary_sensor.door_person": "on", "binary_sensor.door_cat": "off"}
+    assert eventually(lambda: home.states() == seen)
+    if how == "freeze":
+        broker.freeze()
+    else:
+        broker.kill()
+    assert eventually(lambda: runner.report().state == "FAILED")
+    # It changes while nobody can tell.
+    runner.put(message("door", "cat"))
+    # A frozen broker may also have to be started again.
+    broker.kill()
+    broker.start()
+    changed = {"binary_sensor.door_person": "off", "binary_sensor.door_cat": "on"}
+    assert eventually(lambda: home.states() == changed)
+
+
+def test_nothing_that_an_earlier_run_found_stays_on(home: HomeAssistant, start, message, eventually) -> None:
+    before = start()
+    before.put(message("door", "person", "ghost"))
+    assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on", "binary_sensor.door_ghost": "on"})
+    # It ends as after a power cut; the broker has not noticed yet.
+    before._sink._client.loop_stop()
+    before._sink._client = None
+    runner = start()
+    runner.put(state("door", "RUNNING", "person"))
+    assert eventually(lambda: home.states() == {"binary_sensor.door_person": "off", "binary_sensor.door_ghost": "off"})

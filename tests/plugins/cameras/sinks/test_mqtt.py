@@ -1,0 +1,430 @@
+"""MQTT against a real broker, Mosquitto: topics, Home Assistant's discovery, refusals, a broker that disappears."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+
+import pytest
+
+from edge_server.config import SinkEntry
+from edge_server.core.back_off import BackOff
+from edge_server.errors import Unsupported
+from edge_server.plugins.cameras.sinks import mqtt, sink_runner
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
+from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
+from edge_server.version import __version__
+
+PATIENCE_S = 20.0
+ID = mqtt.MqttBroker(SinkEntry("home", "mqtt://host", topic="edge_server"), lambda: None)._id
+"""Prefix of the ids of a sink with the topic edge_server on this host."""
+
+
+class Listener:
+    """A client that keeps the last message of each topic, as Home Assistant sees them."""
+
+    def __init__(self, port: int) -> None:
+        from paho.mqtt import client
+
+        self.topics: dict[str, str] = {}
+        self.retained: set[str] = set()
+        self.count = 0
+        self._client = client.Client(client.CallbackAPIVersion.VERSION2)
+        self._client.on_connect = lambda *_: self._client.subscribe("#", qos=1)
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = lambda *_: ready.set()
+        ready = threading.Event()
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        assert ready.wait(PATIENCE_S)
+
+    def _on_message(self, client, data, message) -> None:
+        self.topics[message.topic] = message.payload.decode()
+        self.count += 1
+        if message.retain:
+            self.retained.add(message.topic)
+
+    def clear(self, topic: str) -> None:
+        """Have the broker forget a topic."""
+        self._client.publish(topic, "", qos=1, retain=True)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def listen(broker, eventually) -> Iterator:
+    made = []
+
+    def make() -> Listener:
+        def connect() -> bool:
+            try:
+                made.append(Listener(broker.port))
+            except ConnectionError:
+                return False
+            return True
+
+        assert eventually(connect)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert [thread.name for thread in threading.enumerate() if "paho" in thread.name] == []
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.setattr(sink_runner, "BACK_OFF", BackOff(0.01, 0.1))
+    monkeypatch.setattr(mqtt, "TIMEOUT_S", 3.0)
+    made = []
+
+    def make(url: str, **fields) -> SinkRunner:
+        entry = SinkEntry(**{"name": "home", "url": url, "interval_s": 0.0, "topic": "edge_server", **fields})
+        made.append(SinkRunner(entry, lambda runner: None))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.close(PATIENCE_S)
+        report = runner.report()
+        assert report.received == report.delivered + report.suppressed + report.dropped
+
+
+def address(broker, user: str = "") -> str:
+    return f"mqtt://{user}127.0.0.1:{broker.port}"
+
+
+@pytest.mark.full
+def test_counts_results_and_the_state_of_the_camera_have_topics(broker, listen, start, message, eventually):
+    listener = listen()
+    runner = start(address(broker))
+    runner.put(message("front door", "person", "person", "sports ball"))
+    assert eventually(lambda: "edge_server/status" in listener.topics)
+    assert listener.topics["edge_server/status"] == "online"
+    assert listener.topics["edge_server/front_door/count/sports_ball"] == "1"
+    assert listener.topics["edge_server/front_door/status"] == "online"
+    assert listener.topics["edge_server/front_door/count/person"] == "2"
+    assert len(json.loads(listener.topics["edge_server/front_door/result"])["detections"]) == 3
+    runner.put(message("front door", "person"))
+    assert eventually(lambda: listener.topics["edge_server/front_door/count/sports_ball"] == "0")
+    assert listener.topics["edge_server/front_door/count/person"] == "1"
+    runner.put(SinkMessage("front door", state="FAILED", reason="gone"))
+    assert eventually(lambda: listener.topics["edge_server/front_door/status"] == "offline")
+    # Who comes later is told the same, besides the result, which is not kept.
+    later = listen()
+    assert eventually(lambda: "edge_server/front_door/count/person" in later.retained)
+    assert "edge_server/front_door/result" not in later.topics
+
+
+@pytest.mark.full
+def test_home_assistant_is_told_of_each_entity_once_and_of_its_removal(broker, listen, start, message, eventually):
+    listener = listen()
+    runner = start(address(broker))
+    topic = f"homeassistant/binary_sensor/{ID}_door_person/config"
+    runner.put(message("door", "person"))
+    assert eventually(lambda: "edge_server/status" in listener.topics)
+    entity = json.loads(listener.topics[topic])
+    assert entity["state_topic"] == "edge_server/door/count/person"
+    assert {one["topic"] for one in entity["availability"]} == {"edge_server/status", "edge_server/door/status"}
+    assert entity["unique_id"] == f"{ID}_door_person"
+    assert entity["device_class"] == "occupancy"
+    assert entity["expire_after"] == 180
+    assert entity["origin"] == {"name": "edge-server", "sw_version": __version__}
+    assert entity["device"]["name"] == "door"
+    before = listener.count
+    runner.put(message("door", "person", "person"))
+    assert eventually(lambda: listener.topics["edge_server/door/count/person"] == "2")
+    assert eventually(lambda: listener.count == before + 2)  # the result and the count
+    runner.put(SinkMessage("door", state=REMOVED))
+    assert eventually(lambda: listener.topics[topic] == "")
+    assert listen().topics.keys() <= {"edge_server/status"}
+
+
+@pytest.mark.full
+def test_a_classifier_has_its_class_as_a_sensor(broker, listen, start, eventually):
+    listener = listen()
+    runner = start(address(broker), topic="robots/7", discovery="ha")
+    classes = (ClassScore(0, 0.2, "cat"), ClassScore(1, 0.7, "dog"))
+    runner.put(SinkMessage("door", FrameResult(FrameHeader(), classes=classes)))
+    assert eventually(lambda: listener.topics.get("robots/7/door/class") == "dog")
+    host = ID.removeprefix("edge_server_")
+    entity = json.loads(listener.topics[f"ha/sensor/robots_7_{host}_door_class/config"])
+    assert entity["state_topic"] == "robots/7/door/class"
+
+
+@pytest.mark.full
+def test_discovery_can_be_switched_off(broker, listen, start, message, eventually):
+    listener = listen()
+    runner = start(address(broker), discovery="")
+    runner.put(message("door", "person"))
+    assert eventually(lambda: "edge_server/door/count/person" in listener.topics)
+    assert not [topic for topic in listener.topics if topic.startswith("homeassistant")]
+
+
+@pytest.mark.full
+def test_the_end_of_the_sink_is_told_and_its_loss_is_the_brokers_last_will(broker, listen, start, message, eventually):
+    listener = listen()
+    runner = start(address(broker))
+    runner.put(message("door", "person"))
+    assert eventually(lambda: listener.topics.get("edge_server/status") == "online")
+    runner.close(PATIENCE_S)
+    assert eventually(lambda: listener.topics["edge_server/status"] == "offline")
+
+
+@pytest.mark.full
+def test_a_broker_that_is_killed_is_the_reason_and_is_told_everything_when_it_is_back(
+    broker, listen, start, message, eventually
+):
+    runner = start(address(broker), on_change=False)
+    runner.put(message("door", "person"))
+    assert eventually(lambda: runner.report().delivered == 1)
+    broker.kill()
+
+    def put_until_failed() -> bool:
+        runner.put(message("door", "person"))
+        return runner.report().state == "FAILED"
+
+    assert eventually(put_until_failed)
+    assert f"mqtt://127.0.0.1:{broker.port}: " in runner.report().reason
+    broker.start()
+    listener = listen()
+
+    def put_until_heard() -> bool:
+        runner.put(message("door", "person"))
+        return f"homeassistant/binary_sensor/{ID}_door_person/config" in listener.topics
+
+    assert eventually(put_until_heard)
+    assert eventually(lambda: runner.report().state == "RUNNING")
+
+
+@pytest.mark.full
+def test_a_broker_that_refuses_the_password_is_named_without_it(broker, start, message, eventually, tmp_path):
+    broker.kill()
+    salt = os.urandom(12)
+    digest = hashlib.pbkdf2_hmac("sha512", b"right", salt, 101)
+    line = f"me:$7$101${b64encode(salt).decode()}${b64encode(digest).decode()}\n"
+    (tmp_path / "passwords").write_text(line)
+    (tmp_path / "passwords").chmod(0o600)
+    broker.start("allow_anonymous false", f"password_file {tmp_path / 'passwords'}")
+    wrong = start(address(broker, "me:geheim@"))
+    wrong.put(message())
+    assert eventually(lambda: "Not authorized" in wrong.report().reason or (not wrong.put(message()) and False))
+    assert "geheim" not in str(wrong.report())
+    right = start(address(broker, "me:right@"))
+
+    def put() -> bool:
+        right.put(message("door", "cat"))
+        return right.report().delivered > 0
+
+    assert eventually(put)
+
+
+@pytest.mark.full
+def test_a_broker_that_accepts_and_says_nothing_does_not_hold_up_anything(
+    start, message, eventually, free_ports, monkeypatch
+):
+    import socket
+
+    pytest.importorskip("paho.mqtt.client")
+    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        runner = start(f"mqtt://127.0.0.1:{listener.getsockname()[1]}")
+        runner.put(message())
+        assert eventually(lambda: "no answer within 0.3 s" in runner.report().reason)
+
+
+def state(source: str = "door", what: str = "RUNNING", *labels: str) -> SinkMessage:
+    return SinkMessage(source, state=what, labels=labels)
+
+
+@pytest.mark.full
+def test_at_the_start_every_label_counts_zero_so_that_nothing_of_an_earlier_run_stays(
+    broker, listen, start, message, eventually
+):
+    before = start(address(broker), topic="t")
+    before.put(state("door", "RUNNING", "person", "ghost"))
+    before.put(message("door", "person", "ghost"))
+    before.put(message("gone", "person"))
+    assert eventually(lambda: before.report().delivered == 3)
+    # It ends without a farewell, as after a power cut.
+    before._sink._client.loop_stop()
+    before._sink._client = None
+    runner = start(address(broker), topic="t")
+    runner.put(state("door", "RUNNING", "person", "sports ball"))
+    listener = listen()
+    wanted = {
+        "t/door/status": "online",
+        "t/door/count/person": "0",
+        "t/door/count/sports_ball": "0",
+        "t/door/count/ghost": "0",
+        "t/gone/status": "offline",
+        "t/gone/count/person": "0",
+    }
+    assert eventually(lambda: wanted.items() <= listener.topics.items())
+    names = [json.loads(text)["name"] for topic, text in listener.topics.items() if topic.endswith("/config")]
+    assert {"person", "sports ball"} <= set(names)
+
+
+@pytest.mark.full
+def test_a_clean_stop_says_offline_for_every_camera(broker, listen, start, message, eventually):
+    runner = start(address(broker), topic="t")
+    for name in ("door", "gate"):
+        runner.put(state(name, "RUNNING", "person"))
+    assert eventually(lambda: runner.report().delivered == 2)
+    runner.close(PATIENCE_S)
+    listener = listen()
+    wanted = {"t/status": "offline", "t/door/status": "offline", "t/gate/status": "offline"}
+    assert eventually(lambda: wanted.items() <= listener.topics.items())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["stop", "kill", "freeze"])
+def test_a_lost_broker_is_noticed_without_a_message_to_send_and_told_everything_when_it_is_back(
+    broker, listen, start, message, eventually, monkeypatch, how
+):
+    monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(mqtt, "TIMEOUT_S", 0.5)
+    runner = start(address(broker), topic="t")
+    runner.put(state("door", "RUNNING", "person", "cat"))
+    runner.put(message("door", "person"))
+    runner.put(state("gate", "FAILED"))
+    assert eventually(lambda: runner.report().delivered == 3)
+    {"stop": broker.stop, "kill": broker.kill, "freeze": broker.freeze}[how]()
+    assert eventually(lambda: runner.report().state == "FAILED")
+    assert runner.report().reason.startswith(f"mqtt://127.0.0.1:{broker.port}: ")
+    if how == "freeze":
+        broker.thaw()
+    else:
+        broker.start()
+    assert eventually(lambda: runner.report().state == "RUNNING")
+    assert runner.report().delivered == 3
+    listener = listen()
+    wanted = {
+        "t/status": "online",
+        "t/door/status": "online",
+        "t/door/count/person": "1",
+        "t/door/count/cat": "0",
+        "t/gate/status": "offline",
+    }
+    assert eventually(lambda: wanted.items() <= listener.topics.items())
+    assert len([topic for topic in listener.topics if topic.endswith("/config")]) == 2
+
+
+@pytest.mark.full
+def test_a_broker_that_is_emptied_is_told_everything_again(broker, listen, start, message, eventually, monkeypatch):
+    monkeypatch.setattr(mqtt.MqttBroker, "refresh_s", 0.2)
+    runner = start(address(broker), topic="t")
+    runner.put(state("door", "RUNNING", "person", "cat"))
+    runner.put(message("door", "person"))
+    assert eventually(lambda: runner.report().delivered == 2)
+    listener = listen()
+    assert eventually(lambda: listener.topics.get("t/status") == "online")
+    before = {topic: text for topic, text in listener.topics.items() if not topic.endswith("/result")}
+    assert len(before) == 6
+    for topic in before:
+        listener.clear(topic)
+    # Counts are told again with a result: without results Home Assistant shows them as unavailable.
+    described = {topic for topic in before if "/count/" not in topic}
+    assert eventually(lambda: all(listener.topics[topic] == before[topic] for topic in described))
+
+    def put_until_told() -> bool:
+        runner.put(message("door", "person"))
+        return all(listener.topics[topic] == text for topic, text in before.items())
+
+    assert eventually(put_until_told)
+
+
+@pytest.mark.full
+def test_two_hosts_do_not_overwrite_each_other(broker, listen, start, message, eventually, monkeypatch):
+    def identity(host: str) -> set[str]:
+        monkeypatch.setattr(mqtt.socket, "gethostname", lambda: host)
+        runner = start(address(broker), topic="")
+        runner.put(message("door", "person"))
+        listener = listen()
+        topic = f"homeassistant/binary_sensor/edge_server_{host}_door_person/config"
+        assert eventually(lambda: topic in listener.topics)
+        entity = json.loads(listener.topics[topic])
+        assert start(address(broker), topic="own/topic")._sink._id == f"own_topic_{host}"
+        topics = {one["topic"] for one in entity["availability"]}
+        return {entity["unique_id"], *entity["device"]["identifiers"], entity["state_topic"], *topics}
+
+    assert not identity("box-1") & identity("box-2")
+
+
+@pytest.mark.full
+def test_names_that_differ_only_in_other_characters_have_topics_of_their_own(
+    broker, listen, start, message, eventually
+):
+    runner = start(address(broker), topic="t")
+    runner.put(message("door", "кошка", "кошка", "птица"))
+    listener = listen()
+
+    def counts() -> list[str]:
+        return sorted(text for topic, text in listener.topics.items() if topic.startswith("t/door/count/"))
+
+    assert eventually(lambda: counts() == ["1", "2"])
+    names = {json.loads(text)["name"] for topic, text in listener.topics.items() if topic.endswith("/config")}
+    assert names == {"кошка", "птица"}
+
+
+# paho leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket")
+@pytest.mark.full
+def test_a_broker_with_a_ca_and_client_certificates_of_its_own(broker, listen, start, message, eventually, tmp_path):
+    make_certificates(tmp_path)
+    broker.kill()
+    broker.start(
+        "allow_anonymous true", f"cafile {tmp_path}/ca.crt", f"certfile {tmp_path}/server.crt",
+        f"keyfile {tmp_path}/server.key", "require_certificate true",
+    )  # fmt: skip
+    url = f"mqtts://localhost:{broker.port}"
+    files = {"ca": f"{tmp_path}/ca.crt", "cert": f"{tmp_path}/client.crt", "key": f"{tmp_path}/client.key"}
+
+    def reason_of(**fields: str) -> str:
+        runner = start(url, **fields)
+        runner.put(message())
+        assert eventually(lambda: runner.report().reason)
+        return runner.report().reason
+
+    right = start(url, **files)
+    right.put(message())
+    assert eventually(lambda: right.report().state == "RUNNING")
+    assert "certificate verify failed" in reason_of()
+    assert "the broker" in reason_of(ca=files["ca"])
+    assert f"ca: {tmp_path}/none.crt" in reason_of(ca=f"{tmp_path}/none.crt")
+    assert f"cert and key: {tmp_path}/ca.crt" in reason_of(ca=files["ca"], cert=files["ca"], key=files["key"])
+
+
+def make_certificates(folder) -> None:
+    """Make an authority, and the certificates of a broker on localhost and of a client."""
+
+    def openssl(*arguments: str) -> None:
+        done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority",
+            "-keyout", "ca.key", "-out", "ca.crt")  # fmt: skip
+    (folder / "names").write_text("subjectAltName=DNS:localhost\n")
+    for name in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                "-days", "2", "-extfile", "names", "-out", f"{name}.crt")  # fmt: skip
+
+
+def test_without_the_package_the_reason_says_what_to_install(monkeypatch):
+    def absent(name):
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(mqtt.importlib, "import_module", absent)
+    with pytest.raises(Unsupported, match=r"pip install '\.\[mqtt\]'"):
+        mqtt.MqttBroker(SinkEntry("home", "mqtt://host"), lambda: None).open()

@@ -1,0 +1,210 @@
+"""How messages are paced, and what a slow or absent receiver costs: its own messages, each of them counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from edge_server.config import SinkEntry
+from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.sinks import sink_runner
+from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
+from edge_server.plugins.cameras.sinks.sink_runner import MOST_WAITING, SinkRunner
+from edge_server.protocol.frame_messages import FrameHeader, FrameResult
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def start(sink, monkeypatch):
+    monkeypatch.setattr(sink_runner, "BACK_OFF", BackOff(0.001, 0.01))
+    made = []
+
+    def make(**fields):
+        entry = SinkEntry(**{"name": "s", "url": "http://me:geheim@host/x", "interval_s": 0.0, **fields})
+        made.append(SinkRunner(entry, lambda runner: runner, sink))
+        return made[-1]
+
+    yield make
+    sink.goes_on.set()
+    for runner in made:
+        runner.close(PATIENCE_S)
+        report = runner.report()
+        assert report.received == report.delivered + report.suppressed + report.dropped
+        assert report.waiting == 0
+
+
+def labels(sink):
+    return [[item.label for item in message.result.detections] for message in sink.sent if message.result]
+
+
+def test_only_results_whose_classes_or_counts_differ_are_sent(start, sink, message):
+    runner = start()
+    for seen in (["cat"], ["cat"], ["cat", "dog"], ["dog", "cat"], ["cat", "cat"], [], []):
+        runner.put(message("door", *seen))
+    runner.close(PATIENCE_S)
+    assert labels(sink) == [["cat"], ["cat", "dog"], ["cat", "cat"], []]
+    assert runner.report().suppressed == 3
+
+
+def test_each_source_has_its_own_last_result(start, sink, message):
+    runner = start()
+    for source in ("a", "b", "a", "b"):
+        runner.put(message(source, "cat"))
+    runner.close(PATIENCE_S)
+    assert [one.source for one in sink.sent] == ["a", "b"]
+
+
+def test_without_on_change_every_result_is_sent(start, sink, message):
+    runner = start(on_change=False)
+    for _ in range(5):
+        runner.put(message("door", "cat"))
+    runner.close(PATIENCE_S)
+    assert len(sink.sent) == 5
+
+
+def test_a_file_gets_every_result_and_a_broker_what_is_new_in_a_second(message, tmp_path):
+    path = tmp_path / "x.jsonl"
+    file = SinkRunner(SinkEntry(name="s", url=str(path)), lambda runner: None)
+    for _ in range(5):
+        file.put(message("door", "cat"))
+    file.close(PATIENCE_S)
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_within_the_interval_the_newest_result_waits_and_the_others_are_counted(start, sink, message, eventually):
+    runner = start(interval_s=0.3)
+    for seq in range(1, 6):
+        runner.put(message("door", *["cat"] * seq, seq=seq))
+    assert runner.report().suppressed == 3
+    # Nothing further comes, and the last change is sent all the same.
+    assert eventually(lambda: len(sink.sent) == 2)
+    assert [one.result.header.seq for one in sink.sent] == [1, 5]
+
+
+def test_a_change_that_is_undone_within_the_interval_is_not_sent(start, sink, message):
+    runner = start(interval_s=60.0)
+    for seen in (["cat"], ["dog"], ["cat"]):
+        runner.put(message("door", *seen))
+    runner.close(PATIENCE_S)
+    assert labels(sink) == [["cat"]]
+
+
+def test_what_waits_for_its_interval_is_sent_at_the_end(start, sink, message):
+    runner = start(interval_s=60.0)
+    for seen in (["cat"], ["dog"]):
+        runner.put(message("door", *seen))
+    runner.close(PATIENCE_S)
+    assert labels(sink) == [["cat"], ["dog"]]
+
+
+def test_tensors_and_masks_are_always_news_and_an_error_once(start, sink, message):
+    runner = start()
+    result = message("door").result
+    tensors = dataclasses.replace(result, tensors=("any",))
+    for one in (tensors, tensors):
+        runner.put(SinkMessage("door", one))
+    for _ in range(2):
+        runner.put(SinkMessage("door", FrameResult(FrameHeader(), error_code="INTERNAL", error="no")))
+    runner.close(PATIENCE_S)
+    assert len(sink.sent) == 3
+
+
+def test_a_slow_receiver_loses_the_oldest_messages_and_nobody_waits_for_it(start, sink, message):
+    sink.goes_on.clear()
+    runner = start(on_change=False)
+    runner.put(message(seq=0))
+    assert sink.is_sending.wait(PATIENCE_S)
+    for seq in range(1, 201):
+        runner.put(message(seq=seq))
+    report = runner.report()
+    assert (report.received, report.waiting, report.dropped) == (201, MOST_WAITING + 1, 200 - MOST_WAITING)
+    sink.goes_on.set()
+    runner.close(PATIENCE_S)
+    assert [one.result.header.seq for one in sink.sent] == [0, *range(201 - MOST_WAITING, 201)]
+
+
+def test_a_receiver_that_refuses_is_tried_again_and_gets_the_next_result_whatever_it_is(
+    start, sink, message, eventually
+):
+    runner = start()
+    runner.put(message("door", "cat"))
+    assert eventually(lambda: len(sink.sent) == 1)
+    sink.fails = "host: no"
+    runner.put(message("door", "dog"))
+    assert eventually(lambda: runner.report().state == "FAILED")
+    assert runner.report().reason == "host: no"
+    assert runner.report().url == "http://host"
+    sink.fails = ""
+    runner.put(message("door", "dog"))
+    assert eventually(lambda: len(sink.sent) == 2)
+    assert eventually(lambda: runner.report().state == "RUNNING")
+    assert runner.report().dropped == 1
+    assert (sink.opened, sink.closed) == (2, 1)
+
+
+def test_a_receiver_that_never_answers_does_not_hold_up_the_end(start, sink, message):
+    sink.goes_on.clear()
+    runner = start(on_change=False)
+    for seq in range(10):
+        runner.put(message(seq=seq))
+    assert sink.is_sending.wait(PATIENCE_S)
+    runner.close(0.01)
+    report = runner.report()
+    assert (report.dropped, report.waiting) == (9, 1)
+
+
+def test_changes_of_the_state_are_always_sent(start, sink, message):
+    runner = start(interval_s=60.0)
+    for message_ in (message(), SinkMessage("door", state="FAILED", reason="gone"), message()):
+        runner.put(message_)
+    runner.close(PATIENCE_S)
+    assert [one.state for one in sink.sent] == ["", "FAILED", ""]
+
+
+def test_the_newest_state_of_each_camera_is_kept_for_a_slow_receiver(start, sink, message):
+    sink.goes_on.clear()
+    runner = start(on_change=False)
+    runner.put(message(seq=0))
+    assert sink.is_sending.wait(PATIENCE_S)
+    for what in ("RUNNING", "FAILED"):
+        runner.put(SinkMessage("gate", state=what))
+    for seq in range(200):
+        runner.put(message(seq=seq))
+    assert runner.report().waiting == MOST_WAITING + 1
+    sink.goes_on.set()
+    runner.close(PATIENCE_S)
+    assert [one.state for one in sink.sent if one.source == "gate"] == ["FAILED"]
+
+
+def test_a_lost_connection_is_noticed_and_opened_again_without_a_message(start, sink, message, eventually):
+    sink.refresh_s = 0.001
+    runner = start()
+    runner.put(message())
+    assert eventually(lambda: sink.refreshed >= 3)
+    sink.fails = "host: gone"
+    assert eventually(lambda: runner.report().state == "FAILED")
+    assert runner.report().reason == "host: gone"
+    sink.fails = ""
+    assert eventually(lambda: runner.report().state == "RUNNING")
+    assert (runner.report().received, runner.report().delivered) == (1, 1)
+
+
+def test_a_receiver_with_a_connection_is_told_now_and_then_of_what_stays_the_same(start, sink, message, eventually):
+    sink.refresh_s = 0.05
+    runner = start()
+
+    def put_until_sent() -> bool:
+        runner.put(message("door", "cat"))
+        return len(sink.sent) >= 3
+
+    assert eventually(put_until_sent)
+    assert runner.report().suppressed > 0
+
+
+def test_a_sink_without_messages_has_no_thread(start):
+    before = threading.active_count()
+    start()
+    assert threading.active_count() == before

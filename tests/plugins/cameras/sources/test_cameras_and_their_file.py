@@ -1,0 +1,144 @@
+"""Sources and sinks together: from the picture to the line of JSON, and a file that is edited while they run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_server.config import SinkEntry, SourceEntry, SourcesConfig
+from edge_server.plugins.cameras import cameras as cameras_module
+from edge_server.plugins.cameras.cameras import Cameras
+
+FOLDER = """
+[[sources]]
+name = "{name}"
+url = "{folder}"
+model = "sum"
+fps = 200
+"""
+SINK = """
+[[sinks]]
+name = "log"
+url = "{path}"
+"""
+
+
+@pytest.fixture
+def start(core, monkeypatch):
+    monkeypatch.setattr(cameras_module, "POLL_S", 0.02)
+    made = []
+
+    def make(**fields):
+        cameras = Cameras(SourcesConfig(**fields), core.streams, lambda kind, /, **rest: events.append((kind, rest)))
+        cameras.events = events = []
+        made.append(cameras)
+        cameras.start()
+        return cameras
+
+    yield make
+    for cameras in made:
+        cameras.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith(("source", "sink"))] == []
+
+
+def lines(path: Path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_picture_goes_through_the_model_to_the_file(start, folder, tmp_path, eventually):
+    path = tmp_path / "out.jsonl"
+    cameras = start(sources=(SourceEntry("door", str(folder), "sum", fps=200.0),), sinks=(SinkEntry("log", str(path)),))
+    assert eventually(lambda: len(lines(path)) > 10)
+    cameras.close()
+    first, *results = lines(path)
+    assert first == {"kind": "source", "source": "door", "state": "RUNNING"}
+    assert {item["kind"] for item in results} == {"result"}
+    assert results[0]["stream"] == "door"
+    assert results[0]["tensors"][0]["name"] == "SUM"
+    assert cameras.report().sources == cameras.report().sinks == ()
+
+
+def test_the_results_of_a_source_go_to_the_sinks_that_it_names(start, folder, tmp_path, eventually):
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    start(
+        sources=(
+            SourceEntry("a", str(folder), "sum", fps=200.0, sinks=("one",)),
+            SourceEntry("b", str(folder), "sum", fps=200.0),
+            SourceEntry("c", str(folder), "sum", fps=200.0, sinks=()),
+        ),
+        sinks=(SinkEntry("one", str(first)), SinkEntry("two", str(second))),
+    )
+    assert eventually(lambda: {item.get("stream") for item in lines(first)} >= {"a", "b"})
+    assert eventually(lambda: len(lines(second)) > 5)
+    assert {item.get("stream", item.get("source")) for item in lines(second)} == {"b"}
+
+
+def test_editing_the_file_adds_changes_and_removes(start, folder, tmp_path, eventually):
+    file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
+    cameras = start(file=str(file))
+    assert "cannot read" in cameras.report().problem
+    file.write_text(FOLDER.format(name="door", folder=folder) + SINK.format(path=out))
+    assert eventually(lambda: [source.state for source in cameras.report().sources] == ["RUNNING"])
+    assert cameras.report().problem == ""
+    assert eventually(lambda: lines(out))
+    file.write_text(FOLDER.format(name="gate", folder=folder) + SINK.format(path=out))
+    assert eventually(lambda: [source.name for source in cameras.report().sources] == ["gate"])
+    assert eventually(lambda: {"kind": "source", "source": "door", "state": "REMOVED"} in lines(out))
+    file.write_text("")
+    assert eventually(lambda: cameras.report().sources == cameras.report().sinks == ())
+
+
+def test_a_mistake_in_the_file_leaves_the_cameras_as_they_are(start, folder, tmp_path, eventually):
+    file = tmp_path / "cameras.toml"
+    file.write_text(FOLDER.format(name="door", folder=folder))
+    cameras = start(file=str(file))
+    assert eventually(lambda: [source.state for source in cameras.report().sources] == ["RUNNING"])
+    file.write_text(FOLDER.format(name="door", folder=folder) + "modle = 'x'")
+    assert eventually(lambda: "unknown key modle" in cameras.report().problem)
+    assert [source.state for source in cameras.report().sources] == ["RUNNING"]
+    assert [fields["reason"] for kind, fields in cameras.events if kind == "sources.file_refused"] == [
+        cameras.report().problem
+    ]
+    file.unlink()
+    assert eventually(lambda: "No such file" in cameras.report().problem)
+    assert [source.name for source in cameras.report().sources] == ["door"]
+
+
+def test_a_sink_that_fails_costs_no_frame(start, folder, tmp_path, eventually):
+    cameras = start(
+        sources=(SourceEntry("door", str(folder), "sum", fps=200.0),),
+        sinks=(SinkEntry("log", str(tmp_path / "absent/out.jsonl")),),
+    )
+    assert eventually(lambda: cameras.report().sinks[0].dropped > 5)
+    sink, source = cameras.report().sinks[0], cameras.report().sources[0]
+    assert (sink.state, sink.delivered) == ("FAILED", 0)
+    assert "No such file" in sink.reason
+    assert (source.state, source.reason) == ("RUNNING", "")
+    assert sink.received == sink.delivered + sink.suppressed + sink.dropped + sink.waiting
+    assert any(kind == "sink.failed" for kind, _ in cameras.events)
+
+
+def test_a_server_without_cameras_imports_nothing_of_them() -> None:
+    code = (
+        "import sys, threading, edge_server.process.server, edge_server.process.http_routes\n"
+        "ours = 'edge_server.plugins.cameras.'\n"
+        "print([name for name in sys.modules if name.startswith((ours + 'sources', ours + 'sinks', 'av', 'paho', "
+        "'cv2'))], threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] 1"
+
+
+def test_sources_and_sinks_import_their_libraries_when_they_need_them() -> None:
+    code = (
+        "import sys, threading, edge_server.plugins.cameras.cameras\n"
+        "print([name for name in ('av', 'paho', 'cv2', 'onnxruntime', 'openvino') if name in sys.modules], "
+        "threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] 1"

@@ -1,0 +1,183 @@
+"""Motion JPEG over HTTP: what cameras send, right and wrong, by a camera on a socket of this machine."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import re
+import socket
+from urllib.request import Request
+
+import pytest
+
+from edge_server.plugins.cameras.sources.mjpeg import _SameHostRedirects
+from edge_server.plugins.cameras.sources.source_choice import open_source
+from edge_server.plugins.cameras.sources.source_interface import SourceError
+
+MULTIPART = b"HTTP/1.1 200 OK\r\nContent-Type: multipart/x-mixed-replace; boundary=x\r\n\r\n"
+
+
+def read_all(url):
+    """Return the pictures of a camera, and why it ended."""
+    source = open_source(url)
+    pictures = []
+    try:
+        while True:
+            pictures.append(source.read())
+    except SourceError as error:
+        return pictures, error.message
+    finally:
+        source.close()
+
+
+def refusal(url):
+    """Return why a camera cannot be opened or read."""
+    try:
+        return read_all(url)[1]
+    except SourceError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("with_length", [True, False])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "multipart/x-mixed-replace; boundary=x",
+        "multipart/x-mixed-replace;boundary=--x",
+        'multipart/x-mixed-replace; boundary="x"',
+        "multipart/x-mixed-replace",
+    ],
+)
+def test_the_pictures_come_in_order_and_unchanged(camera, jpeg, kind, with_length):
+    files = [jpeg(value) for value in (10, 120, 230)]
+    camera.plays(*files, with_length=with_length, kind=kind)
+    pictures, why = read_all(camera.url)
+    assert [picture.file for picture in pictures] == files
+    assert {picture.format for picture in pictures} == {"jpeg"}
+    assert why.endswith("the camera closed the connection")
+
+
+def redirects(camera, target: str) -> None:
+    """Make the camera send its first client to another address, and the next one pictures."""
+    play = camera.script
+
+    def answer(peer, head):
+        if len(camera.heads) > 1:
+            play(peer, head)
+        else:
+            peer.sendall(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    camera.script = answer
+
+
+def test_a_redirect_on_the_camera_itself_is_followed(camera, jpeg):
+    camera.plays(jpeg(1))
+    redirects(camera, "/new/video")
+    pictures, _ = read_all(camera.url)
+    assert len(pictures) == 1
+    assert camera.heads[1].startswith(b"GET /new/video ")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "127.0.0.1"])
+def test_a_camera_cannot_send_the_server_to_another_host_or_port(camera, host):
+    listener = socket.create_server(("", 0))
+    target = f"{host}:{listener.getsockname()[1]}"
+    with listener:
+        redirects(camera, f"http://{target}/secret")
+        why = refusal(camera.url)
+        assert f"redirects to 'http://{target}', and only redirects to the same host are followed" in why
+        assert "secret" not in why
+        listener.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_followed"),
+    [
+        ("http://cam/a", "http://CAM:80/b", True),
+        ("http://cam/a", "https://cam/b", True),
+        ("http://cam/a", "https://cam:444/b", False),
+        ("http://cam:8080/a", "https://cam/b", False),
+        ("https://cam/a", "https://cam:443/b", True),
+        ("https://cam/a", "http://cam/b", False),
+        ("http://cam/a", "http://cam.example/b", False),
+        ("http://cam/a", "http://cam@other/b", False),
+        ("http://cam/a", "ftp://cam:80/b", False),
+    ],
+)
+def test_where_a_camera_may_redirect_to(old, new, is_followed):
+    rule, response = _SameHostRedirects("cam"), io.BytesIO()
+    follow = functools.partial(rule.redirect_request, Request(old), response, 302, "Found", {}, new)
+    if is_followed:
+        assert follow().full_url == new
+    else:
+        with pytest.raises(SourceError, match="only redirects to the same host"):
+            follow()
+        assert response.closed
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "Digest"])
+def test_user_and_password_are_sent_as_the_camera_asks_for(camera, jpeg, scheme):
+    camera.plays(jpeg(1))
+    play = camera.script
+    challenge = 'Basic realm="cam"' if scheme == "Basic" else 'Digest realm="cam", nonce="abc", qop="auth"'
+
+    def ask(peer, head):
+        if b"\r\nAuthorization: " in head:
+            play(peer, head)
+        else:
+            peer.sendall(f"HTTP/1.1 401 No\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    camera.script = ask
+    pictures, _ = read_all(camera.url.replace("http://", "http://me:p%40ss@"))
+    assert len(pictures) == 1
+    sent = re.search(rb"\r\nAuthorization: (\w+) ([^\r]*)", camera.heads[-1])
+    assert sent[1].decode() == scheme
+    if scheme == "Basic":
+        assert base64.b64decode(sent[2]) == b"me:p@ss"
+    assert b"me:p" not in camera.heads[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "refuses user and password"),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", "refuses user and password"),
+        (b"HTTP/1.1 401 No\r\nWWW-Authenticate: NTLM\r\nContent-Length: 0\r\n\r\n", "other than Basic and Digest"),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "status 404; is the path right"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", "status 500"),
+        (b"HTTP/1.1 302 No\r\nLocation: file:///etc/passwd\r\n\r\n", "status 302"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>", "expected Motion JPEG.*'text/html'"),
+        (b"\x00\xff garbage \r\n\r\n", "the connection broke"),
+        (b"", "the connection broke|reset"),
+        (MULTIPART + b"x" * 100_000, "without an end"),
+        (MULTIPART + b"garbage\r\n" * 9, "expected the boundary"),
+        (MULTIPART + b"--x\r\n" + b"a: b\r\n" * 99, "more than 64 lines"),
+        (MULTIPART + b"--x\r\nContent-Length: 999999999\r\n\r\n", "at most 33554432 bytes, given 999999999"),
+        (MULTIPART + b"--x\r\nContent-Length: 4\r\n\r\nGIF8\r\n--x", "expected JPEG pictures.*47494638"),
+        (MULTIPART + b"--x\r\nContent-Length: 40\r\n\r\n\xff\xd8", "closed the connection"),
+        (MULTIPART + b"--x\r\n\r\n" + b"\xff\xd8" * 99, "closed the connection"),
+    ],
+)
+def test_what_is_no_camera_is_refused_with_a_reason_and_without_the_password(camera, answer, words):
+    camera.answers(answer)
+    reason = refusal(camera.url.replace("http://", "http://me:geheim@") + "?token=geheim")
+    assert re.search(words, reason), reason
+    assert reason.startswith(f"http://127.0.0.1:{camera.port}: ")
+    assert "geheim" not in reason
+
+
+def test_a_picture_without_an_end_is_refused_before_it_fills_the_memory(camera):
+    def flood(peer, head):
+        peer.sendall(MULTIPART + b"--x\r\n\r\n")
+        while True:
+            peer.sendall(bytes(1 << 20))
+
+    camera.script = flood
+    assert "given more without an end" in refusal(camera.url)
+
+
+def test_a_camera_that_does_not_listen_is_named_with_the_reason(free_ports):
+    assert refusal(f"http://me:geheim@127.0.0.1:{free_ports(1)[0]}/x").endswith("Connection refused")

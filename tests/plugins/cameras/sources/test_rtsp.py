@@ -1,0 +1,226 @@
+"""RTSP against GStreamer's server: pictures, the camera's clock, refusals, a server that is killed and back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from edge_server.config import SourceEntry
+from edge_server.errors import Unsupported
+from edge_server.memory.malloc_settings import trim
+from edge_server.plugins.cameras.sources import rtsp
+from edge_server.plugins.cameras.sources.rtsp import gstreamer_pipeline, open_rtsp
+from edge_server.plugins.cameras.sources.source_interface import SourceError
+
+
+def entry(url: str, **fields) -> SourceEntry:
+    return SourceEntry(name="cam", url=url, model="sum", **fields)
+
+
+@pytest.mark.full
+def test_pictures_of_a_camera_come_as_bgr(rtsp_camera):
+    rtsp_camera.start()
+    source = open_rtsp(rtsp_camera.url)
+    picture = source.read()
+    source.close()
+    pixels = picture.convert()
+    assert pixels.shape == (240, 320, 3)
+    # GStreamer's colour bars begin with white and end with blue.
+    assert pixels[20, 10].min() > 150
+    blue, green, red = pixels[20, 310].astype(int)
+    assert blue > green + 80
+    assert blue > red + 80
+    assert source.title.startswith(f"rtsp://127.0.0.1:{rtsp_camera.port} ")
+    assert (source.is_live, source.fps) == (True, 30.0)
+
+
+@pytest.mark.full
+def test_opencv_reads_the_same_camera_without_pyav(rtsp_camera):
+    rtsp_camera.start()
+    source = open_rtsp(rtsp_camera.url, "opencv")
+    assert source.read().pixels.shape == (240, 320, 3)
+    source.close()
+
+
+@pytest.mark.full
+def test_stamps_are_the_cameras_after_its_first_sender_report(rtsp_camera):
+    rtsp_camera.start()
+    source = open_rtsp(rtsp_camera.url)
+    picture = source.read()
+    assert picture.stamp_ns == 0
+    while not picture.stamp_ns:
+        picture = source.read()
+    # The camera runs on this machine: both clocks are the same one. Its reports begin before an hour has passed.
+    assert abs(time.time_ns() - picture.stamp_ns) < 3600 * 10**9
+    later = source.read()
+    assert 0 < later.stamp_ns - picture.stamp_ns < 10**9
+    source.close()
+
+
+@pytest.mark.full
+def test_a_camera_with_a_password_opens_with_it_alone_and_nobody_reads_it(rtsp_camera, caplog):
+    rtsp_camera.start("me", "geheim")
+    source = open_rtsp(rtsp_camera.url.replace("rtsp://", "rtsp://me:geheim@"))
+    assert source.read() is not None
+    source.close()
+    for login in ("", "me:falsch@"):
+        with pytest.raises(SourceError, match="refuses user and password") as caught:
+            open_rtsp(rtsp_camera.url.replace("rtsp://", f"rtsp://{login}"))
+        assert "falsch" not in caught.value.message
+    assert "geheim" not in source.title + caplog.text
+    assert "falsch" not in caplog.text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda camera: camera.url.replace("/cam", "/other"), "no such stream; is the path right"),
+        (lambda camera: camera.url.replace(f"{camera.port}", "1"), "Connection refused"),
+    ],
+)
+def test_a_wrong_address_is_told_with_the_reason(rtsp_camera, change, words):
+    rtsp_camera.start()
+    with pytest.raises(SourceError, match=words):
+        open_rtsp(change(rtsp_camera))
+
+
+@pytest.mark.full
+def test_a_server_that_says_nothing_or_garbage_is_given_up(monkeypatch, camera):
+    pytest.importorskip("av")
+    monkeypatch.setattr(rtsp, "TIMEOUT_S", 0.5)
+    address = f"rtsp://me:geheim@127.0.0.1:{camera.port}/x"
+    camera.answers(b"garbage\r\n" * 100_000)
+    with pytest.raises(SourceError) as garbage:
+        open_rtsp(address)
+    goes_on = threading.Event()
+    camera.script = lambda peer, head: goes_on.wait(20)
+    try:
+        with pytest.raises(SourceError, match=r"no data within 0\.5 s") as silent:
+            open_rtsp(address)
+    finally:
+        goes_on.set()
+    for caught in (garbage, silent):
+        assert caught.value.message.startswith(f"rtsp://127.0.0.1:{camera.port}: ")
+        assert "geheim" not in caught.value.message
+
+
+@pytest.mark.full
+def test_a_server_that_is_killed_and_comes_back_is_seen_again_and_the_gap_is_counted(rtsp_camera, cameras, eventually):
+    rtsp_camera.start()
+    cameras.apply(entry(rtsp_camera.url.replace("rtsp://", "rtsp://me:geheim@")))
+    for kill in range(1, 4):
+        seen = len(cameras.of())
+        assert eventually(lambda seen=seen: len(cameras.of()) > seen + 10)
+        offline_s, failures = cameras.report().offline_s, cameras.report().failures
+        rtsp_camera.kill()
+        assert eventually(lambda failures=failures: cameras.report().failures > failures)
+        assert cameras.report().state == "FAILED"
+        assert eventually(lambda: "Connection refused" in cameras.report().reason)
+        rtsp_camera.start()
+        assert eventually(lambda: cameras.report().state == "RUNNING")
+        assert cameras.report().offline_s > offline_s
+        assert [kind for kind, _ in cameras.events].count("source.running") == kill + 1
+    assert eventually(cameras.is_exact)
+    numbers = [result.header.seq for result in cameras.of()]
+    assert numbers == sorted(set(numbers))
+    assert "geheim" not in str(cameras.events) + str(cameras.report())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_thousand_connections_that_break_leave_the_memory_flat(rtsp_camera, cameras, eventually, free_ports):
+    """Each connection goes through a relay, which cuts it as soon as a picture came through."""
+    rtsp_camera.start()
+    relay = CuttingRelay(rtsp_camera.port)
+    cameras.apply(entry(f"rtsp://127.0.0.1:{relay.port}/cam"))
+    resident = []
+    end_s = time.monotonic() + 500
+    for count in (200, 1000):
+        while cameras.report().failures < count:
+            assert time.monotonic() < end_s, cameras.report()
+            time.sleep(0.05)
+        resident.append(resident_bytes())
+    cameras.apply()
+    relay.close()
+    print(f"resident after 200 and 1,000 connections: {resident}")
+    assert resident[1] - resident[0] < 8 << 20
+
+
+def resident_bytes() -> int:
+    """After what other tests of this process left to the collector and the allocator is gone."""
+    gc.collect()
+    trim()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class CuttingRelay:
+    """A TCP relay that closes each connection after 40 kB of the server's bytes."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                up = threading.Thread(target=self._copy, args=(client, server, 1 << 30), daemon=True)
+                up.start()
+                self._copy(server, client, 40_000)
+                for one in (client, server):
+                    with suppress(OSError):
+                        one.shutdown(socket.SHUT_RDWR)
+                up.join()
+                client.close()
+                server.close()
+
+    @staticmethod
+    def _copy(source, target, limit: int) -> None:
+        with suppress(OSError):
+            while limit > 0 and (data := source.recv(min(limit, 65536))):
+                target.sendall(data)
+                limit -= len(data)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_without_pyav_and_opencv_the_reason_says_what_to_install(monkeypatch):
+    def absent(name):
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(rtsp.importlib, "import_module", absent)
+    with pytest.raises(Unsupported, match=r"pip install '\.\[sources\]'"):
+        open_rtsp("rtsp://host/x", "pyav")
+
+
+def test_opencv_without_gstreamer_is_named(monkeypatch):
+    build = "  Video I/O:\n    GStreamer:                   NO\n"
+    monkeypatch.setattr(rtsp, "opencv", lambda: type("cv2", (), {"getBuildInformation": staticmethod(lambda: build)}))
+    with pytest.raises(Unsupported, match="built without GStreamer"):
+        open_rtsp("rtsp://host/x", "gstreamer")
+
+
+def test_a_url_cannot_leave_its_place_in_the_pipeline():
+    pipeline = gstreamer_pipeline('rtsp://host/x" ! filesink location="/etc/passwd')
+    assert '"rtsp://host/x\\" ! filesink location=\\"/etc/passwd"' in pipeline
+
+
+def test_without_pyav_opencv_is_tried_and_says_where_reasons_come_from(monkeypatch, free_ports):
+    monkeypatch.setattr(rtsp.importlib.util, "find_spec", lambda name: None)
+    port = free_ports(1)[0]
+    with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*pip install '\.\[sources\]'") as caught:
+        open_rtsp(f"rtsp://me:geheim@127.0.0.1:{port}/x")
+    assert caught.value.message.startswith(f"rtsp://127.0.0.1:{port}: ")

@@ -1,0 +1,101 @@
+"""Frames while a lighter model stands in: fitted for the one that sees them, and the result says which that was."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_server.protocol.frame_messages import Returns
+
+SMALL = 4
+NAMES = 'parameters { key: "variant" value { string_value: "light" } }'
+
+
+class Choice:
+    def __init__(self):
+        self.is_light = False
+
+    def stand_in(self, name):
+        return "light" if self.is_light and name == "sum" else None
+
+
+def light_config(tools, side=SMALL, **more):
+    """Another input than the heavy model's: half the size, and pixels that count twice."""
+    config = tools.config(**more).replace("dims: [3, 8, 8]", f"dims: [3, {side}, {side}]")
+    return config.replace(
+        'key: "image_scale" value { string_value: "1" }', 'key: "image_scale" value { string_value: "2" }'
+    )
+
+
+def served(house, tools, light=None):
+    house.add("sum", tools.config(more=NAMES))
+    if light:
+        house.add("light", light)
+    house.start()
+    house.service.variants.choice = Choice()
+    return house.service.variants.choice
+
+
+def test_frames_go_to_the_lighter_model_and_back_each_fitted_for_the_one_that_sees_it(house, tools):
+    choice = served(house, tools, light_config(tools))
+    camera = house.camera()
+    answers = []
+    for value, choice.is_light in ((1, False), (2, True), (3, True), (4, False)):
+        camera.send(tools.frame(value))
+        answers = camera.wait(value)
+    assert [(item.model, item.variant, item.error) for item in answers] == [
+        ("sum", "", ""), ("sum", "light", ""), ("sum", "light", ""), ("sum", "", ""),
+    ]  # fmt: skip
+    light = [2.0 * value * 3 * SMALL * SMALL for value in (2, 3)]
+    assert np.allclose(tools.values(answers), [tools.sum_of(1), *light, tools.sum_of(4)])
+    statistics = {item.name: item.success.count for item in house.service.statistics(None, None)}
+    assert statistics == {"sum": 2, "light": 2}
+
+
+def test_a_stream_that_names_a_version_stays_with_it(house, tools):
+    choice = served(house, tools, light_config(tools))
+    choice.is_light = True
+    camera = house.camera(version=1)
+    camera.send(tools.frame(2))
+    assert (camera.wait(1)[0].variant, tools.values(camera.results)) == ("", [tools.sum_of(2)])
+
+
+def test_without_a_lighter_model_that_serves_the_model_answers_itself(house, tools):
+    choice = served(house, tools)
+    choice.is_light = True
+    camera = house.camera()
+    camera.send(tools.frame(2))
+    assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
+
+
+def test_a_lighter_model_that_lacks_what_the_stream_asked_for_is_passed_by(house, tools):
+    choice = served(house, tools, light_config(tools).replace('name: "SUM"', 'name: "OTHER"'))
+    choice.is_light = True
+    asks_by_name = house.camera(returns=Returns(tensors=("SUM",)))
+    takes_all = house.camera()
+    asks_by_name.send(tools.frame(2))
+    takes_all.send(tools.frame(2))
+    assert (asks_by_name.wait(1)[0].variant, asks_by_name.results[0].error) == ("", "")
+    assert takes_all.wait(1)[0].variant == "light"
+
+
+def test_a_lighter_model_that_takes_no_frames_is_passed_by(house, tools):
+    plain = light_config(tools).replace("image_color", "color").replace("image_scale", "scale")
+    choice = served(house, tools, plain)
+    choice.is_light = True
+    camera = house.camera()
+    camera.send(tools.frame(2))
+    assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
+
+
+def test_frames_go_on_when_the_lighter_model_is_unloaded_while_it_stands_in(house, tools):
+    choice = served(house, tools, light_config(tools))
+    choice.is_light = True
+    camera = house.camera(depth=64)
+    for value in range(1, 31):
+        camera.send(tools.frame(value))
+        if value == 10:
+            house.service.unload_model("light")
+    results = camera.finish()
+    assert [item.header.seq for item in results] == [*range(1, 31)]
+    assert {item.error for item in results} == {""}
+    assert results[-1].variant == ""
