@@ -511,12 +511,14 @@ class Http2Connection:
                     break
                 position = self._begin_data(stream, stream_id, size, flags, body)
                 continue
-            if kind != _HEADERS or self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
+            if self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
                 self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
             if kind in (_HEADERS, _CONTINUATION):
                 self._on_header_frame(kind, flags, stream_id, bytes(view[body:stop]))
+            elif kind == frames.WINDOW_UPDATE:
+                self._on_window_update(stream_id, bytes(view[body:stop]))
             else:
                 self._on_control_frame(kind, flags, stream_id, bytes(view[body:stop]))
             position = stop
@@ -744,9 +746,7 @@ class Http2Connection:
     # -- the other frames, sections 6.3 to 6.9
 
     def _on_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == frames.WINDOW_UPDATE:
-            self._on_window_update(stream_id, payload)
-        elif kind == frames.RST_STREAM:
+        if kind == frames.RST_STREAM:
             self._on_reset(stream_id, payload)
         elif kind == frames.SETTINGS:
             self._on_settings(flags, stream_id, payload)
@@ -784,18 +784,27 @@ class Http2Connection:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 bytes")
         count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
-        if stream_id and stream is None:
-            if self._is_idle(stream_id):
-                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
-            self._pay_update()
-            return
-        if not count:
+        is_closed = stream is None and stream_id != 0
+        if is_closed and self._is_idle(stream_id):
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
+        if not (count or is_closed):
             self._charge_control()
             if stream is None:
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
-        self._pay_update()
+        # Charge it, unless DATA or a stream has paid for it: see the module's first lines.
+        opened = self._streams_opened + self._server.share_calls - self._calls_left
+        # Other threads may send meanwhile: values from before are as good.
+        sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
+        paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
+        left = paid - self._updates_used
+        if left <= 0:
+            self._charge_control()
+        else:
+            self._updates_used += max(1, left - limits.MAX_FREE_UPDATES)
+        if is_closed:
+            return
         with self._lock:
             if stream is None:
                 self._send_window += count
@@ -813,18 +822,6 @@ class Http2Connection:
             if stream is None:
                 raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
             self._fail_stream(stream, Http2ErrorCode.FLOW_CONTROL_ERROR)
-
-    def _pay_update(self) -> None:
-        """Charge a WINDOW_UPDATE that neither DATA nor a stream has paid for. See the module's first lines."""
-        opened = self._streams_opened + self._server.share_calls - self._calls_left
-        # Other threads may send meanwhile: values from before are as good.
-        sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
-        paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
-        left = paid - self._updates_used
-        if left <= 0:
-            self._charge_control()
-        else:
-            self._updates_used += max(1, left - limits.MAX_FREE_UPDATES)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:

@@ -102,7 +102,7 @@ class _CachedResponse(NamedTuple):
 
     spec: ModelSpec
     version: int
-    outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
+    outputs: list[tuple[str, DType, tuple[int, ...]]]
     """Name, type and shape of each output, in the order of the response."""
     raw: tuple[bool, ...]
     """Whether each output is sent as raw bytes."""
@@ -173,11 +173,7 @@ class InferJsonCache:
             type(cached) is not _CachedResponse
             or cached.spec is not response.spec
             or cached.version != response.version
-            or len(cached.outputs) != len(outputs)
-            or any(
-                tensor.name != name or tensor.dtype is not dtype or tensor.array.shape != shape
-                for tensor, (name, dtype, shape) in zip(outputs, cached.outputs, strict=True)
-            )
+            or cached.outputs != [(tensor.name, tensor.dtype, tensor.array.shape) for tensor in outputs]
         ):
             memo.front_end = _new_cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
@@ -373,7 +369,7 @@ def _new_cached_response(response: Response, decoded: DecodedRequest, spec: Mode
     return _CachedResponse(
         response.spec,
         response.version,
-        tuple((item.name, item.dtype, item.shape) for item in outputs),
+        [(item.name, item.dtype, item.shape) for item in outputs],
         tuple(is_sent_raw(item.name, decoded) for item in outputs),
         tuple(text[1:].split(_PLACEHOLDER)),
     )
