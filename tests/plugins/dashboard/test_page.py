@@ -15,7 +15,7 @@ from edge_server.config import CATEGORIES, RestrictedGroup, parse_serve
 from edge_server.frontends.access_control import picture_access
 from edge_server.frontends.auth_tokens import Tokens
 
-FOLDER = Path(__file__).parents[2] / "edge_server/frontends/dashboard"
+FOLDER = Path(__file__).parents[3] / "edge_server/plugins/dashboard/page"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))
 GUARDED = (RestrictedGroup(("model-repository", "view"), "x-key", "s3cret"),)
 
@@ -131,7 +131,7 @@ def test_activity_counts_requests_and_tokens(site: Any) -> None:
 
 
 def test_an_image_is_answered_with_classes(site: Any) -> None:
-    body = (Path(__file__).parents[1] / "data/coffee.jpg").read_bytes()
+    body = (Path(__file__).parents[2] / "data/coffee.jpg").read_bytes()
     reply = site.post("/edge/v1/models/image/perception", body, headers={"Content-Type": "image/jpeg"})
     assert reply.status == 200, reply.body
     assert (reply.json["width"], reply.json["height"], reply.json["detections"]) == (600, 400, [])

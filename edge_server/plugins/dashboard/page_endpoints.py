@@ -16,7 +16,7 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.service import InferenceService
 
-_FOLDER = Path(__file__).parent.parent / "dashboard"
+_FOLDER = Path(__file__).parent / "page"
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
