@@ -39,6 +39,12 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
 }
 """Backend -> the plugin that brings it. tests/backends compares it with the plugins."""
 
+PLUGIN_OF_PATH: Mapping[str, str] = {
+    "/": "dashboard",
+    "/docs/api": "dashboard",
+    "/edge/v1/governor": "governor",
+}
+"""Path of HTTP that people open -> the plugin that serves it. tests/test_core_alone.py asks for each."""
 
 PLUGIN_OF_SCHEME: Mapping[str, str] = dict.fromkeys(("s3", "gs", "as", "file"), "remote")
 """Scheme of a model repository's address -> the plugin that copies it. tests/plugins/remote compares it."""
@@ -54,6 +60,12 @@ def missing_backend(name: str) -> str:
     """Return the error for a backend whose plugin is not installed, "" for an unknown one."""
     plugin = PLUGIN_OF_BACKEND.get(name)
     return "" if plugin is None else _install_line(f"backend '{name}'", plugin)
+
+
+def missing_path(path: str) -> str:
+    """Return the error for a path of HTTP whose plugin is not installed, "" for an unknown one."""
+    plugin = PLUGIN_OF_PATH.get(path)
+    return "" if plugin is None else _install_line(path, plugin)
 
 
 def missing_trace_mode(mode: str) -> str:

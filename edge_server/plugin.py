@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
     from edge_server.core.version_lifecycle import OutputCheck
+    from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
@@ -83,6 +84,12 @@ class ServingCore(NamedTuple):
     """Look again for requests that admission control has held back."""
     mark_gpu_lost: Callable[[str | None, str], None]
     """Handle the loss of a GPU, given its UUID (None: the only one) and the reason."""
+    access: AccessCheck
+    """What callers of HTTP may do."""
+    ports: Mapping[str, int]
+    """The open ports by name: http, grpc, metrics."""
+    panels: Callable[[], Mapping[str, Path]]
+    """`RunningPlugin.panel` of each plugin that has one."""
 
 
 class RunningPlugin:
@@ -103,6 +110,8 @@ class RunningPlugin:
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
     """Model repository given as an address -> the folder that is scanned in its place."""
+    panel: Path | None = None
+    """ES module of a section of the page, see docs/plugins.md."""
     make_trace_export: Callable[[], TraceExport] | None = None
     """For trace mode opentelemetry."""
 

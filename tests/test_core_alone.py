@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import tritonclient.grpc
 
 import edge_server
+from edge_server.own_plugins import PLUGIN_OF_PATH
 
 BUNDLED = Path(edge_server.__file__).parents[1] / "model_repository"
 
@@ -128,6 +130,15 @@ def test_it_serves_beside_a_python_model_and_says_in_the_index_what_to_install(c
     assert index["efficientnet_lite0"]["state"] == "READY"
     expected = "backend 'python' needs the plugin 'python_models', which is not in this installation: pip install"
     assert expected in index["written"]["reason"]
+
+
+def test_a_path_of_a_missing_plugin_names_what_to_install(core: Path, tmp_path: Path) -> None:
+    with served(core, tmp_path) as (http, _):
+        for path, plugin in PLUGIN_OF_PATH.items():
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://{http}{path}", timeout=60)
+            line = f"{path} needs the plugin '{plugin}', which is not in this installation: pip install"
+            assert (refused.value.code, line in json.load(refused.value)["error"]) == (404, True)
 
 
 def test_its_commands_are_those_of_the_core(core: Path) -> None:

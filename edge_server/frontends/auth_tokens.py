@@ -47,7 +47,6 @@ class Tokens:
 
     def __init__(self, path: str = "") -> None:
         """Load the file. Raises ServingFault when it cannot be read or a line is wrong."""
-        self.is_used = bool(path)
         self._tokens: tuple[_Token, ...] = ()
         self._protected: frozenset[str] = frozenset()
         self._watchers: list[Callable[[], object]] = []
@@ -56,6 +55,11 @@ class Tokens:
         self._refused: Counter[str] = Counter()
         if path:
             self.load(path)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a file has been loaded."""
+        return bool(self._protected)
 
     def load(self, path: str) -> None:
         """Replace the tokens by those of the file. Raises ServingFault, and changes nothing then."""

@@ -17,6 +17,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
@@ -67,6 +68,9 @@ class ServerParts:
     digests: ContentDigests
     plugins: RunningPlugins
     frames: FrameService
+    access: AccessCheck
+    ports: dict[str, int]
+    """Open ports by name: http, grpc, metrics."""
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
 
@@ -126,8 +130,24 @@ def build(
     events.subscribe(loads.receive)
     frames = FrameService(service, running.frame_admission(), config.frames)
     on_gpu_loss = _gpu_loss_handler(manager, devices)
-    running.build(ServingCore(service, config, events, frames.refused_counts, manager.resume, on_gpu_loss))
-    return ServerParts(service, manager, source, timer, events, loads, digests, running, frames, cache, engines)
+    access = AccessCheck(config.http)
+    ports: dict[str, int] = {}
+    running.build(
+        ServingCore(
+            service,
+            config,
+            events,
+            frames.refused_counts,
+            manager.resume,
+            on_gpu_loss,
+            access,
+            ports,
+            running.panels,
+        )
+    )
+    return ServerParts(
+        service, manager, source, timer, events, loads, digests, running, frames, access, ports, cache, engines
+    )
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.config import HttpConfig
@@ -21,7 +20,6 @@ from edge_server.plugins.cameras.endpoints.camera_endpoints import CameraEndpoin
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
 from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
 from edge_server.plugins.cameras.reports import CamerasReport, FrameStreamReport
-from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ def http_routes(
     *,
     streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
     view: Callable[[str], AbstractContextManager[StreamView]] = _no_view,
-    metrics_port: Callable[[], int | None] = lambda: None,
     cameras: Callable[[], CamerasReport] | None = None,
     plugin_routes: Sequence[Route] = (),
     health_headers: Callable[[], Mapping[str, str]] = dict,
@@ -49,21 +46,14 @@ def http_routes(
 ) -> Sequence[Route]:
     """Return the routes, in the order of the OpenAPI document.
 
-    `view` returns the view of a frame stream, `metrics_port` the port of the metrics page if there is one.
+    `view` returns the view of a frame stream.
     """
     access = front.access_check
     # In the document, these stand between the lines of other parts.
     versions, activity, *pins = OperatorEndpoints(service, access).routes()
-    pictures = ViewEndpoints(
-        service,
-        front.cross_site_check,
-        view,
-        is_guarded=partial(access.is_guarded, "view"),
-        is_open=config.is_view_open,
-    )
     return (
         *GenerationEndpoints(service, config.header_pattern).routes(),
-        *OpenAiEndpoints(service, front.may_change_models).routes(),
+        *OpenAiEndpoints(service, access.may_change_models).routes(),
         *DeepStackEndpoints(service).routes(),
         *ControlEndpoints(service, health_headers, allows_code_upload=allows_code_upload).routes(),
         *events.routes(),
@@ -72,7 +62,6 @@ def http_routes(
         activity,
         *EngineEndpoints(engines, access).routes(),
         *pins,
-        *pictures.routes(),
+        *ViewEndpoints(service, access, view).routes(),
         *plugin_routes,
-        *PageEndpoints(service, access, pictures.check, metrics_port).routes(),
     )

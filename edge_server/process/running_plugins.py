@@ -133,6 +133,9 @@ class RunningPlugins:
         failed = self.failures.items()
         return found + [{"name": name, "error": error, "rows": [], "reports": {}} for name, error in failed]
 
+    def panels(self) -> dict[str, Path]:
+        return {name: plugin.panel for name, plugin in self._active() if plugin.panel is not None}
+
     def health_headers(self) -> Mapping[str, str]:
         headers: dict[str, str] = {}
         for name, plugin in self._active():

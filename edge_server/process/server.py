@@ -23,7 +23,6 @@ from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
-from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
@@ -50,7 +49,6 @@ from edge_server.version import __version__
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.server import GrpcFrontend
-    from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.frontends.http.frontend import HttpFrontend
     from edge_server.plugins.cameras.cameras import Cameras
     from edge_server.plugins.cameras.reports import CamerasReport
@@ -127,8 +125,9 @@ class ServerProcess:
         self._frames = core.frames
         self._cameras: Cameras | None = None
         """Set before the models are loaded, if there are sources or sinks."""
-        self._tokens = Tokens(config.auth.tokens_file)
-        if self._tokens.is_used:
+        self._tokens = core.access.tokens
+        if config.auth.tokens_file:
+            self._tokens.load(config.auth.tokens_file)
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +135,7 @@ class ServerProcess:
         self.end = end
         end.notify(self.stop)
         self._addresses: list[str] = []
-        self.ports: dict[str, int] = {}
+        self.ports = core.ports
         self._tls: ssl.SSLContext | None = None
         self._certificate_expiries: dict[str, float] = {}
         largest_body = config.http.max_input_size_bytes
@@ -228,7 +227,7 @@ class ServerProcess:
         front = HttpFrontend(
             service,
             self._config.http,
-            access=self._access_check(),
+            access=self._core.access,
             budget=self._budget,
             limit=self._connection_limit,
         )
@@ -240,7 +239,6 @@ class ServerProcess:
             events,
             streams=self._frames.reports,
             view=self._frames.view,
-            metrics_port=lambda: self.ports.get("metrics"),
             cameras=self._report_cameras if self._config.sources.is_used else None,
             engines=self._core.engines,
             plugin_routes=self._core.plugins.routes(),
@@ -272,11 +270,6 @@ class ServerProcess:
     def _note_expiry(self, wire: str, certificate: str) -> None:
         """Keep when the certificate that new connections get expires, for the metrics page."""
         self._certificate_expiries[wire] = read_expiry(certificate)
-
-    def _access_check(self) -> AccessCheck:
-        from edge_server.frontends.http.access_check import AccessCheck
-
-        return AccessCheck(self._config.http.restricted, self._tokens)
 
     async def _open_grpc(self) -> None:
         from edge_server.frontends.grpc.rpc_table import StreamService
@@ -356,7 +349,7 @@ class ServerProcess:
             self._config.metrics.address,
             self._config.metrics.port,
             self._tls,
-            access=self._access_check(),
+            access=self._core.access,
             allowed_hosts=self._config.http.allowed_hosts,
             limit=self._connection_limit,
         )

@@ -379,7 +379,7 @@ def open_site() -> Iterator[Callable[..., Site]]:
         **config: Any,
     ) -> Site:
         settings = HttpConfig(port=0, **config)
-        access = AccessCheck(settings.restricted, tokens)
+        access = AccessCheck(settings, tokens)
         parts = {"allows_code_upload": allows_code_upload, **({"view": view} if view else {})}
         sites.append(Site(StubService(), settings, access, more, **parts))
         return sites[-1]

@@ -9,6 +9,7 @@ from edge_server.frontends.access_control import (
     ORDERING_CATEGORIES,
     is_this_machine,
     open_without_token,
+    picture_access,
     unprotected_orders,
 )
 
@@ -68,3 +69,22 @@ def test_the_start_names_what_needs_no_token(flags: list[str], closed: set[str],
     config = parse_serve(["--model-repository=/m", *flags], {}).config
     sentence = open_without_token(config, {*closed, *ORDERING_CATEGORIES}.__contains__)
     assert sentence == (f"no token is needed for: {told}" if told else "")
+
+
+OPEN = "--http-address=0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "needs_token", "told"),
+    [
+        ([], False, ""),
+        ([OPEN, "--allow-http=false"], False, ""),
+        ([OPEN], False, "camera pictures: this machine only; --view-open shows them to others"),
+        ([OPEN, "--view-open"], False, "any machine sees camera pictures without a key: --view-open"),
+        ([OPEN, "--view-open"], True, "camera pictures need a key"),
+        ([OPEN, "--http-restricted-api=view:k=v"], False, "camera pictures need a key"),
+    ],
+)
+def test_the_start_line_says_who_sees_camera_pictures(flags: list[str], needs_token: bool, told: str) -> None:
+    config = parse_serve(["--model-repository=/m", *flags], {}).config
+    assert picture_access(config, needs_token=needs_token) == told

@@ -13,6 +13,7 @@ import subprocess
 import time
 import uuid
 from multiprocessing import shared_memory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -311,3 +312,10 @@ def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path):
 
     with pytest.raises(ServingFault, match="cannot be used"):
         server_tls(str(tmp_path / "none.pem"), str(tmp_path / "none.key"))
+
+
+def test_activity_counts_requests_and_tokens(site: Any) -> None:
+    found = site.get("/edge/v1/activity").json
+    assert found["models"][0]["name"] == "add"
+    assert found["models"][0]["succeeded"] == 2
+    assert found["tokens"] == {"chat": {"prompt": 3, "generated": 7, "running": 1, "waiting": 0}}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import RestrictedGroup
+from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.errors import Forbidden
 from edge_server.frontends.http import event_endpoints as events_module
 from edge_server.frontends.http.access_check import AccessCheck
@@ -299,6 +299,7 @@ def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
 def test_without_a_key_orders_are_taken_from_this_machine_alone(
     remote: str | None, is_guarded: bool, expected: bool
 ) -> None:
-    access = AccessCheck([RestrictedGroup(("model-repository",), "x-key", "s3cret")] if is_guarded else ())
+    group = RestrictedGroup(("model-repository",), "x-key", "s3cret")
+    access = AccessCheck(HttpConfig(restricted=(group,) if is_guarded else ()))
     with contextlib.nullcontext() if expected else pytest.raises(Forbidden, match="from this machine only"):
         access.check_change(remote)

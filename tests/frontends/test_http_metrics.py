@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import ClientSession
 
-from edge_server.config import RestrictedGroup
+from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
@@ -45,7 +45,7 @@ def test_idle_connections_make_room_for_a_new_one_at_once():
 
 def test_a_key_for_the_category_metrics_is_asked_for():
     async def scenario():
-        access = AccessCheck([RestrictedGroup(("metrics",), "x-key", "s3cret")])
+        access = AccessCheck(HttpConfig(restricted=(RestrictedGroup(("metrics",), "x-key", "s3cret"),)))
         frontend = MetricsFrontend(lambda: (b"up 1\n", "text/plain"), "127.0.0.1", 0, access=access)
         url = f"http://127.0.0.1:{await frontend.start()}/metrics"
         async with ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Live pictures over HTTP: Motion JPEG, who may look, and viewers that do not read."""
+"""Live pictures over HTTP: Motion JPEG, who may look, and viewers that do not read; the results of an image file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -16,6 +17,7 @@ import pytest
 
 from edge_server.config import RestrictedGroup
 from edge_server.errors import NotFound, Throttled
+from edge_server.frontends.http import access_check
 from edge_server.plugins.cameras.endpoints import view_endpoints
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
 from edge_server.plugins.vision.perception import Perception
@@ -186,13 +188,12 @@ def test_without_streams_there_is_nothing_to_see(site: Any) -> None:
 def test_other_machines_need_a_key_or_view_open(
     open_site: Any, stream: OneStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_endpoints, "is_this_machine", lambda address: False)
+    monkeypatch.setattr(access_check, "is_this_machine", lambda address: False)
     closed, opened = open_site(view=stream), open_site(view=stream, is_view_open=True)
     refused = closed.get(PATH)
     assert refused.status == 403
     assert "--view-open" in refused.error
     assert closed.get(ONE).status == 403
-    assert not closed.get("/edge/v1/page").json["allowed"]["view"]
     with looking(opened) as answer:
         assert answer.status == 200
     guarded = open_site(view=stream, restricted=(RestrictedGroup(("view",), "x-key", "s3cret"),))
@@ -220,3 +221,28 @@ def test_another_site_needs_a_key_even_if_its_origin_is_allowed(open_site: Any, 
     )
     with looking(guarded, Origin="https://dashboard.example", **{"x-key": "s3cret"}) as answer:
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
+
+
+def test_an_image_is_answered_with_classes(site: Any) -> None:
+    body = (Path(__file__).parents[1] / "data/coffee.jpg").read_bytes()
+    reply = site.post("/edge/v1/models/image/perception", body, headers={"Content-Type": "image/jpeg"})
+    assert reply.status == 200, reply.body
+    assert (reply.json["width"], reply.json["height"], reply.json["detections"]) == (600, 400, [])
+    assert {item["label"] for item in reply.json["classes"]} <= {"red", "green", "blue"}
+    assert len(reply.json["classes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "status", "text"),
+    [
+        ("image", b"not a picture", 400, "image"),
+        ("image", b"", 400, "image"),
+        ("add", b"x", 400, "does not give classes or detections"),
+        ("absent", b"x", 404, "unknown model"),
+    ],
+)
+def test_what_is_no_image_or_no_model_for_images_is_refused(
+    site: Any, model: str, body: bytes, status: int, text: str
+) -> None:
+    reply = site.post(f"/edge/v1/models/{model}/perception", body)
+    assert (reply.status, text in reply.error) == (status, True), reply.error

@@ -1,29 +1,42 @@
-"""Access check of HTTP requests: the shared keys of Triton's restricted APIs, and bearer tokens."""
+"""Access check of HTTP requests: the keys of Triton's restricted APIs, bearer tokens, and pages of other sites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from edge_server.config import RestrictedGroup
+from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.errors import EdgeServerError, Forbidden, Unauthenticated
 from edge_server.frontends.access_control import is_shared_key, is_this_machine
 from edge_server.frontends.auth_tokens import Tokens
-from edge_server.frontends.http.request_head import Headers
+from edge_server.frontends.http.cors import CorsPolicy
+from edge_server.frontends.http.cross_site_check import CrossSiteCheck
+from edge_server.frontends.http.host_check import HostNames
+from edge_server.frontends.http.request_head import Headers, RequestHead
 
-_NOT_ALLOWED = (
+_NO_CHANGE = (
     "rollback, unpin and changes of engine builds are allowed from this machine only; to allow them from other "
     "machines, require a key: --http-restricted-api=model-repository:<key>=<value>"
 )
 
+_NO_PICTURES = (
+    "camera pictures are shown to this machine only; to show them to other machines, require a key by "
+    "--http-restricted-api=view:<key>=<value> or a token for 'view', or open them to everyone by --view-open"
+)
+
 
 class AccessCheck:
-    """Checks requests by their category, one of `config.CATEGORIES`."""
+    """Checks requests by their category, one of `config.CATEGORIES`, and by the site of the page that sends them."""
 
-    def __init__(self, restricted: Iterable[RestrictedGroup] = (), tokens: Tokens | None = None) -> None:
+    def __init__(self, config: HttpConfig | None = None, tokens: Tokens | None = None) -> None:
+        config = config or HttpConfig()
         self.tokens = tokens or Tokens()
         self._restricted: Mapping[str, RestrictedGroup] = {
-            category: group for group in restricted for category in group.categories
+            category: group for group in config.restricted for category in group.categories
         }
+        self._is_view_open = config.is_view_open
+        self.cross_site_check = CrossSiteCheck(
+            "https" if config.tls_cert else "http", HostNames(config.allowed_hosts), CorsPolicy(config.allowed_origins)
+        )
 
     @property
     def key_headers(self) -> list[str]:
@@ -52,7 +65,24 @@ class AccessCheck:
         changes cannot be forbidden by the mode.
         """
         if not self.is_guarded("model-repository") and not is_this_machine(peer):
-            raise Forbidden(_NOT_ALLOWED)
+            raise Forbidden(_NO_CHANGE)
+
+    def check_pictures(self, head: RequestHead, peer: str | None) -> None:
+        """Raise Forbidden if a caller that the keys and tokens admit may not see camera pictures."""
+        if self.is_guarded("view"):
+            return
+        if not self._is_view_open and not is_this_machine(peer):
+            raise Forbidden(_NO_PICTURES)
+        # Without a key, also where --http-allowed-origin lets other sites read everything else.
+        self.cross_site_check.check_reader(head)
+
+    def may_change_models(self, head: RequestHead) -> bool:
+        """Return whether a request may load and unload models: neither a page of another site nor a key forbids it."""
+        try:
+            self.cross_site_check.check(head, "model-repository", changes_server=True)
+        except Forbidden:
+            return False
+        return self.may_use(head.headers, "model-repository")
 
     def may_use(self, headers: Headers, category: str) -> bool:
         """Return whether a request may use a category."""

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from edge_server.config import HttpConfig
-from edge_server.errors import EdgeServerError, Forbidden, InvalidRequest, ServingFault
+from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.cors import CorsPolicy
-from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.inference_route import INFER_ROUTES, InferenceContext
 from edge_server.frontends.http.request import HttpRequest, RequestContext, TaskTarget
@@ -54,17 +53,16 @@ class HttpFrontend:
         """`budget` limits the bodies being received, `limit` the connections of all listeners. Without them, the front
         end has its own.
 
-        `access` knows the keys and tokens; without it, only `config.restricted` counts.
+        `access` knows the tokens; without it, only `config` counts.
         """
         largest = config.max_input_size_bytes
         self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
-        self.access_check = access or AccessCheck(config.restricted)
+        self.access_check = access or AccessCheck(config)
         self._limit = limit
         self._service = service
         self._config = config
         self._cors = CorsPolicy(config.allowed_origins)
         names = HostNames(config.allowed_hosts)
-        self.cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", names, self._cors)
         self._tls: ssl.SSLContext | None = None
         self._server = HttpServer("HTTP", self._route, names, service, self._cors if config.allowed_origins else None)
         self._inference: InferenceContext | None = None
@@ -135,20 +133,12 @@ class HttpFrontend:
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def may_change_models(self, head: RequestHead) -> bool:
-        """Return whether a request may load and unload models: neither a page of another site nor a key forbids it."""
-        try:
-            self.cross_site_check.check(head, "model-repository", changes_server=True)
-        except Forbidden:
-            return False
-        return self.access_check.may_use(head.headers, "model-repository")
-
     def _route(self, head: RequestHead) -> RequestTarget | HttpResponse:
         """Return the target of requests with a head, or the response that refuses them."""
         failure: EdgeServerError
         try:
             route, names = self._router.find(head.method, head.target)
-            self.cross_site_check.check(head, route.category, changes_server=route.changes_server)
+            self.access_check.cross_site_check.check(head, route.category, changes_server=route.changes_server)
             if route.handler is None:
                 # The head is cached, so the target counts each request itself, when its body is complete.
                 caller = self.access_check.admit_uncounted(head.headers, route.category)

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, ServingFault
 from edge_server.frontends.http.request import Handler
 from edge_server.frontends.http.request_head import RequestHead
+from edge_server.own_plugins import missing_path
 
 _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
@@ -132,7 +133,7 @@ class PathRouter:
         texts: list[str] = []
         routes = self._root.match(_segments(path), 0, texts) if path.startswith("/") else None
         if routes is None:
-            raise NoSuchPath("Not Found")
+            raise NoSuchPath(missing_path(path) or "Not Found")
         try:
             values = [unquote(text, errors="strict") for text in texts]
         except UnicodeDecodeError:

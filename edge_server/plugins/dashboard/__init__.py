@@ -1,5 +1,6 @@
-"""Files of the page at `/` of the HTTP port, and of the API reference at `/docs/api`: HTML, CSS and ES modules.
+"""Page at `/` of the HTTP port, and reference of the API at `/docs/api`.
 
-No Python lives here. `frontends/http/page_endpoints.py` reads a file when a browser asks for it. All files together
-have at most 150 KB, load nothing from elsewhere, and need no build step. `app.js` starts the page.
+`page/` has its files: HTML, CSS and ES modules, which need no build step. `page_endpoints` reads a file when a browser
+asks for it. All files together have at most 150 KB and load nothing from elsewhere. `page/app.js` starts the page, and
+`page/panels.js` imports the sections of other plugins (`RunningPlugin.panel`).
 """

@@ -1,20 +1,19 @@
-"""Page endpoints: the files of frontends/dashboard, and what the page may show to its caller.
+"""Page endpoints: the files of the page, and what it may show to its caller.
 
 Nothing is kept in memory: each file is read when a browser asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.config import CATEGORIES
 from edge_server.errors import Forbidden, NotFound
-from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
-from edge_server.service import InferenceService
+from edge_server.plugin import ServingCore
 
 _FOLDER = Path(__file__).parent / "page"
 
@@ -39,21 +38,8 @@ _HEADERS = {
 class PageEndpoints:
     """The handlers. They are open to everyone: a browser cannot send a key for the page itself."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        access: AccessCheck,
-        check_view: Callable[[HttpRequest], None],
-        metrics_port: Callable[[], int | None],
-    ) -> None:
-        """`check_view` raises Forbidden if the caller may see no pictures, beyond what keys and tokens forbid.
-
-        `metrics_port` returns the port of the metrics page, if there is one.
-        """
-        self._service = service
-        self._access = access
-        self._check_view = check_view
-        self._metrics_port = metrics_port
+    def __init__(self, core: ServingCore) -> None:
+        self._core = core
 
     def routes(self) -> Sequence[Route]:
         return (
@@ -64,42 +50,43 @@ class PageEndpoints:
         )
 
     async def index(self, request: HttpRequest) -> HttpResponse:
-        return await _page_file(request, "index.html")
+        return await self._page_file(request, "index.html")
 
     async def file(self, request: HttpRequest) -> HttpResponse:
-        return await _page_file(request, request.names["file"])
+        return await self._page_file(request, request.names["file"])
 
     async def reference(self, request: HttpRequest) -> HttpResponse:
-        return await _page_file(request, "reference.html")
+        return await self._page_file(request, "reference.html")
 
     async def access(self, request: HttpRequest) -> HttpResponse:
         """Return the rights of the caller. It may change models only where a key or a token is required and given."""
-        access = self._access
+        access, service = self._core.access, self._core.service
         allowed = {category: access.may_use(request.head.headers, category) for category in CATEGORIES}
         if allowed["view"]:
             try:
-                self._check_view(request)
+                access.check_pictures(request.head, request.peer)
             except Forbidden:
                 allowed["view"] = False
         return json_response(
             {
-                "version": self._service.server_metadata().version if allowed["metadata"] else "",
-                "is_ready": self._service.is_ready() if allowed["health"] else None,
+                "version": service.server_metadata().version if allowed["metadata"] else "",
+                "is_ready": service.is_ready() if allowed["health"] else None,
                 "allowed": allowed,
                 "may_change_models": access.is_guarded("model-repository") and allowed["model-repository"],
-                "loads_on_request": self._service.is_explicit,
+                "loads_on_request": service.is_explicit,
                 "takes_tokens": access.tokens.is_used,
                 "key_headers": access.key_headers,
-                "metrics_port": self._metrics_port(),
+                "metrics_port": self._core.ports.get("metrics"),
+                "panels": list(self._core.panels()),
             }
         )
 
-
-async def _page_file(request: HttpRequest, name: str) -> HttpResponse:
-    """Return a file of the page. Raises NotFound for any other name."""
-    path = _FOLDER / name
-    kind = _TYPES.get(path.suffix)
-    if kind is None or Path(name).name != name or not path.is_file():
-        raise NotFound(f"the page has no file '{name[:80]}'")
-    data = await request.run_on_worker(path.read_bytes)
-    return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})
+    async def _page_file(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Return a file of the page, or `panel-NAME.js` of a plugin. Raises NotFound for any other name."""
+        panels = {f"panel-{plugin}.js": file for plugin, file in self._core.panels().items()}
+        path = panels.get(name, _FOLDER / name)
+        kind = _TYPES.get(path.suffix)
+        if kind is None or Path(name).name != name or not path.is_file():
+            raise NotFound(f"the page has no file '{name[:80]}'")
+        data = await request.run_on_worker(path.read_bytes)
+        return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})

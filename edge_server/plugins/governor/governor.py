@@ -14,7 +14,7 @@ from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_loop import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyConstants
-from edge_server.plugins.governor.http_route import governor_route
+from edge_server.plugins.governor.http_route import PANEL, governor_route
 from edge_server.plugins.governor.load_throttle import LoadThrottle
 from edge_server.plugins.governor.metric_families import governor_metric_families
 from edge_server.plugins.governor.sensor_thread import SensorThread
@@ -34,6 +34,8 @@ class Governor(RunningPlugin):
     Admission control admits everything until `start`. A file in the state folder outlives the process and stores the
     clock limit to restore after a crash.
     """
+
+    panel = PANEL
 
     def __init__(self, config: ServerConfig) -> None:
         self._settings = config.table(GovernorConfig)

@@ -1,14 +1,16 @@
-"""HTTP route of the governor, and the answer of a server that was told to do without one."""
+"""HTTP route and page section of the governor, and the answers of a server that was told to do without one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, StatusPart, StatusRow
 
+PANEL = Path(__file__).with_name("panel.js")
 _NO_GOVERNOR = {"enabled": False, "detail": "the server was started with --governor=false"}
 
 
@@ -24,6 +26,8 @@ def governor_route(report: Callable[[], Mapping[str, object]]) -> Route:
 
 class NoGovernor(RunningPlugin):
     """The plugin in a server without governor: its route says why there is none."""
+
+    panel = PANEL
 
     def routes(self) -> Sequence[Route]:
         return (governor_route(lambda: _NO_GOVERNOR),)

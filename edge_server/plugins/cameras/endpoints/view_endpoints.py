@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import BadModelConfig, Forbidden, InvalidRequest, ServingFault
-from edge_server.frontends.access_control import is_this_machine
+from edge_server.errors import BadModelConfig, InvalidRequest, ServingFault
+from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.body_reader import Body
-from edge_server.frontends.http.cross_site_check import CrossSiteCheck
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import MOTION_JPEG_TYPE, HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
@@ -42,33 +41,19 @@ _PICTURE_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 
-_NOT_ALLOWED = (
-    "camera pictures are shown to this machine only; to show them to other machines, require a key by "
-    "--http-restricted-api=view:<key>=<value> or a token for 'view', or open them to everyone by --view-open"
-)
-
 
 class ViewEndpoints:
-    """The handlers. `view` returns the view of a frame stream, see StreamRegistry.view.
-
-    `is_guarded` returns whether requests of the category view need a key or a token: then other machines may look too.
-    `is_open`: they may look without one.
-    """
+    """The handlers. `view` returns the view of a frame stream, see StreamRegistry.view."""
 
     def __init__(
         self,
         service: InferenceService,
-        cross_site_check: CrossSiteCheck,
+        access: AccessCheck,
         view: Callable[[str], AbstractContextManager[StreamView]],
-        *,
-        is_guarded: Callable[[], bool],
-        is_open: bool,
     ) -> None:
         self._service = service
-        self._cross_site_check = cross_site_check
+        self._access = access
         self._view = view
-        self._is_guarded = is_guarded
-        self._is_open = is_open
 
     def routes(self) -> Sequence[Route]:
         perception = "Classes, detections and mask of an image file"
@@ -82,18 +67,9 @@ class ViewEndpoints:
             Route("GET", "/edge/v1/streams/{stream}/picture", "view", picture, self.picture),
         )
 
-    def check(self, request: HttpRequest) -> None:
-        """Raise Forbidden if a caller that the keys and tokens admit may not see pictures."""
-        if self._is_guarded():
-            return
-        if not self._is_open and not is_this_machine(request.peer):
-            raise Forbidden(_NOT_ALLOWED)
-        # Without a key, also where --http-allowed-origin lets other sites read everything else.
-        self._cross_site_check.check_reader(request.head)
-
     async def picture(self, request: HttpRequest) -> HttpResponse:
         """Respond with the next picture, or with 204 if none comes within a moment."""
-        self.check(request)
+        self._access.check_pictures(request.head, request.peer)
         with self._view(request.names["stream"]) as view:
             try:
                 is_there = await asyncio.wait_for(_comes(view), _PICTURE_WAIT_S)
@@ -113,7 +89,7 @@ class ViewEndpoints:
         await self._send(request, _apart)
 
     async def _send(self, request: HttpRequest, parts_of: Callable[[StreamView], bytes]) -> None:
-        self.check(request)
+        self._access.check_pictures(request.head, request.peer)
         with self._view(request.names["stream"]) as view:
             await request.begin_stream(
                 200, {"Content-Type": f"{MOTION_JPEG_TYPE}; boundary=picture", **_PICTURE_HEADERS}

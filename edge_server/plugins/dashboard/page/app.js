@@ -1,11 +1,12 @@
 // The page: asks the server every two seconds while it is visible, and at once when an event comes.
 
 import { access, getJson, key, postJson, refreshAccess, setKey } from "./api.js";
+import { updateActivity } from "./activity.js";
 import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
-import { updateActivity, updateMachine } from "./machine.js";
 import { updateModels } from "./models.js";
-import { updateStreams } from "./streams.js";
+import { loadPanels, updatePanels } from "./panels.js";
+import * as streams from "./streams.js";
 import { tryModel, updateTry } from "./tryit.js";
 
 const INTERVAL_MS = 2000;
@@ -40,20 +41,19 @@ async function refresh() {
 async function update() {
   const now = await refreshAccess();
   const allowed = (category, work) => (now.allowed[category] ? work() : null);
-  const [index, loaded, activity, streams, governor] = await Promise.all([
+  const panels = [streams, ...await loadPanels(now.panels)];
+  const [index, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     allowed("metadata", () => getJson("edge/v1/models")),
     allowed("statistics", () => getJson("edge/v1/activity")),
-    allowed("statistics", () => getJson("edge/v1/streams")),
-    allowed("statistics", () => getJson("edge/v1/governor")),
+    ...panels.map((panel) => allowed("statistics", () => getJson(panel.path))),
   ]);
   setText(byId("version"), now.version);
   setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");
   byId("key").hidden = !now.takes_tokens && !now.key_headers.length;
   showMetricsLink(now.metrics_port);
   updateModels({ index, loaded: loaded?.models, activity }, tryModel, refresh);
-  updateStreams(streams?.streams);
-  updateMachine(governor);
+  updatePanels(panels, reports);
   updateActivity(activity);
   const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
   updateTry([...new Set(ready.map((entry) => entry.name))].sort());

@@ -1,6 +1,6 @@
 // Curves of the last minutes. The browser keeps the values; the server keeps none.
 
-import { byId, element, formatNumber, keepChildren, setText, svg } from "./dom.js";
+import { element, formatNumber, keepChildren, setText, svg } from "./dom.js";
 
 const MOST_POINTS = 300;
 const WIDTH = 300;
@@ -8,8 +8,8 @@ const HEIGHT = 76;
 
 /** Charts in one container. Each item is {key, title, value, unit, limit, top, detail}; value null means unknown. */
 export class Charts {
-  constructor(id) {
-    this.container = byId(id);
+  constructor(container) {
+    this.container = container;
     this.known = new Map();
   }
 

@@ -1,7 +1,11 @@
-// Frame streams: a live picture with the results drawn in, rates, drops by reason, ages.
+// Section of frame streams: a live picture with the results drawn in, rates, drops by reason, ages.
 
 import { access, request } from "./api.js";
-import { byId, element, formatNumber, keepChildren, note, setText } from "./dom.js";
+import { element, formatNumber, keepChildren, note, setText } from "./dom.js";
+
+export const id = "cameras";
+export const title = "Cameras";
+export const path = "edge/v1/streams";
 
 const MOST_SHOWN = 6;
 const REASONS = {
@@ -10,12 +14,23 @@ const REASONS = {
 };
 const cards = new Map();
 
-export function updateStreams(streams) {
-  setText(byId("cameras-count"), streams?.length ? `${streams.length} open` : "");
-  byId("cameras-empty").hidden = Boolean(streams?.length);
-  note(byId("cameras-note"), access.allowed.view || !streams?.length ? "" :
-    "Pictures are shown on the machine itself, or with a key for the category view.");
-  keepChildren(byId("cameras-cards"), cards, streams ?? [], (stream) => stream.stream_id, makeCard);
+export function makePanel() {
+  const count = element("span", { id: "cameras-count", class: "muted" });
+  const container = element("div", { id: "cameras-cards", class: "grid cameras" });
+  const empty = element(
+    "p", { id: "cameras-empty", class: "card empty" }, "No frame stream is open. ",
+    element("code", {}, "edge-server stream --source=demo"), " opens one.",
+  );
+  const hint = element("p", { id: "cameras-note", class: "note", hidden: true });
+  function update(found) {
+    const streams = found?.streams ?? [];
+    setText(count, streams.length ? `${streams.length} open` : "");
+    empty.hidden = Boolean(streams.length);
+    note(hint, access.allowed.view || !streams.length ? "" :
+      "Pictures are shown on the machine itself, or with a key for the category view.");
+    keepChildren(container, cards, streams, (stream) => stream.stream_id, makeCard);
+  }
+  return { heading: count, nodes: [container, empty, hint], update };
 }
 
 document.addEventListener("visibilitychange", () => {

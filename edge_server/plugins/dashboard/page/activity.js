@@ -1,0 +1,41 @@
+// Requests, queues, cache and tokens, as curves.
+
+import { byId, note } from "./dom.js";
+import { Charts, Rates } from "./charts.js";
+
+const activity = new Charts(byId("activity-charts"));
+const rates = new Rates();
+
+export function updateActivity(now) {
+  note(byId("activity-note"), now ? "" : "Counts need a key.");
+  if (!now) {
+    activity.update([]);
+    return;
+  }
+  const sum = (name) => now.models.reduce((total, model) => total + model[name], 0);
+  const perSecond = (name, count) => {
+    const step = rates.step(name, count);
+    return step ? step.count / step.seconds : null;
+  };
+  const requests = sum("succeeded") + sum("failed");
+  const queued = rates.step("queued", sum("queue_ns"));
+  const answered = rates.step("answered", requests);
+  const items = [
+    { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} in all` },
+    { key: "failed", title: "Failed", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} in all` },
+    { key: "waiting", title: "Waiting in queues", value: sum("waiting"), digits: 0 },
+    { key: "queue", title: "Time in queue", value: queued && answered ? (answered.count ? queued.count / answered.count / 1e6 : 0) : null, unit: "ms" },
+  ];
+  const cached = now.models.filter((model) => model.is_cached);
+  if (cached.length) {
+    const hits = sum("cache_hits");
+    const lookups = hits + sum("cache_misses");
+    items.push({ key: "cache", title: "Answered from the cache", value: lookups ? (100 * hits) / lookups : 0, unit: "%", top: 100,
+                 digits: 0, detail: `${hits} of ${lookups} lookups` });
+  }
+  for (const [model, counts] of Object.entries(now.tokens)) {
+    items.push({ key: `tokens ${model}`, title: `Tokens of ${model}`, value: perSecond(`tokens ${model}`, counts.generated), unit: "/s",
+                 detail: `${counts.running} running, ${counts.waiting} waiting` });
+  }
+  activity.update(items);
+}
