@@ -106,7 +106,7 @@ def ask(spec: Any, session: Any, counts: list[int], size: tuple[int, int]) -> li
         )
     check, plan = RequestCheck(spec), BatchPlan(spec)
     assert [check.rows(one) for one in requests] == counts
-    outputs = session.run(plan.gather(requests), plan.wanted(requests))
+    outputs = session.run(plan.gather(requests), plan.output_names(requests))
     answers = [{item.name: item.array for item in answer} for answer in plan.scatter(outputs, requests, counts)]
     for asked, answer in zip(requests, answers, strict=True):
         images = asked.inputs["X"].array

@@ -14,7 +14,7 @@ from edge_server.cli import http_client
 from edge_server.cli.models import local_time
 
 FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 15.0
+MAX_WAIT_S = 15.0
 _SILENCE_LIMIT_S = 45.0
 """The server sends a comment every 15 s. If three are missing, the connection is broken."""
 
@@ -102,7 +102,7 @@ class EventFollower:
                 reason = http_client.describe_failure(error)
             if self._failures == 0:
                 print(f"edge-server events: {self._options.url}: {reason}; trying again", file=sys.stderr, flush=True)
-            time.sleep(min(FIRST_WAIT_S * 2**self._failures, LONGEST_WAIT_S))
+            time.sleep(min(FIRST_WAIT_S * 2**self._failures, MAX_WAIT_S))
             self._failures = min(self._failures + 1, 10)
 
     def _print_stream(self) -> bool:

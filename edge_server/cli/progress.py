@@ -9,7 +9,7 @@ from typing import TextIO
 from edge_server.cli.table import clean, clip, terminal_width
 
 _WIDTH = 24
-_LEAST_SHARE, _LEAST_S = 0.02, 1.0
+_MIN_FRACTION, _MIN_ELAPSED_S = 0.02, 1.0
 """Minimum progress before the remaining time is estimated."""
 
 
@@ -23,12 +23,12 @@ class Progress:
         self._began_s = clock()
         self._last = ""
 
-    def show(self, share: float, text: str) -> None:
+    def show(self, fraction: float, text: str) -> None:
         if self._is_bar:
-            line = progress_line(share, self._clock() - self._began_s, text)
+            line = format_progress(fraction, self._clock() - self._began_s, text)
             self._out.write(f"\r\x1b[K{clip(line, (terminal_width(self._out) or 80) - 1)}")
         elif clean(text) != self._last:
-            self._out.write(f"{share:4.0%} {clean(text)}\n")
+            self._out.write(f"{fraction:4.0%} {clean(text)}\n")
         self._last = clean(text)
         self._out.flush()
 
@@ -39,24 +39,25 @@ class Progress:
             self._out.flush()
 
 
-def progress_line(share: float, passed_s: float, text: str) -> str:
-    """Return "[######......]  50%, 0:12 left text". `share` is the finished fraction, `passed_s` the elapsed time."""
-    return f"{bar(share, _WIDTH)} {share:4.0%}{estimate(share, passed_s)} {text}"
+def format_progress(fraction: float, elapsed_s: float, text: str) -> str:
+    """Return "[######......]  50%, 0:12 left text". `fraction` is the finished fraction, `elapsed_s` the elapsed
+    time."""
+    return f"{format_bar(fraction, _WIDTH)} {fraction:4.0%}{format_remaining(fraction, elapsed_s)} {text}"
 
 
-def bar(share: float, width: int) -> str:
-    full = round(min(share, 1.0) * width)
+def format_bar(fraction: float, width: int) -> str:
+    full = round(min(fraction, 1.0) * width)
     return f"[{'#' * full}{'.' * (width - full)}]"
 
 
-def estimate(share: float, passed_s: float) -> str:
+def format_remaining(fraction: float, elapsed_s: float) -> str:
     """Return ", 0:12 left", or "" if it is too early for an estimate."""
-    if share < _LEAST_SHARE or passed_s < _LEAST_S:
+    if fraction < _MIN_FRACTION or elapsed_s < _MIN_ELAPSED_S:
         return ""
-    return f", {minutes(passed_s * (1 - min(share, 1.0)) / share)} left"
+    return f", {format_duration(elapsed_s * (1 - min(fraction, 1.0)) / fraction)} left"
 
 
-def minutes(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return "1:05", or "1:02:05" from an hour on."""
     whole, rest = divmod(int(seconds), 60)
     hours, whole = divmod(whole, 60)

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TextIO
 
-_LONGEST_RULE = 24
+_MAX_RULE_LENGTH = 24
 _GAP = 2
 
 _STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "UNLOADING": "yellow"}
@@ -46,7 +46,7 @@ def render(
             cells = [cell[index] if index < len(cell) else "" for cell in row]
             padded = [cell + " " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True)]
             lines.append((" " * _GAP).join(padded).rstrip())
-    widths[-1] = min(widths[-1], max(cell_width(split[0][-1][0]), _LONGEST_RULE))
+    widths[-1] = min(widths[-1], max(cell_width(split[0][-1][0]), _MAX_RULE_LENGTH))
     lines.insert(1, (" " * _GAP).join("-" * width for width in widths))
     return "\n".join(lines)
 

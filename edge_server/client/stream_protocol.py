@@ -135,8 +135,10 @@ class StreamProtocol:
             self.opened = message
         return message
 
-    def end_connection(self, error: StreamError | None, random_share: float) -> tuple[float | None, StreamError | None]:
-        """Count the end of a connection, with an error or None. `random_share` is that of `BackOff.delay_s`.
+    def end_connection(
+        self, error: StreamError | None, random_fraction: float
+    ) -> tuple[float | None, StreamError | None]:
+        """Count the end of a connection, with an error or None. `random_fraction` is that of `BackOff.delay_s`.
 
         Return the wait before the next connection in seconds, None if no connection follows, and the error to report.
         Raises the error if it ends the stream.
@@ -148,4 +150,4 @@ class StreamProtocol:
         if not error.heals or not self._reconnects:
             raise error
         self._failures += 1
-        return self._back_off.delay_s(self._failures, random_share), error
+        return self._back_off.delay_s(self._failures, random_fraction), error

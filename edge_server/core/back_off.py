@@ -20,8 +20,8 @@ class BackOff:
         if not (0 < self.first_s <= self.most_s and 0 <= self.jitter <= 1):
             raise ValueError(f"back-off needs 0 < first_s <= most_s and 0 <= jitter <= 1, got {self}")
 
-    def delay_s(self, failures: int, random_share: float) -> float:
-        """Return the wait after `failures` consecutive failures, at least 1. `random_share` is from 0 to 1."""
+    def delay_s(self, failures: int, random_fraction: float) -> float:
+        """Return the wait after `failures` consecutive failures, at least 1. `random_fraction` is from 0 to 1."""
         # The limit is reached long before 2**30; the power must not overflow.
         longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
-        return longest * (1 - self.jitter * random_share)
+        return longest * (1 - self.jitter * random_fraction)

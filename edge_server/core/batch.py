@@ -155,11 +155,11 @@ class BatchPlan:
                 inputs[name] = self._reshape(inputs[name], spec.dims, spec.reshape)
         return inputs
 
-    def wanted_by(self, request: Request) -> Sequence[str]:
-        """Return the outputs as `wanted` does, for a single request."""
-        return self.wanted([request]) if request.outputs else self._output_names
+    def output_names_of(self, request: Request) -> Sequence[str]:
+        """Return the outputs as `output_names` does, for a single request."""
+        return self.output_names([request]) if request.outputs else self._output_names
 
-    def wanted(self, requests: Sequence[Request]) -> Sequence[str]:
+    def output_names(self, requests: Sequence[Request]) -> Sequence[str]:
         """Return the outputs to compute, in model order: all, or the union of the requested outputs."""
         if not all(request.outputs for request in requests):
             return self._output_names
@@ -182,23 +182,24 @@ class BatchPlan:
             self._check_complete(whole, requests)
         if len(requests) == 1:
             return [self._pick(whole, requests[0], None)]
-        answers = []
+        outputs_by_request = []
         start = 0
         for request, count in zip(requests, rows, strict=True):
-            answers.append(self._pick(whole, request, slice(start, start + count)))
+            outputs_by_request.append(self._pick(whole, request, slice(start, start + count)))
             start += count
-        return answers
+        return outputs_by_request
 
     def scatter_one(
-        self, outputs: Mapping[str, Array], request: Request, rows: int, wanted: Sequence[str] | None = None
+        self, outputs: Mapping[str, Array], request: Request, rows: int, output_names: Sequence[str] | None = None
     ) -> tuple[Tensor, ...]:
-        """Return the outputs as `scatter` does, for a single request. `wanted` is `wanted_by(request)`, if known."""
-        if wanted is None:
-            wanted = self.wanted_by(request)
-        if self._cut_by or len(outputs) != len(wanted):
+        """Return the outputs as `scatter` does, for a single request. `output_names` is `output_names_of(request)`, if
+        known."""
+        if output_names is None:
+            output_names = self.output_names_of(request)
+        if self._cut_by or len(outputs) != len(output_names):
             return self.scatter(outputs, [request], [rows])[0]
         tensors = []
-        for name in wanted:
+        for name in output_names:
             array = outputs.get(name)
             if array is None:
                 return self.scatter(outputs, [request], [rows])[0]
@@ -224,8 +225,8 @@ class BatchPlan:
         if not self._may_leave_out:
             self._check_complete(parts, requests)
         return [
-            self._pick({name: found[place] for name, found in parts.items()}, request, None)
-            for place, request in enumerate(requests)
+            self._pick({name: found[index] for name, found in parts.items()}, request, None)
+            for index, request in enumerate(requests)
         ]
 
     def _split_batch_output(self, name: str, array: Array, requests: Sequence[Request]) -> list[Array]:
@@ -243,9 +244,13 @@ class BatchPlan:
         """Return the requested outputs of one response, with any number of rows, in the order of `outputs`: Triton
         answers in the order that a Python model gives. Raises BackendError."""
         whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
-        specs, wanted = self._output_specs, request.outputs
+        specs, requested = self._output_specs, request.outputs
         return tuple(
-            [Tensor(name, specs[name].dtype, array) for name, array in whole.items() if not wanted or name in wanted]
+            [
+                Tensor(name, specs[name].dtype, array)
+                for name, array in whole.items()
+                if not requested or name in requested
+            ]
         )
 
     def _pick(self, whole: Mapping[str, Array], request: Request, rows: slice | None) -> tuple[Tensor, ...]:
@@ -304,15 +309,15 @@ class BatchPlan:
         return spec
 
     def _check_complete(self, whole: Mapping[str, object], requests: Sequence[Request]) -> None:
-        for name in self.wanted(requests):
+        for name in self.output_names(requests):
             if name not in whole:
                 raise BackendError(
                     f"model '{self.spec.name}' did not answer output '{name}', which its configuration promises"
                 )
 
-    def _reshape(self, array: Array, given: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
-        """Reshape items from `given` to `wanted`. The n-th -1 of `wanted` has the size of the n-th -1 of `given`."""
+    def _reshape(self, array: Array, given: tuple[int, ...], target: tuple[int, ...]) -> Array:
+        """Reshape items from `given` to `target`. The n-th -1 of `target` has the size of the n-th -1 of `given`."""
         lead = array.shape[:1] if self._has_rows else ()
         item_shape = array.shape[len(lead) :]
         free = iter([size for size, dim in zip(item_shape, given, strict=True) if dim == -1])
-        return array.reshape(lead + tuple(next(free) if dim == -1 else dim for dim in wanted))
+        return array.reshape(lead + tuple(next(free) if dim == -1 else dim for dim in target))

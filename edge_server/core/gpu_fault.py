@@ -30,9 +30,9 @@ _LOST_CODES = frozenset((46, 100, 101, 214, 220))
 _STICKY_CODES = frozenset((700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721))
 """Numbers of CUresult and cudaError_t, which are the same for these errors."""
 
-_CODE = re.compile(r"\bcuda(?: runtime| driver)? (?:failure|error)[ :]+(\d{1,4})\b")
+_ERROR_CODE = re.compile(r"\bcuda(?: runtime| driver)? (?:failure|error)[ :]+(\d{1,4})\b")
 
-_LOST_WORDS = (
+_LOST_PHRASES = (
     "gpu is lost",
     "fallen off the bus",
     "no cuda-capable device",
@@ -46,7 +46,7 @@ _LOST_WORDS = (
     "cuda_error_ecc_uncorrectable",
     "cudaerroreccuncorrectable",
 )
-_STICKY_WORDS = (
+_STICKY_PHRASES = (
     "illegal memory access",
     "cuda_error_illegal_address",
     "cudaerrorillegaladdress",
@@ -68,7 +68,7 @@ _STICKY_WORDS = (
     "cudnn_status_execution_failed",
     "cublas_status_execution_failed",
 )
-_MEMORY_WORDS = (
+_MEMORY_PHRASES = (
     "out of memory",
     "out_of_memory",
     "cudaerrormemoryallocation",
@@ -85,13 +85,17 @@ _DEVICE = re.compile(r"\bgpu=(\d{1,3})\b")
 def classify_gpu_fault(error: EdgeServerError) -> GpuFault | None:
     """Return the fault that an error of a run on a GPU reports, or None if it reports no GPU fault."""
     text = error.message.lower()
-    code = _CODE.search(text)
-    number = int(code[1]) if code else 0
-    if number in _LOST_CODES or any(words in text for words in _LOST_WORDS):
+    code = _ERROR_CODE.search(text)
+    error_code = int(code[1]) if code else 0
+    if error_code in _LOST_CODES or any(phrase in text for phrase in _LOST_PHRASES):
         return GpuFault.DEVICE_LOST
-    if isinstance(error, SessionLost) or number in _STICKY_CODES or any(words in text for words in _STICKY_WORDS):
+    if (
+        isinstance(error, SessionLost)
+        or error_code in _STICKY_CODES
+        or any(phrase in text for phrase in _STICKY_PHRASES)
+    ):
         return GpuFault.STICKY
-    if isinstance(error, OutOfMemory) or number == 2 or any(words in text for words in _MEMORY_WORDS):
+    if isinstance(error, OutOfMemory) or error_code == 2 or any(phrase in text for phrase in _MEMORY_PHRASES):
         return GpuFault.OUT_OF_MEMORY
     return None
 

@@ -66,7 +66,7 @@ def ragged_output_shape(dims: Shape, source: Shape) -> Shape:
 
     `dims` are those of the output, without rows. The rows, and each -1 in `dims`, come from the source input's shape.
     """
-    return tuple(source[place] if size == -1 else size for place, size in enumerate((-1, *dims)))
+    return tuple(source[index] if size == -1 else size for index, size in enumerate((-1, *dims)))
 
 
 def split_by_shapes(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:

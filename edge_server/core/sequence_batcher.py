@@ -34,10 +34,10 @@ Item = TypeVar("Item")
 
 _SLACK = 64
 """Most deadlines of removed entries that may stay in the heap, beyond one for each waiting entry."""
-_MOST_CLOSED = 256
+_MAX_CLOSED = 256
 """Most idle sequences that one call closes, so that the caller holds its lock only briefly."""
 _WAITING_PER_SLOT = 16
-_LEAST_WAITING = 1024
+_MIN_WAITING = 1024
 
 
 class WaitingLimits(NamedTuple):
@@ -49,7 +49,7 @@ class WaitingLimits(NamedTuple):
 
     def sequence_limit(self, slot_count: int) -> int:
         """Return the number of sequences that may wait for one of `slot_count` slots."""
-        return self.sequences or max(_LEAST_WAITING, _WAITING_PER_SLOT * slot_count)
+        return self.sequences or max(_MIN_WAITING, _WAITING_PER_SLOT * slot_count)
 
     def check_sequences(self, waiting: int, slot_count: int, model: str) -> None:
         """Raise QueueFull if no further sequence may wait."""
@@ -445,7 +445,7 @@ class SequenceQueue(Generic[Item]):
                 self._make_ready(sequence, now_ns)
 
     def _close_idle(self, now_ns: int) -> None:
-        for _ in range(min(len(self._idle), _MOST_CLOSED)):
+        for _ in range(min(len(self._idle), _MAX_CLOSED)):
             sequence = next(iter(self._idle))
             if now_ns < self._idle_until(sequence):
                 return

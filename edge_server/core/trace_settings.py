@@ -192,32 +192,32 @@ def parse_trace_change(raw: Mapping[str, object]) -> TraceChange:
         if value is None or value == []:
             cleared.add(field)
         else:
-            stated[field] = _level(name, value) if field == "level" else _number(name, value)
+            stated[field] = _parse_level(name, value) if field == "level" else _parse_number(name, value)
     return TraceChange(stated, frozenset(cleared))
 
 
 _FIELDS = {"trace_level": "level", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
 
 
-def _level(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+def _parse_level(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(level_name, str) for level_name in value):
         raise InvalidRequest(f"Unable to parse '{name}': expected an array of strings")
-    return trace_level(value)
+    return parse_trace_level(value)
 
 
-def trace_level(words: Iterable[str]) -> tuple[str, ...]:
+def parse_trace_level(level_names: Iterable[str]) -> tuple[str, ...]:
     """Return the trace level of a list of words; empty for OFF. Raises InvalidRequest."""
-    asked = list(words)
-    if OFF in asked and len(asked) > 1:
+    names = list(level_names)
+    if OFF in names and len(names) > 1:
         raise InvalidRequest("Expect only one trace level 'OFF' is specified")
-    for word in asked:
-        if word not in (OFF, TIMESTAMPS, TENSORS):
+    for level_name in names:
+        if level_name not in (OFF, TIMESTAMPS, TENSORS):
             # Triton ignores an unknown level. Here it is an error, so that a typing error is found at once.
-            raise InvalidRequest(f"unknown trace level '{word:.80}', expected {OFF}, {TIMESTAMPS} or {TENSORS}")
-    return tuple(level for level in (TIMESTAMPS, TENSORS) if level in asked)
+            raise InvalidRequest(f"unknown trace level '{level_name:.80}', expected {OFF}, {TIMESTAMPS} or {TENSORS}")
+    return tuple(level for level in (TIMESTAMPS, TENSORS) if level in names)
 
 
-def _number(name: str, value: object) -> int:
+def _parse_number(name: str, value: object) -> int:
     if isinstance(value, list):
         if len(value) != 1:
             raise InvalidRequest(f"expect only 1 value for '{name}'")
@@ -230,11 +230,11 @@ def _number(name: str, value: object) -> int:
     if name == "trace_count":
         if number < -1:
             raise InvalidRequest(f"Unable to parse 'trace_count'. Expecting value >= -1, got: {value}")
-        return _in_range(name, number, -1, _INT32_MAX)
-    return _in_range(name, number, 0, _UINT32_MAX)
+        return _check_range(name, number, -1, _INT32_MAX)
+    return _check_range(name, number, 0, _UINT32_MAX)
 
 
-def _in_range(name: str, number: int, low: int, high: int) -> int:
+def _check_range(name: str, number: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise InvalidRequest(f"Unable to parse '{name}', value is out of range [ {low}, {high} ], got: {number}")
     return number

@@ -198,9 +198,9 @@ def next_action(
 
 
 _FIRST_RETRY_S = 1.0
-_LONGEST_RETRY_S = 300.0
+_MAX_RETRY_S = 300.0
 
 
 def retry_delay_s(failed_count: int) -> float:
     """Return the delay before the next attempt after `failed_count` failed loads in a row: 1 s, 2 s, ... 5 minutes."""
-    return min(_FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 16), _LONGEST_RETRY_S)
+    return min(_FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 16), _MAX_RETRY_S)

@@ -144,11 +144,11 @@ def _read_tokens(path: str) -> tuple[_Token, ...]:
         raise ServingFault(f"the file of tokens '{path}' has more than {_MAX_FILE_BYTES} bytes")
     tokens: dict[bytes, _Token] = {}
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
             continue
         try:
-            token = _parse_line(words)
+            token = _parse_line(fields)
         except ValueError as error:
             raise ServingFault(f"'{path}' line {number}: {error}") from None
         if token.digest in tokens:
@@ -157,11 +157,11 @@ def _read_tokens(path: str) -> tuple[_Token, ...]:
     return tuple(tokens.values())
 
 
-def _parse_line(words: Sequence[str]) -> _Token:
+def _parse_line(fields: Sequence[str]) -> _Token:
     """Return the token of a line. Raises ValueError without the digest, which could be the token itself by mistake."""
-    if len(words) != 3:
+    if len(fields) != 3:
         raise ValueError("expected three words: <name> <SHA-256 of the token> <category>,...")
-    name, digest, listed = words
+    name, digest, listed = fields
     if not _NAME.fullmatch(name):
         raise ValueError("expected a name of 1 to 64 letters, digits and . _ @ -")
     if not _DIGEST.fullmatch(digest.lower()):

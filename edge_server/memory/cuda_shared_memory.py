@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _HANDLE_BYTES = 64
 _MAX_NAME_LENGTH = 1024
-_MOST_REGIONS = 4096
+_MAX_REGIONS = 4096
 
 NOT_ALLOWED = "shared memory of clients is not allowed on this server; start it with --allow-client-shm=true"
 
@@ -311,8 +311,8 @@ class CudaMemoryRegistry:
     def _reserve(self, name: str) -> None:
         with self._lock:
             is_free = name not in self._regions and name not in self._coming
-            if is_free and len(self._regions) + len(self._coming) >= _MOST_REGIONS:
-                raise Throttled(f"{_MOST_REGIONS} CUDA shared memory regions are registered, no more fit")
+            if is_free and len(self._regions) + len(self._coming) >= _MAX_REGIONS:
+                raise Throttled(f"{_MAX_REGIONS} CUDA shared memory regions are registered, no more fit")
             if is_free:
                 self._coming.add(name)
         # Called without the lock: the other registry calls this one while it holds its own.

@@ -54,9 +54,9 @@ class RequestRegions:
 
     def pin(self, region: RegionRef, *, writable: bool = False) -> memoryview:
         """Return a view of the piece, valid until `release`. Raises the registry's errors."""
-        return self.place(region, writable=writable).view
+        return self.pin_view(region, writable=writable).view
 
-    def place(self, region: RegionRef, *, writable: bool = True) -> RegionView:
+    def pin_view(self, region: RegionRef, *, writable: bool = True) -> RegionView:
         """Return the piece itself for writing. Raises the registry's errors."""
         pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=writable)
         self._held.append(pin)
@@ -68,7 +68,7 @@ class RequestRegions:
 
         Strings and booleans are copied to the host for checks, because a client may set their bytes to anything.
         """
-        pin = self.place(region, writable=False)
+        pin = self.pin_view(region, writable=False)
         if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
             return tensor_from_raw(name, dtype, shape, pin.view, model=model)
         count = element_count(name, shape, model=model)

@@ -33,7 +33,7 @@ _START_EXTENSION_S = 30.0
 
 _EXTEND_EVERY_S = 10.0
 
-_LONGEST_START_S = 3600.0
+_MAX_START_S = 3600.0
 """Longest start in all, extensions included: engine builds take minutes, not hours."""
 
 Reread = Callable[[], ServerConfig]
@@ -130,7 +130,7 @@ class Supervision:
         self._manager.status(f"starting: {self._describe()}")
         now_s = self._clock()
         is_due = self._extended_s is None or now_s - self._extended_s >= _EXTEND_EVERY_S
-        if is_due and not problem and now_s - self._began_s < _LONGEST_START_S:
+        if is_due and not problem and now_s - self._began_s < _MAX_START_S:
             self._extended_s = now_s
             self._manager.extend(_START_EXTENSION_S)
 
@@ -180,11 +180,11 @@ def summary(entries: Sequence[IndexEntry]) -> str:
     """Return one line about served and failed models, for `systemctl status`."""
     ready = {entry.name for entry in entries if entry.state == "READY"}
     failed = [entry for entry in entries if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")]
-    words = f"{len(ready)} model{'' if len(ready) == 1 else 's'} served"
+    text = f"{len(ready)} model{'' if len(ready) == 1 else 's'} served"
     if failed:
         first = failed[0]
-        words += f", {len(failed)} NOT: {first.name} {first.version} ({first.reason})"
-    return words
+        text += f", {len(failed)} NOT: {first.name} {first.version} ({first.reason})"
+    return text
 
 
 def _changed(before: ServerConfig, after: ServerConfig) -> set[str]:

@@ -220,9 +220,9 @@ def _detection_wire(item: Detection) -> Any:
     _check_floats("Detection", **box)
     keypoints = []
     for point in item.keypoints:
-        place = {"x": point.x, "y": point.y, "score": point.score}
-        _check_floats("Keypoint", **place)
-        keypoints.append(_wire("Keypoint", **place))
+        coordinates = {"x": point.x, "y": point.y, "score": point.score}
+        _check_floats("Keypoint", **coordinates)
+        keypoints.append(_wire("Keypoint", **coordinates))
     return _wire(
         "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints, track_id=item.track_id
     )
@@ -398,11 +398,11 @@ def _parsed(name: str, data: Buffer) -> Any:
     try:
         message = _class(name).FromString(bytes(data))
     except DecodeError as error:
-        said = str(error)
+        message = str(error)
     else:
         _check_wire_types(message)
         return message
-    raise InvalidRequest(f"a message of a frame stream is malformed: {name}: {said}")
+    raise InvalidRequest(f"a message of a frame stream is malformed: {name}: {message}")
 
 
 def _check_wire_types(message: Any) -> None:

@@ -38,7 +38,7 @@ POLL_S = 1.0
 _CLOSE_S = 3.0
 """Longest wait of `close` for the observer threads."""
 
-_MOST_CHANGED_PATHS = 256
+_MAX_CHANGED_PATHS = 256
 """Most changed paths kept between two scans. With more, the kernel's queue may have lost some."""
 
 _REPORTS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
@@ -215,7 +215,7 @@ class FileObservation:
                 return
             if self._changed_paths is not None:
                 self._changed_paths.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
-                if not is_inotify or len(self._changed_paths) > _MOST_CHANGED_PATHS:
+                if not is_inotify or len(self._changed_paths) > _MAX_CHANGED_PATHS:
                     self._changed_paths = None
         self.wake.set()
 

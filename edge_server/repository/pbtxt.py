@@ -136,8 +136,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
         json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
     except (ValueError, OverflowError, RecursionError, json_format.ParseError) as error:
-        said = _with_spelling(_brief(str(error)), error, config)
-        raise BadModelConfig(f"model '{model}': {source}: {said}") from error
+        message = _with_spelling(_brief(str(error)), error, config)
+        raise BadModelConfig(f"model '{model}': {source}: {message}") from error
     _check_enums(config, model, source)
     return config
 

@@ -114,9 +114,9 @@ def _check_strategy(batching: ConfigMessage, max_batch_size: int, model: str) ->
                 expected = f"sizes of 1 to max_batch_size {max_batch_size}"
                 raise bad_field(model, "sequence_batching.oldest.preferred_batch_size", expected, size)
         return
-    share = batching.direct.minimum_slot_utilization
-    if not 0.0 <= share <= 1.0:
-        raise bad_field(model, "sequence_batching.direct.minimum_slot_utilization", "0 to 1", share)
+    utilization = batching.direct.minimum_slot_utilization
+    if not 0.0 <= utilization <= 1.0:
+        raise bad_field(model, "sequence_batching.direct.minimum_slot_utilization", "0 to 1", utilization)
 
 
 def _check_controls(batching: ConfigMessage, model: str) -> None:
@@ -302,6 +302,6 @@ def _check_batch_output(
         what = f"batch_output '{name}'"
         if not output.dims or output.HasField("reshape"):
             raise bad_field(model, what, "an output with dims and without reshape", f"dims {list(output.dims)}")
-        if any(size == -1 and place >= len(source.dims) for place, size in enumerate(output.dims)):
+        if any(size == -1 and axis >= len(source.dims) for axis, size in enumerate(output.dims)):
             of_source = f"dims whose -1 have their place in those of '{source.name}', {list(source.dims)}"
             raise bad_field(model, what, of_source, list(output.dims))

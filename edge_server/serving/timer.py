@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 3600.0
+_MAX_WAIT_S = 3600.0
 """Clients choose the times. A wait beyond threading.TIMEOUT_MAX would raise; waking up once more is harmless."""
 
 
@@ -92,5 +92,5 @@ class Timer:
             wait_ns = self._heap[0][0] - time.monotonic_ns()
             if wait_ns <= 0 or self._heap[0][2].call is None:
                 return heapq.heappop(self._heap)[2]
-            self._condition.wait(min(wait_ns / 1e9, _LONGEST_WAIT_S))
+            self._condition.wait(min(wait_ns / 1e9, _MAX_WAIT_S))
         return None

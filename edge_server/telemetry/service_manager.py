@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_STATUS = 512
+_MAX_STATUS_LENGTH = 512
 """Most characters of a status line: a datagram and a screen have limits."""
 
 MAX_LOOP_LAG_S = 1.0
@@ -88,7 +88,7 @@ class ServiceManager:
             self._send(line)
 
     def _status_line(self, text: str) -> str:
-        self._status = " ".join(text.split())[:_LONGEST_STATUS]
+        self._status = " ".join(text.split())[:_MAX_STATUS_LENGTH]
         return f"STATUS={self._status}"
 
     def _send(self, *lines: str) -> None:

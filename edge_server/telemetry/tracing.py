@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from edge_server.config import TraceConfig
-from edge_server.core.trace_settings import OPENTELEMETRY, ServerTraceSettings, TraceChange, TraceSettings, trace_level
+from edge_server.core.trace_settings import (
+    OPENTELEMETRY,
+    ServerTraceSettings,
+    TraceChange,
+    TraceSettings,
+    parse_trace_level,
+)
 from edge_server.errors import BackendMissing
 from edge_server.own_plugins import missing_trace_mode
 from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, remote_parent
@@ -135,5 +141,5 @@ class Traces:
 def start_settings(config: TraceConfig) -> TraceSettings:
     """Return the trace settings that the configuration gives."""
     return TraceSettings(
-        trace_level(config.level), config.rate, config.count, config.log_frequency, config.file, config.mode
+        parse_trace_level(config.level), config.rate, config.count, config.log_frequency, config.file, config.mode
     )

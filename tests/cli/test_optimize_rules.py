@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.cli.progress import Progress, estimate, progress_line
+from edge_server.cli.progress import Progress, format_progress, format_remaining
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Range
@@ -425,18 +425,18 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> 
 
 
 def test_a_bar_tells_how_much_time_is_left_once_that_is_more_than_a_guess() -> None:
-    assert progress_line(0.25, 60.0, "openvino") == "[######..................]  25%, 3:00 left openvino"
-    assert estimate(0.01, 60.0) == estimate(0.5, 0.5) == ""
-    assert estimate(0.02, 3600) == ", 49:00:00 left"
+    assert format_progress(0.25, 60.0, "openvino") == "[######..................]  25%, 3:00 left openvino"
+    assert format_remaining(0.01, 60.0) == format_remaining(0.5, 0.5) == ""
+    assert format_remaining(0.02, 3600) == ", 49:00:00 left"
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(capfd: pytest.CaptureFixture[str]) -> None:
     reader, writer = pty.openpty()
     text = ""
     with os.fdopen(writer, "w") as terminal:
-        bar = Progress(terminal)
-        bar.show(0.5, "openvino f32: opening \x1b[31m" + "long " * 100)
-        bar.close()
+        format_bar = Progress(terminal)
+        format_bar.show(0.5, "openvino f32: opening \x1b[31m" + "long " * 100)
+        format_bar.close()
         # A terminal hands on what was written piece by piece.
         while len(pieces := text.split("\r\x1b[K")) < 3:
             text += os.read(reader, 4096).decode()

@@ -73,7 +73,7 @@ def test_the_outputs_computed_are_the_union_of_those_asked_for() -> None:
         ([()], ("OUT", "SUM")),
     ]
     assert [
-        (asked, plan_of(OUT, SUM).wanted([request(rows(1), *names) for names in asked])) for asked, _ in table
+        (asked, plan_of(OUT, SUM).output_names([request(rows(1), *names) for names in asked])) for asked, _ in table
     ] == table
 
 

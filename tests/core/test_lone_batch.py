@@ -66,7 +66,7 @@ def test_the_answer_to_a_single_request_is_that_of_a_batch_of_one(
     answers = {name: array[:] for name, array in backing.items()}
     one, several = (outcome(plan, answers, request, 2, is_lone=is_lone) for is_lone in (True, False))
     assert one == several
-    assert plan.wanted_by(request) == plan.wanted([request])
+    assert plan.output_names_of(request) == plan.output_names([request])
 
 
 @pytest.mark.parametrize(

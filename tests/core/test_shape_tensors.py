@@ -180,7 +180,7 @@ def test_a_single_request_is_answered_as_one_of_many(outputs: tuple[str, ...]) -
     plan = BatchPlan(spec_of())
     asked = request(3, values(4, 6), outputs=outputs)
     made = as_the_model(plan.gather_one(asked))
-    wanted = plan.wanted_by(asked)
+    wanted = plan.output_names_of(asked)
     answer = {item.name: item.array for item in plan.scatter_one({name: made[name] for name in wanted}, asked, 3)}
     assert list(answer) == list(wanted)
     assert answer["N"].tolist() == [[4, 6]] * 3

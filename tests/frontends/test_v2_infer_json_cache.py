@@ -62,7 +62,7 @@ def shown(decoded: DecodedRequest) -> Any:
     }
     rest = (request.model, request.version, request.id, request.outputs, dict(request.parameters), request.priority)
     more = (request.timeout_us, request.deadline_ns, request.sequence, request.release)
-    return inputs, rest, more, decoded.outputs, decoded.binary_output, decoded.output_places, bool(decoded.output_pins)
+    return inputs, rest, more, decoded.outputs, decoded.binary_output, decoded.output_views, bool(decoded.output_pins)
 
 
 SAMES: dict[str, tuple[dict[str, Any], bytes]] = {

@@ -300,12 +300,12 @@ def test_connections_with_much_input_take_turns(serve: Serve) -> None:
 
 
 def test_large_messages_are_received_in_turns(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    share = 10_000
-    monkeypatch.setattr(limits, "TURN_BYTES", 4 * share)
-    monkeypatch.setattr(limits, "MIN_SHARE_BYTES", 1000)
+    byte_limit = 10_000
+    monkeypatch.setattr(limits, "TURN_BYTES", 4 * byte_limit)
+    monkeypatch.setattr(limits, "MIN_BYTES_PER_TURN", 1000)
     server = serve()
     message = bytes(range(250)) * 240
-    left = dict.fromkeys(range(4), len(message) - share)
+    left = dict.fromkeys(range(4), len(message) - byte_limit)
     leads: list[int] = []
     clients = connect(server, 4)
     inputs = []
@@ -322,11 +322,11 @@ def test_large_messages_are_received_in_turns(serve: Serve, monkeypatch: pytest.
 
     for number, client in enumerate(clients):
         frame = DataFrame(1, message, flags=["END_STREAM"]).serialize()
-        begun = 9 + share
+        begun = 9 + byte_limit
         client.send(client.headers(1, path="/target"), frame[:begun])
         echo = server.next_stream()
         watch(number, echo)
-        while len(echo.body) < share:
+        while len(echo.body) < byte_limit:
             server.call(lambda: None)
         # Another call behind the message, part of which may come with the message's end.
         inputs.append(
@@ -339,7 +339,7 @@ def test_large_messages_are_received_in_turns(serve: Serve, monkeypatch: pytest.
         assert client.response(1) == message
         assert client.response(3) == b"x"
     assert len(leads) > 4 * 4
-    assert max(leads) <= 2 * share
+    assert max(leads) <= 2 * byte_limit
 
 
 def test_a_client_that_comes_while_others_wait_is_served_before_them(serve: Serve) -> None:

@@ -279,10 +279,10 @@ def test_clients_infer_in_device_memory_over_http_and_grpc(gpu: Any, served: Any
     assert status == 400
     assert "already in manager" in answer["error"]
     assert _get(http, "/v2/cudasharedmemory/status") == [{"name": "r", "device_id": 0, "byte_size": 64}]
-    place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    pin_view = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
     request = {
-        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [4], "parameters": place}],
-        "outputs": [{"name": "OUTPUT0", "parameters": {**place, "shared_memory_offset": 16}}],
+        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [4], "parameters": pin_view}],
+        "outputs": [{"name": "OUTPUT0", "parameters": {**pin_view, "shared_memory_offset": 16}}],
     }
     status, answer = _post(http, "/v2/models/same/infer", request)
     assert status == 200, answer

@@ -10,7 +10,7 @@ from edge_server.frontends.error_status import GrpcStatus
 from edge_server.frontends.grpc.call import CallHandler, CallStatus, Message, Metadata, Methods, Pieces
 from edge_server.protocol.messages import GRPC_SERVICE
 
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Messages of a stream that wait for their reader, before the handler is asked to wait."""
 
 
@@ -145,7 +145,7 @@ class DirectStream:
 
     def send(self, message: Pieces) -> bool:
         self._outgoing.append(b"".join(message))
-        self._is_full = len(self._outgoing) >= _MOST_WAITING
+        self._is_full = len(self._outgoing) >= _MAX_WAITING
         self._loop.call_soon_threadsafe(self._has_news.set)
         return not self._is_full
 

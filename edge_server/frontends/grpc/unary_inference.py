@@ -324,7 +324,7 @@ _INT64_END, _UINT64_END = 1 << 63, 1 << 64
 _DOUBLE_TAG = b"\x21"
 _RAW_TAG = bytes((_RAW << 3 | 2,))
 _ID_TAG = bytes((_ID << 3 | 2,))
-_ID_HEADS = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
+_ID_PREFIXES = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
 _NOTHING_PLACED: Mapping[str, RegionRef] = {}
 
 _MAX_NON_TENSOR_BYTES = 1 << 24
@@ -371,43 +371,43 @@ def empty_final_message(model: str, version_text: str, request_id: str) -> list[
     return [delimited(_STREAM_RESPONSE, inner + _FINAL)]
 
 
-class _OutputHead(NamedTuple):
+class _OutputHeader(NamedTuple):
     """The InferOutputTensor field of an output, and the tag and length of its raw contents of `size` bytes."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     field: bytes
-    raw_head: bytes
+    raw_prefix: bytes
     size: int
     region: RegionRef | None
 
 
-class _ResponseHead(NamedTuple):
+class _ResponseHeader(NamedTuple):
     """Common parts of the responses to requests with one header."""
 
     model: str
     version: int
     fields: bytes
-    outputs: tuple[_OutputHead, ...]
+    outputs: tuple[_OutputHeader, ...]
 
 
 def _pieces(
     response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
 ) -> list[bytes | memoryview]:
     """Return a ModelInferResponse, in pieces."""
-    kept = memo.front_end if memo is not None else None
-    if not isinstance(kept, _ResponseHead) or kept.version != response.version or kept.model != response.model:
+    cached = memo.front_end if memo is not None else None
+    if not isinstance(cached, _ResponseHeader) or cached.version != response.version or cached.model != response.model:
         fields = delimited(_MODEL_NAME, text(response.model)) + delimited(
             _MODEL_VERSION, str(response.version).encode()
         )
-        kept = _ResponseHead(response.model, response.version, fields, ())
-    pieces: list[bytes | memoryview] = [kept.fields]
+        cached = _ResponseHeader(response.model, response.version, fields, ())
+    pieces: list[bytes | memoryview] = [cached.fields]
     request_id = response.request_id
     if request_id:
         encoded = request_id.encode("utf-8", "replace")
         size = len(encoded)
-        pieces.append((_ID_HEADS[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
+        pieces.append((_ID_PREFIXES[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
     if response.parameters:
         for key, value in response.parameters.items():
             # The server sets this reserved parameter; a model cannot override it.
@@ -415,10 +415,10 @@ def _pieces(
                 pieces.append(parameter_entry(_PARAMETERS, key, value))
     if final:
         pieces.append(final)
-    heads = kept.outputs
-    is_new = len(heads) != len(response.outputs)
+    cached_outputs = cached.outputs
+    is_new = len(cached_outputs) != len(response.outputs)
     raws: list[bytes | memoryview] = []
-    made: list[_OutputHead] = []
+    encoded_outputs: list[_OutputHeader] = []
     data_bytes = 0
     for index, tensor in enumerate(response.outputs):
         region = placed.get(tensor.name) if placed else None
@@ -434,24 +434,24 @@ def _pieces(
                 raw = raw_from_tensor(tensor)
         size = len(raw)
         data_bytes += size
-        head = heads[index] if not is_new else None
+        output_header = cached_outputs[index] if not is_new else None
         if (
-            head is None
-            or head.shape != shape
-            or head.size != size
-            or head.dtype is not tensor.dtype
-            or head.name != tensor.name
-            or head.region != region
+            output_header is None
+            or output_header.shape != shape
+            or output_header.size != size
+            or output_header.dtype is not tensor.dtype
+            or output_header.name != tensor.name
+            or output_header.region != region
         ):
-            head = _output_head(tensor, shape, region, size)
+            output_header = _encode_output_header(tensor, shape, region, size)
             is_new = True
-        made.append(head)
-        pieces.append(head.field)
-        raws.append(head.raw_head)
+        encoded_outputs.append(output_header)
+        pieces.append(output_header.field)
+        raws.append(output_header.raw_prefix)
         raws.append(raw)
     pieces += raws
     if is_new and memo is not None:
-        memo.front_end = kept._replace(outputs=tuple(made))
+        memo.front_end = cached._replace(outputs=tuple(encoded_outputs))
     if data_bytes > MAX_MESSAGE_BYTES - _MAX_NON_TENSOR_BYTES:
         size = sum(map(len, pieces))
         # The tag and length of an enclosing stream message take less than 16 bytes.
@@ -463,7 +463,7 @@ def _pieces(
     return pieces
 
 
-def _output_head(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | None, size: int) -> _OutputHead:
+def _encode_output_header(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | None, size: int) -> _OutputHeader:
     dims = b"".join(map(varint, shape))
     inner = delimited(1, text(tensor.name)) + delimited(2, tensor.dtype.value.encode())
     if dims:
@@ -473,7 +473,7 @@ def _output_head(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | Non
         inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
-    return _OutputHead(
+    return _OutputHeader(
         tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size, region
     )
 

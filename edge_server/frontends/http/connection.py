@@ -136,7 +136,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     """One client's connection. Lives on one event loop."""
 
     __slots__ = (
-        "_cached_heads",
+        "_cached_targets",
         "_call",
         "_connections",
         "_cors",
@@ -174,7 +174,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._cached_heads = connections.cached_heads
+        self._cached_targets = connections.cached_targets
         self._read_buffer = connections.read_buffer
         self._server_state = connections.server_state
         self._cors = connections.cors
@@ -344,7 +344,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._head_ticks = 0
         raw = data[start:end]
-        head_and_target = self._cached_heads.get(raw)
+        head_and_target = self._cached_targets.get(raw)
         if head_and_target is None:
             try:
                 head_and_target = self._connections.read_head(raw)
@@ -782,7 +782,7 @@ class Connections:
         self.budget = budget
         self.server_state = server_state
         self.cors = cors
-        self.cached_heads: BytesCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = BytesCache()
+        self.cached_targets: BytesCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = BytesCache()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -806,12 +806,12 @@ class Connections:
             text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
             return head, error_response(ClosingRefusal(text))
         if target.is_cacheable and len(raw) <= MAX_KEY_BYTES:
-            self.cached_heads.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
+            self.cached_targets.add(raw, (head, target), octets=2 * len(raw), items=len(head.headers.items()))
         return head, target
 
     def drop_cached_headers(self) -> None:
         """Clear the head cache, because `route` decides differently now."""
-        self.cached_heads.clear()
+        self.cached_targets.clear()
 
     def expect(self) -> HttpConnection:
         """Return the protocol for an accepted connection. The connection counts from now on."""

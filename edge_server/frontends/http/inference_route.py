@@ -345,7 +345,7 @@ class HttpInferCall:
     def _release(self) -> None:
         decoded, self._decoded = self._decoded, None
         self._response = self._ticket = None
-        if decoded is not None and decoded.output_places:
+        if decoded is not None and decoded.output_views:
             decoded.output_pins.release()
         if self._connection is None and self._trace is not None:
             self._trace.finish()

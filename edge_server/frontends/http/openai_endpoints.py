@@ -45,7 +45,7 @@ _KEEP_ALIVE_IGNORED = (
     "keep_alive is ignored: this request may not load and unload models (access category model-repository)"
 )
 
-_MOST_EMBEDDING_REQUESTS = 16
+_MAX_EMBEDDING_REQUESTS = 16
 """Most requests of one call for embeddings in the server at the same time, so that it does not fill a model's queue."""
 
 _STREAM_HEADERS = {
@@ -156,25 +156,25 @@ class OpenAiEndpoints:
         arrived: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
         found: dict[int, Response] = {}
 
-        def receive(place: int, response: Response) -> None:
-            arrived.put_nowait((place, response))
+        def receive(index: int, response: Response) -> None:
+            arrived.put_nowait((index, response))
 
         try:
             while waiting or running:
-                while waiting and len(running) < _MOST_EMBEDDING_REQUESTS:
-                    place, request = waiting.popleft()
-                    deliver = partial(dispatch.deliver, partial(receive, place))
-                    running[place] = handle.submit(request, deliver)
-                place, response = await arrived.get()
+                while waiting and len(running) < _MAX_EMBEDDING_REQUESTS:
+                    index, request = waiting.popleft()
+                    deliver = partial(dispatch.deliver, partial(receive, index))
+                    running[index] = handle.submit(request, deliver)
+                index, response = await arrived.get()
                 if response.error is not None:
                     raise response.error
                 if response.is_final:
-                    del running[place]
-                    found[place] = response
+                    del running[index]
+                    found[index] = response
         finally:
             for ticket in running.values():
                 ticket.cancel()
-        return [found[place] for place in range(len(requests))]
+        return [found[index] for index in range(len(requests))]
 
     async def _respond(
         self, request: HttpRequest, run: Callable[[], Awaitable[HttpResponse | None]]

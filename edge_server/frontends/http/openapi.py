@@ -254,9 +254,9 @@ def openapi_document(routes: Iterable[Route]) -> Json:
         method, path, category = route.method, route.path, route.category
         names = re.findall(r"\{(\w+)\}", path)
         last = "/" + path.rpartition("/")[2]
-        words = re.sub(r"[{}]", "", path).strip("/").replace("/", ".") or "index"
+        operation_name = re.sub(r"[{}]", "", path).strip("/").replace("/", ".") or "index"
         operation: Json = {
-            "operationId": f"{method.lower()}.{words}",
+            "operationId": f"{method.lower()}.{operation_name}",
             "summary": route.summary,
             "tags": [category or "open"],
             "responses": {

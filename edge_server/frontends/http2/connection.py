@@ -52,7 +52,7 @@ _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 _JOIN_BELOW_BYTES = 256 << 10
 """Output up to this size is joined and sent in one call. Above it, copying costs more than a gathering call."""
 
-_MOST_PIECES = 512
+_MAX_PIECES = 512
 """Pieces per sendmsg call. Linux accepts at most 1024."""
 
 _READ_BYTES = 64 << 10
@@ -181,9 +181,9 @@ class ReadingThread(Protocol):
     waiting: deque[Http2Connection]
     long_waiting: deque[Http2Connection]
     unsent: list[Http2Connection]
-    share_calls: int
-    share_s: float
-    share_bytes: int
+    calls_per_turn: int
+    seconds_per_turn: float
+    bytes_per_turn: int
     header_memory: HeaderMemory
     on_stream: Callable[[Stream], StreamReceiver]
 
@@ -234,7 +234,7 @@ class Http2Connection:
         "_limits",
         "_lock",
         "_max_send_frame",
-                "_output",
+        "_output",
         "_output_bytes",
         "_ping_sent_s",
         "_ping_strikes",
@@ -245,7 +245,6 @@ class Http2Connection:
         "_send_window",
         "_sent",
         "_server",
-        "_share_end_s",
         "_socket",
         "_stalled_since_s",
         "_streams",
@@ -253,6 +252,7 @@ class Http2Connection:
         "_table_update",
         "_target",
         "_turn_calls",
+        "_turn_end_s",
         "_unread_answers",
         "_updates_used",
         "_watches_output",
@@ -309,7 +309,7 @@ class Http2Connection:
         """Stream, flags and a header block, to be decoded when the connection is served from the queue."""
         self._turn_calls: deque[Callable[[], None]] = deque()
         self._calls_left = 0
-        self._share_end_s = 0.0
+        self._turn_end_s = 0.0
 
         # Sending; guarded by the lock.
         self._output: list[bytes | memoryview] = [
@@ -396,8 +396,8 @@ class Http2Connection:
                 count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
                 # Receive the rest of a message directly into its own memory, and the bytes after it into the buffer.
-                share = self._server.share_bytes
-                count = self._socket.recvmsg_into((target[:share], view[: max(0, share - len(target))]))[0]
+                byte_limit = self._server.bytes_per_turn
+                count = self._socket.recvmsg_into((target[:byte_limit], view[: max(0, byte_limit - len(target))]))[0]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._rest = rest
             return False
@@ -477,7 +477,7 @@ class Http2Connection:
                     return
             if end - position < 9:
                 break
-            if position and (self._calls_left <= 0 or monotonic() >= self._share_end_s):
+            if position and (self._calls_left <= 0 or monotonic() >= self._turn_end_s):
                 self._is_cut = True
                 break
             high, low, kind, flags, stream_id = _unpack_from(buffer, position)
@@ -660,7 +660,7 @@ class Http2Connection:
                 if not may_take_long and is_large(block, survey[0]):
                     self._large_block = (stream_id, flags, block)
                     self._is_cut = True
-                    self._share_end_s = 0.0
+                    self._turn_end_s = 0.0
                     return
                 headers = self._headers.read(block, survey)
             except HPACKError as error:
@@ -794,7 +794,7 @@ class Http2Connection:
             self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
         # Charge it, unless DATA or a stream has paid for it: see the module's first lines.
-        opened = self._streams_opened + self._server.share_calls - self._calls_left
+        opened = self._streams_opened + self._server.calls_per_turn - self._calls_left
         # Other threads may send meanwhile: values from before are as good.
         sent_bytes = frames.DEFAULT_WINDOW_BYTES + self._window_raised - self._send_window
         paid = _UPDATES_PER_STREAM * opened + _UPDATES_PER_FRAME * self._frames_sent + (sent_bytes >> 10)
@@ -1156,7 +1156,7 @@ class Http2Connection:
                     output[:] = (data,)
                     sent = self._socket.send(data)
                 else:
-                    sent = self._socket.sendmsg(output[:_MOST_PIECES])
+                    sent = self._socket.sendmsg(output[:_MAX_PIECES])
                 self._stalled_since_s = 0.0
                 self._output_bytes -= sent
                 if not self._output_bytes:
@@ -1196,9 +1196,9 @@ class Http2Connection:
         try:
             if is_turn:
                 self.is_waiting = False
-                self._use_share(is_turn=True)
+                self._handle_input(is_turn=True)
             elif kinds & _READS and not self.is_waiting:
-                self._use_share()
+                self._handle_input()
             if self.is_unsent or kinds & select.EPOLLOUT:
                 self.flush()
         except ConnectionFault as fault:
@@ -1210,11 +1210,11 @@ class Http2Connection:
             _LOG.exception("unexpected error on the connection of %s", self.peer)
             self._server.drop(self, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
 
-    def _use_share(self, *, is_turn: bool = False) -> None:
+    def _handle_input(self, *, is_turn: bool = False) -> None:
         """Receive and handle input, up to the connection's share of the turn."""
         server = self._server
-        self._calls_left = server.share_calls
-        self._share_end_s = end_s = monotonic() + server.share_s
+        self._calls_left = server.calls_per_turn
+        self._turn_end_s = end_s = monotonic() + server.seconds_per_turn
         calls = self._turn_calls
         while is_turn and calls:
             server.guarded(calls.popleft())
@@ -1223,7 +1223,7 @@ class Http2Connection:
         has_more = self._resume() if self._is_cut else self._receive()
         while has_more and not self._is_cut and monotonic() < end_s:
             has_more = self._receive()
-        self._streams_opened += server.share_calls - self._calls_left
+        self._streams_opened += server.calls_per_turn - self._calls_left
         if has_more or calls:
             self._wait(is_long=is_turn)
 

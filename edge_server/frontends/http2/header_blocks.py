@@ -110,7 +110,7 @@ class HeaderMemory:
         self.reader_count = self.used_bytes = 0
 
     @property
-    def share_bytes(self) -> int:
+    def max_bytes_each(self) -> int:
         """What one connection may use."""
         return min(limits.MAX_REMEMBERED_BYTES, limits.MAX_ALL_REMEMBERED_BYTES // max(1, self.reader_count))
 
@@ -145,7 +145,7 @@ class HeaderReader:
         elif not found.is_too_large:
             memory, remembered = self._memory, self.remembered
             memory.used_bytes -= remembered.used_bytes
-            remembered.max_bytes = min(memory.share_bytes, limits.MAX_ALL_REMEMBERED_BYTES - memory.used_bytes)
+            remembered.max_bytes = min(memory.max_bytes_each, limits.MAX_ALL_REMEMBERED_BYTES - memory.used_bytes)
             remembered.add(block, found, octets=len(block) + octets, items=len(fields))
             memory.used_bytes += remembered.used_bytes
         return found
@@ -158,7 +158,7 @@ class HeaderReader:
     def forget_excess(self) -> None:
         """Drop the remembered blocks if they use more than the connection's share, which more connections made
         smaller."""
-        if self.remembered.used_bytes > self._memory.share_bytes:
+        if self.remembered.used_bytes > self._memory.max_bytes_each:
             self.forget()
 
     def close(self) -> None:

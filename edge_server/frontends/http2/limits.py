@@ -34,14 +34,14 @@ LARGE_BLOCK_FIELDS = 64
 
 TURN_CALLS = 64
 TURN_S = 0.008
-MIN_CALLS = 4
-MIN_SHARE_S = 0.00025
+MIN_CALLS_PER_TURN = 4
+MIN_SECONDS_PER_TURN = 0.00025
 TURN_BYTES = 16 << 20
-MIN_SHARE_BYTES = 64 << 10
+MIN_BYTES_PER_TURN = 64 << 10
 """Calls that are opened, the time that is spent, and the bytes of large messages that are received (some milliseconds)
 in one turn of the reading thread before it looks for other input. The connections that have input share them equally,
-but each has at least `MIN_CALLS`, `MIN_SHARE_S` and `MIN_SHARE_BYTES`. Connections with more input than their share
-wait for the next turn."""
+but each has at least `MIN_CALLS_PER_TURN`, `MIN_SECONDS_PER_TURN` and `MIN_BYTES_PER_TURN`. Connections with more input
+than their share wait for the next turn."""
 
 MAX_FREE_UPDATES = 1 << 16
 """WINDOW_UPDATE frames that DATA and streams may have paid for in advance, see Http2Connection."""

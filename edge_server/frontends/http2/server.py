@@ -120,7 +120,9 @@ class Http2Server:
         """Connections with input beyond their share of a turn, or that TLS has decrypted: epoll does not report it."""
         self.long_waiting: deque[Http2Connection] = deque()
         """The same after a second share, or with input that takes long."""
-        self.share_calls, self.share_s, self.share_bytes = limits.TURN_CALLS, limits.TURN_S, limits.TURN_BYTES
+        self.calls_per_turn = limits.TURN_CALLS
+        self.seconds_per_turn = limits.TURN_S
+        self.bytes_per_turn = limits.TURN_BYTES
         """The calls that a connection may open, the time that it may use, and the bytes of a large message that it may
         receive, before others are served."""
         self.header_memory = HeaderMemory()
@@ -231,8 +233,8 @@ class Http2Server:
                 wait_s = min(wait_s, self._timers[0][0] - self.now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
             self.now_s = time.monotonic()
-            if len(events) > 1 or self.share_calls < limits.TURN_CALLS:
-                self._share_turn(len(events))
+            if len(events) > 1 or self.calls_per_turn < limits.TURN_CALLS:
+                self._divide_turn(len(events))
             for fd, kinds in events:
                 connection = connections.get(fd)
                 if connection is not None:
@@ -261,21 +263,21 @@ class Http2Server:
                 self._send_unsent()
         self._close_all()
 
-    def _share_turn(self, count: int) -> None:
+    def _divide_turn(self, count: int) -> None:
         """Set the share of each of `count` connections in a turn."""
-        self.share_calls = max(limits.MIN_CALLS, limits.TURN_CALLS // max(1, count))
-        self.share_s = max(limits.MIN_SHARE_S, limits.TURN_S / max(1, count))
-        self.share_bytes = max(limits.MIN_SHARE_BYTES, limits.TURN_BYTES // max(1, count))
+        self.calls_per_turn = max(limits.MIN_CALLS_PER_TURN, limits.TURN_CALLS // max(1, count))
+        self.seconds_per_turn = max(limits.MIN_SECONDS_PER_TURN, limits.TURN_S / max(1, count))
+        self.bytes_per_turn = max(limits.MIN_BYTES_PER_TURN, limits.TURN_BYTES // max(1, count))
 
     def _serve_waiting(self) -> None:
         """Serve the connections whose input was not handled completely: each one in the queue once, then those in the
         second queue in turn, for the time of a turn."""
-        self._share_turn(len(self.waiting))
+        self._divide_turn(len(self.waiting))
         for _ in range(len(self.waiting)):
             self._continue(self.waiting.popleft())
         end_s = time.monotonic() + limits.TURN_S
         while self.long_waiting:
-            self._share_turn(len(self.long_waiting))
+            self._divide_turn(len(self.long_waiting))
             self._continue(self.long_waiting.popleft())
             if self.now_s >= end_s:
                 break

@@ -58,10 +58,10 @@ def _input_tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
     data = value if isinstance(value, list) else [value]
     dims = list(item.dims)
     if -1 in dims:
-        place = dims.index(-1)
+        free_axis = dims.index(-1)
         dims = [1 if dim == -1 else dim for dim in dims]
         others = math.prod(dims)
-        dims[place] = len(data) // others if others else 0
+        dims[free_axis] = len(data) // others if others else 0
     shape = [1, *dims] if spec.max_batch_size > 0 else dims
     return tensor_from_json(item.name, item.dtype, shape, data, model=spec.name)
 

@@ -318,7 +318,7 @@ def _new_cached_request(text: bytes, fixed_texts: tuple[bytes, ...], decoded: De
     members = parse_object(b"[]".join((text, *fixed_texts)))
     parameters = members.get("parameters", {})
     # An id that is not at the start makes each text of a client different.
-    if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
+    if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_views:
         return None
     parts: list[_CachedInput] = []
     start = 0
@@ -359,7 +359,7 @@ def _new_cached_request(text: bytes, fixed_texts: tuple[bytes, ...], decoded: De
 def _new_cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
     """Return the cache entry of a response's text, or None if the text depends on more than types and shapes."""
     outputs = response.outputs
-    if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
+    if response.spec is None or decoded.output_views or any(item.classification for item in decoded.outputs.values()):
         return None
     for item in outputs:
         is_cacheable = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)

@@ -46,7 +46,7 @@ class DecodedRequest:
     """A request for the core, and the requested form of its response.
 
     `outputs` are the outputs requested by name; empty means all. `binary_output` applies to outputs that do not set
-    `binary_data`. `output_pins` holds the shared-memory regions of outputs, `output_places` the part of each such
+    `binary_data`. `output_pins` holds the shared-memory regions of outputs, `output_views` the part of each such
     output. The owner calls `output_pins.release` after the response is sent or discarded.
     """
 
@@ -54,7 +54,7 @@ class DecodedRequest:
     outputs: dict[str, RequestedOutput]
     binary_output: bool
     output_pins: RequestRegions
-    output_places: dict[str, RegionView] = field(default_factory=dict)
+    output_views: dict[str, RegionView] = field(default_factory=dict)
 
 
 def parse_header_length(text: str) -> int:
@@ -113,7 +113,7 @@ class _InferBody:
     ) -> DecodedRequest:
         """Return the request. `payload` holds the raw tensors."""
         outputs = self._outputs()
-        places = {item.name: output_pins.place(item.region) for item in outputs.values() if item.region is not None}
+        views = {item.name: output_pins.pin_view(item.region) for item in outputs.values() if item.region is not None}
         parameters = split_parameters(_object(self._members, "parameters", "the request"))
         request_id = self._members.get("id", "")
         if not isinstance(request_id, str):
@@ -121,8 +121,8 @@ class _InferBody:
         inputs = self._inputs(payload, input_pins)
         # The input pins also hold the GPU memory of outputs: a backend may write to it after the request is over.
         targets: dict[str, DevicePiece] = {}
-        for name, place in places.items():
-            region = outputs[name].region if place.device is not None else None
+        for name, view in views.items():
+            region = outputs[name].region if view.device is not None else None
             piece = None if region is None else input_pins.target(region)
             if piece is not None:
                 targets[name] = piece
@@ -140,7 +140,7 @@ class _InferBody:
             targets=targets or None,
             release=input_pins.release if input_pins else None,
         )
-        return DecodedRequest(request, outputs, parameters.binary_output, output_pins, places)
+        return DecodedRequest(request, outputs, parameters.binary_output, output_pins, views)
 
     def _inputs(self, payload: memoryview, pins: RequestRegions) -> dict[str, Tensor]:
         if "inputs" not in self._members:
@@ -348,7 +348,7 @@ def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chu
     output = _encoded_tensor(tensor.name, tensor.dtype, tensor.shape)
     if wanted.region is not None:
         # No `parameters`, as in Triton: its C++ client expects a binary_data_size in them.
-        write_to_region(tensor, wanted.region, decoded.output_places[tensor.name])
+        write_to_region(tensor, wanted.region, decoded.output_views[tensor.name])
         return f"{{{output}}}"
     if is_sent_raw(tensor.name, decoded):
         raw = raw_from_tensor(tensor)

@@ -79,14 +79,14 @@ def _piece_end(text: memoryview, start: int) -> int:
     if len(text) - start <= _PIECE_BYTES:
         return len(text)
     near = bytes(text[start + _PIECE_BYTES // 2 : start + _PIECE_BYTES])
-    place = near.rfind(b",")
-    if place < 0:
+    comma = near.rfind(b",")
+    if comma < 0:
         raise _malformed(f"no comma within {len(near)} bytes")
     # The parser does not see the comma between two pieces: check here that a value is before and behind it.
-    if near[:place].rstrip(_SPACE)[-1:] in (b"", b"[", b",") or near[place + 1 :].lstrip(_SPACE)[:1] in (b"]", b","):
+    if near[:comma].rstrip(_SPACE)[-1:] in (b"", b"[", b",") or near[comma + 1 :].lstrip(_SPACE)[:1] in (b"]", b","):
         raise _malformed("a value is missing at a comma")
-    end = start + _PIECE_BYTES // 2 + place
-    if not near[place + 1 :].strip(_SPACE):
+    end = start + _PIECE_BYTES // 2 + comma
+    if not near[comma + 1 :].strip(_SPACE):
         following = bytes(text[end + 1 : end + 1 + _PIECE_BYTES]).lstrip(_SPACE)[:1]
         if following in (b"", b"]", b","):
             raise _malformed("a value is missing at a comma")

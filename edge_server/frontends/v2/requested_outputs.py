@@ -55,12 +55,12 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], has_batch: bool) -> 
     best = _best_columns(scores, kept)
     texts = np.empty((rows, kept), dtype=object)
     for row in range(rows):
-        for place, index in enumerate(best[row].tolist()):
+        for rank, index in enumerate(best[row].tolist()):
             score = scores[row, index].item()
             text = f"{score:f}:{index}" if isinstance(score, float) else f"{score}:{index}"
             if index < len(labels) and labels[index]:
                 text = f"{text}:{labels[index]}"
-            texts[row, place] = text.encode()
+            texts[row, rank] = text.encode()
     return Tensor(tensor.name, DType.BYTES, texts if has_rows else texts.reshape(kept))
 
 
@@ -109,7 +109,7 @@ class OutputPlaces:
         self._lock = threading.Lock()
         self._is_released = False
         try:
-            self._places = {item.name: self._pins.place(item.region) for item in outputs if item.region is not None}
+            self._views = {item.name: self._pins.pin_view(item.region) for item in outputs if item.region is not None}
         except BaseException:
             self._pins.release()
             raise
@@ -122,11 +122,11 @@ class OutputPlaces:
         with self._lock:
             if self._is_released:
                 raise Cancelled(f"output '{tensor.name}' is not written to its region: the request is over")
-            return write_to_region(tensor, region, self._places[tensor.name])
+            return write_to_region(tensor, region, self._views[tensor.name])
 
     def on_gpus(self) -> list[str]:
         """Return the names of the outputs whose region is in the memory of a GPU."""
-        return [name for name, place in self._places.items() if place.device is not None]
+        return [name for name, view in self._views.items() if view.device is not None]
 
     def release(self) -> None:
         """Wait for a running write, then release the regions."""

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
-from edge_server.cli.progress import estimate, progress_line
+from edge_server.cli.progress import format_progress, format_remaining
 from edge_server.cli.table import clean, clip, render
 from edge_server.cli.terminal import Screen
 from edge_server.control_group import usable_cores
@@ -226,11 +226,11 @@ class _Progress:
             self._round, self._done, self._round_began_s = round_number, 0, self._clock()
         line = f"round {round_number + 1}, {self._done + 1} of {self._search.candidates_in_round}: {candidate}"
         share = self.share()
-        left = estimate(share, self._clock() - self._began_s)
+        left = format_remaining(share, self._clock() - self._began_s)
         if not self._screen.is_terminal:
             print(f"{line}{left}", file=sys.stderr, flush=True)
             return
-        line = progress_line(share, self._clock() - self._began_s, line)
+        line = format_progress(share, self._clock() - self._began_s, line)
         width, height = self._screen.size()
         table = _table(self._search).splitlines() if self._search.latest else []
         self._screen.draw([clip(text, width) for text in [*table, line]][-height:])

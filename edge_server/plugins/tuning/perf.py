@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from edge_server.cli import options as kinds
-from edge_server.cli.progress import estimate, progress_line
+from edge_server.cli.progress import format_progress, format_remaining
 from edge_server.cli.table import clip, render
 from edge_server.cli.terminal import Screen
 from edge_server.control_group import usable_cores
@@ -176,8 +176,8 @@ class _LiveTable:
         done = (len(self._rows) + share) / self._level_count
         passed_s = time.monotonic() - self._began_s
         if self._screen.is_terminal:
-            return progress_line(done, passed_s, text)
-        return f"{text}; {done:.0%}{estimate(done, passed_s)}"
+            return format_progress(done, passed_s, text)
+        return f"{text}; {done:.0%}{format_remaining(done, passed_s)}"
 
     def end(self, points: Sequence[MeasuredPoint]) -> None:
         self._draw(points, "")

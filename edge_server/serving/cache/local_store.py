@@ -9,7 +9,7 @@ from edge_server.serving.cache.cached_response import CachedResponse
 
 
 class LocalStore:
-    """Holds at most `capacity_bytes` by the sizes of the answers. See AnswerStore."""
+    """Holds at most `capacity_bytes` by the sizes of the answers. See ResponseStore."""
 
     is_remote = False
     limit_s = 0.0

@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 _PREFIX = b"edge_server:answer:"
 _ENTRY_LIMIT_BYTES = 64 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 """How long Redis is not called after a failed call; the time doubles with each further one."""
 
 Result = TypeVar("Result")
 
 
 class RedisStore:
-    """See AnswerStore. Connects at the first call, so a server starts without a running Redis."""
+    """See ResponseStore. Connects at the first call, so a server starts without a running Redis."""
 
     is_remote = True
     entry_limit_bytes = _ENTRY_LIMIT_BYTES
@@ -94,7 +94,7 @@ class RedisStore:
     def _note_failure(self, error: Exception) -> None:
         with self._lock:
             self._failure_count += 1
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (min(self._failure_count, 16) - 1), _LONGEST_PAUSE_S)
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (min(self._failure_count, 16) - 1), _MAX_PAUSE_S)
             self._ask_again_at_s = time.monotonic() + pause_s
             is_first = self._failure_count == 1
         if is_first:

@@ -23,8 +23,8 @@ from edge_server.serving.execution.ticket import Ticket
 log = logging.getLogger(__name__)
 
 
-class TicketOutlet(Protocol):
-    """Takes the responses and the released tickets: the scheduler."""
+class ExecutorCallbacks(Protocol):
+    """What the executor calls on its scheduler, which takes the responses and the released tickets."""
 
     def send_final(self, ticket: Ticket, response: Response) -> None: ...
 
@@ -44,11 +44,13 @@ class BatchExecutor:
     """Learns how long runs hold their thread; None if that does not matter. Sending responses does not count, except
     for models that respond within their run."""
 
-    def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, outlet: TicketOutlet) -> None:
+    def __init__(
+        self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, scheduler: ExecutorCallbacks
+    ) -> None:
         self._spec = spec
         self._plan = plan
         self._counters = counters
-        self._outlet = outlet
+        self._scheduler = scheduler
 
     def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> Sequence[Ticket]:
         """Run a batch and answer its tickets. Return the tickets that the caller must release now: all of them, or
@@ -89,7 +91,7 @@ class BatchExecutor:
         arrivals_ns, answered_rows = ((ticket.arrived_ns,), rows) if is_claimed else ((), 0)
         self._counters.record_batch(arrivals_ns, answered_rows, rows, start_ns, input_end_ns, infer_end_ns, end_ns)
         if is_claimed:
-            self._outlet.send_final(
+            self._scheduler.send_final(
                 ticket,
                 Response(
                     request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True, plan.spec, start_ns,
@@ -122,7 +124,7 @@ class BatchExecutor:
                 arrivals_ns.append(ticket.arrived_ns)
                 claimed.append((ticket, outputs))
         self._counters.record_batch(arrivals_ns, rows, batch_size, start_ns, input_end_ns, infer_end_ns, end_ns)
-        _share_out(batch, end_ns - start_ns)
+        _split_run_time(batch, end_ns - start_ns)
         spec = self._plan.spec
         for ticket, outputs in claimed:
             request = ticket.request
@@ -135,7 +137,7 @@ class BatchExecutor:
                 started_ns=start_ns,
                 batch_size=batch_size,
             )
-            self._outlet.send_final(ticket, response)
+            self._scheduler.send_final(ticket, response)
         return batch
 
     def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
@@ -147,7 +149,7 @@ class BatchExecutor:
             # Tensors in GPU memory stay there.
             found = plan.gather_on_device(requests)
             input_end_ns = time.monotonic_ns()
-            results = session.run_on_device(found, plan.wanted(requests), plan.targets(requests))
+            results = session.run_on_device(found, plan.output_names(requests), plan.targets(requests))
             infer_end_ns = time.monotonic_ns()
             # Scattering uses only types and shapes of arrays, which both kinds have. A DeviceArray belongs to one
             # request.
@@ -155,7 +157,7 @@ class BatchExecutor:
             return [with_device_tensors(tensors) for tensors in answers], input_end_ns, infer_end_ns
         inputs = plan.gather(requests)
         input_end_ns = time.monotonic_ns()
-        outputs = session.run(inputs, plan.wanted(requests))
+        outputs = session.run(inputs, plan.output_names(requests))
         infer_end_ns = time.monotonic_ns()
         return plan.scatter(outputs, requests, rows), input_end_ns, infer_end_ns
 
@@ -167,18 +169,18 @@ class BatchExecutor:
             if self.on_failure is not None:
                 self.on_failure(small)
         finally:
-            self._outlet.release(batch)
+            self._scheduler.release(batch)
         return ()
 
     def _fail(self, batch: Sequence[Ticket], error: EdgeServerError, start_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        _share_out(batch, now_ns - start_ns)
+        _split_run_time(batch, now_ns - start_ns)
         for ticket in batch:
             if (trace := ticket.request.trace) is not None:
                 trace.computed(start_ns, start_ns, now_ns, now_ns)
             if ticket.claim():
                 self._counters.record_failure(error, ticket.arrived_ns, now_ns, in_backend=True)
-                self._outlet.send_final(ticket, ticket.failure(error))
+                self._scheduler.send_final(ticket, ticket.failure(error))
 
     def _as_small_error(self, error: BaseException) -> EdgeServerError:
         """Return the error for the caller without its traceback, whose frames would keep the batch's tensors."""
@@ -192,11 +194,11 @@ class BatchExecutor:
 
     def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
         group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
-        executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
+        executions = [LiveExecution(ticket, group, self._plan, self._counters, self._scheduler) for ticket in batch]
         inline = self.inline
         began_ns = 0 if inline is None else inline.begin()
         try:
-            session.execute(self._prepared(batch, executions))
+            session.execute(self._session_inputs(batch, executions))
             if inline is not None:
                 inline.end(time.monotonic_ns() - group.start_ns, began_ns)
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
@@ -206,21 +208,21 @@ class BatchExecutor:
             if self.on_failure is not None:
                 self.on_failure(small)
 
-    def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
+    def _session_inputs(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
         """Return the inputs for the session; a subclass may add to them."""
         return executions
 
 
-def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
+def _split_run_time(batch: Sequence[Ticket], run_ns: int) -> None:
     """Give each ticket that was charged its part of the run time."""
     for ticket in batch:
         if ticket.charged_s:
             break
     else:
         return
-    row_s = run_ns / 1e9 / sum(ticket.rows for ticket in batch)
+    item_s = run_ns / 1e9 / sum(ticket.rows for ticket in batch)
     for ticket in batch:
-        ticket.took_s = row_s * ticket.rows
+        ticket.took_s = item_s * ticket.rows
 
 
 class _Group:
@@ -244,17 +246,17 @@ class LiveExecution:
     after the caller cancelled the request, are dropped. A response that does not match the model's outputs ends the
     stream with an error."""
 
-    __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_outlet", "_plan", "_ticket", "request")
+    __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_plan", "_scheduler", "_ticket", "request")
 
     def __init__(
-        self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: VersionCounters, outlet: TicketOutlet
+        self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: VersionCounters, scheduler: ExecutorCallbacks
     ) -> None:
         self.request: Request = ticket.request
         self._ticket = ticket
         self._group = group
         self._plan = plan
         self._counters = counters
-        self._outlet = outlet
+        self._scheduler = scheduler
         self._closing = threading.Lock()
         self._last_ns = group.start_ns
 
@@ -298,9 +300,9 @@ class LiveExecution:
             return
         if not self._closing.acquire(blocking=False):
             return
-        self._measure()
+        self._charge_time()
         self._count_run([], 0)
-        self._outlet.run_again(self._ticket)
+        self._scheduler.run_again(self._ticket)
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         if not is_final:
@@ -308,13 +310,13 @@ class LiveExecution:
             return
         if not self._closing.acquire(blocking=False):
             return
-        self._measure()
+        self._charge_time()
         if self._ticket.claim():
             small = error.detached()
             self._counters.record_failure(small, self._ticket.arrived_ns, time.monotonic_ns(), in_backend=True)
             self._count_response(is_empty=False, has_failed=True)
-            self._outlet.send_final(self._ticket, self._ticket.failure(small))
-        self._outlet.release([self._ticket])
+            self._scheduler.send_final(self._ticket, self._ticket.failure(small))
+        self._scheduler.release([self._ticket])
 
     def _send_error(self, error: EdgeServerError) -> None:
         """Send an error that does not end the stream."""
@@ -327,14 +329,14 @@ class LiveExecution:
         if not self._closing.acquire(blocking=False):
             return
         ticket = self._ticket
-        self._measure()
+        self._charge_time()
         if ticket.claim():
             self._count_run((ticket.arrived_ns,), ticket.rows)
             self._count_response(is_empty=response.is_empty)
-            self._outlet.send_final(ticket, response)
-        self._outlet.release([ticket])
+            self._scheduler.send_final(ticket, response)
+        self._scheduler.release([ticket])
 
-    def _measure(self) -> None:
+    def _charge_time(self) -> None:
         """Add this request's part of the time since the batch began to its charge and its trace."""
         if (trace := self.request.trace) is not None:
             start_ns, now_ns = self._group.start_ns, time.monotonic_ns()

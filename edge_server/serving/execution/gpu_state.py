@@ -13,10 +13,10 @@ from typing import Protocol
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.errors import DeviceLost, OutOfMemory
 
-_OF_OTHERS = frozenset(("openvino",))
+_OTHER_GPU_BACKENDS = frozenset(("openvino",))
 """Backends whose GPUs are not CUDA GPUs and have numbers of their own."""
 
-_PATIENCE_S = 60.0
+_MAX_LOAD_WAIT_S = 60.0
 """Longest wait of a load for another one on the same GPU, so that a load that hangs does not block the others for
 ever."""
 
@@ -30,7 +30,7 @@ class Meter(Protocol):
 
 def gpus_of(spec: ModelSpec) -> tuple[int, ...]:
     """Return the numbers of CUDA's GPUs that instances of a model run on, ascending."""
-    if spec.backend in _OF_OTHERS:
+    if spec.backend in _OTHER_GPU_BACKENDS:
         return ()
     return tuple(
         sorted({gpu for group in spec.instance_groups if group.kind is InstanceKind.GPU for gpu in group.gpus})
@@ -78,7 +78,7 @@ class Gpus:
         with contextlib.ExitStack() as held:
             for device_id in device_ids:  # ascending, so that two loads cannot wait for each other
                 lock = self._load_lock(device_id)
-                if lock.acquire(timeout=_PATIENCE_S):
+                if lock.acquire(timeout=_MAX_LOAD_WAIT_S):
                     held.callback(lock.release)
                 self._check_lost(model, device_id)
             self.check_limits(model, device_ids)
@@ -96,14 +96,17 @@ class Gpus:
             limit = self._limits.get(device_id)
             if limit is None:
                 continue
-            told = self._memory(device_id)
-            if told is not None and told[1] - told[0] <= int(limit * told[1]):
+            memory = self._memory(device_id)
+            if memory is not None and memory[1] - memory[0] <= int(limit * memory[1]):
                 continue
             # Triton's text (VerifyModelLoadGpuFraction in core's backend_model_instance.cc), followed by ours.
-            now = "its memory cannot be read" if told is None else f"{1 - told[0] / told[1]:.0%} of its memory is used"
+            if memory is None:
+                reason = "Its memory cannot be read"
+            else:
+                reason = f"{1 - memory[0] / memory[1]:.0%} of its memory is used"
             raise OutOfMemory(
                 f"can not create model '{model}': memory limit set for GPU {device_id} has exceeded, model loading is "
-                f"rejected. {now[0].upper()}{now[1:]}, --model-load-gpu-limit allows {limit:.0%}"
+                f"rejected. {reason}, --model-load-gpu-limit allows {limit:.0%}"
             )
 
     def _check_lost(self, model: str, device_id: int) -> None:
@@ -112,8 +115,8 @@ class Gpus:
             raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
 
     def _used(self, device_id: int) -> int | None:
-        told = self._memory(device_id)
-        return None if told is None else told[1] - told[0]
+        memory = self._memory(device_id)
+        return None if memory is None else memory[1] - memory[0]
 
     def _memory(self, device_id: int) -> tuple[int, int] | None:
         if self._meter is None:

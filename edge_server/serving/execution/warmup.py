@@ -79,7 +79,7 @@ def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir:
 
     def run(tensor: Tensor) -> dict[str, Array]:
         request = Request(spec.name, {tensor.name: tensor, **fresh_inputs(spec, 1, model_dir)}, id="warmup sample")
-        outputs = session.run(plan.gather([request]), plan.wanted([request]))
+        outputs = session.run(plan.gather([request]), plan.output_names([request]))
         return {tensor.name: tensor.array for tensor in plan.scatter(outputs, [request], [1])[0]}
 
     return run
@@ -269,7 +269,7 @@ def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
     if isinstance(session, RequestSession):
         _run_request(session, plan, request)
     else:
-        outputs = session.run(plan.gather([request]), plan.wanted([request]))
+        outputs = session.run(plan.gather([request]), plan.output_names([request]))
         (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
         if not warmup_rules(spec).allows_nan and all(map(_is_finite, request.inputs.values())):
             _check_finite(sample, answer)

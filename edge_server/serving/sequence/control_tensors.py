@@ -132,7 +132,7 @@ class StateTensors:
                     f"{list(array.shape)}, but its configuration promises {state.dtype.value} {list(expected)}"
                 )
 
-    def keep(self, outputs: Mapping[str, Array], entries: Sequence[Entry]) -> None:
+    def store(self, outputs: Mapping[str, Array], entries: Sequence[Entry]) -> None:
         """Store the new state of each sequence after a batch without errors; copied, unless nothing else uses the
         array."""
         for entry in entries:

@@ -17,7 +17,7 @@ from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_o
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.execution.counters import VersionCounters
-from edge_server.serving.execution.executor import BatchExecutor, LiveExecution, TicketOutlet
+from edge_server.serving.execution.executor import BatchExecutor, ExecutorCallbacks, LiveExecution
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.sequence.control_tensors import Controls, StateTensors, blank, step_of
 
@@ -43,11 +43,11 @@ class SequenceExecutor(BatchExecutor):
         spec: ModelSpec,
         plan: BatchPlan,
         counters: VersionCounters,
-        outlet: TicketOutlet,
+        scheduler: ExecutorCallbacks,
         controls: Controls,
         states: StateTensors,
     ) -> None:
-        super().__init__(spec, plan, counters, outlet)
+        super().__init__(spec, plan, counters, scheduler)
         self._controls = controls
         self._states = states
         self._shape_inputs = batched_shape_inputs(spec)
@@ -58,7 +58,7 @@ class SequenceExecutor(BatchExecutor):
             self._execute_requests(session, batch)
         elif finished := self._run_rows(session, batch):
             # Counted here, because their sequences continue then.
-            self._outlet.release(finished)
+            self._scheduler.release(finished)
         return ()
 
     def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
@@ -72,60 +72,60 @@ class SequenceExecutor(BatchExecutor):
         inputs.update((name, tensor.array) for name, tensor in self._controls.tensors(entries, row_count).items())
         inputs.update(states.gather(entries, row_count))
         input_end_ns = time.monotonic_ns()
-        asked = plan.wanted(requests)
-        outputs = session.run(inputs, [*asked, *(name for name in states.outputs if name not in asked)])
+        output_names = plan.output_names(requests)
+        outputs = session.run(inputs, [*output_names, *(name for name in states.outputs if name not in output_names)])
         infer_end_ns = time.monotonic_ns()
         states.checked(outputs, row_count)
-        seen = {name: array for name, array in outputs.items() if name not in states.undeclared}
+        declared_outputs = {name: array for name, array in outputs.items() if name not in states.undeclared}
         if len(batch) < row_count:
-            seen = self._picked(seen, entries, row_count)
-        answers = plan.scatter(seen, requests, [ticket.rows for ticket in batch])
-        states.keep(outputs, entries)
-        return answers, input_end_ns, infer_end_ns
+            declared_outputs = self._select_rows(declared_outputs, entries, row_count)
+        outputs_by_request = plan.scatter(declared_outputs, requests, [ticket.rows for ticket in batch])
+        states.store(outputs, entries)
+        return outputs_by_request, input_end_ns, infer_end_ns
 
     def _spread(
         self, inputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int
     ) -> dict[str, Array]:
         """Return the inputs, with each request in the row of its sequence's slot, and zeros elsewhere."""
         rows = [entry.row for entry in entries]
-        whole: dict[str, Array] = {}
+        spread_inputs: dict[str, Array] = {}
         for name, array in inputs.items():
             if name in self._shape_inputs:
-                whole[name] = replace_batch_size(array, len(entries), row_count)
+                spread_inputs[name] = replace_batch_size(array, len(entries), row_count)
                 continue
-            whole[name] = np.zeros((row_count, *array.shape[1:]), array.dtype)
+            spread_inputs[name] = np.zeros((row_count, *array.shape[1:]), array.dtype)
             if array.dtype == DType.BYTES.numpy:
-                whole[name][:] = b""
-            whole[name][rows] = array
-        return whole
+                spread_inputs[name][:] = b""
+            spread_inputs[name][rows] = array
+        return spread_inputs
 
-    def _picked(
+    def _select_rows(
         self, outputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int
     ) -> dict[str, Array]:
         rows = [entry.row for entry in entries]
-        picked: dict[str, Array] = {}
+        selected: dict[str, Array] = {}
         for name, array in outputs.items():
             if name in self._shape_outputs:
-                picked[name] = replace_batch_size(array, row_count, len(entries))
+                selected[name] = replace_batch_size(array, row_count, len(entries))
             elif array.shape[:1] != (row_count,):
                 raise BackendError(
                     f"model '{self._spec.name}' answered output '{name}' with shape {list(array.shape)} to a batch of "
                     f"{row_count} rows"
                 )
             else:
-                picked[name] = array[rows]
-        return picked
+                selected[name] = array[rows]
+        return selected
 
     def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
         assert isinstance(batch, SequenceBatch)
         if self._states:
-            words = f"model '{self._spec.name}': its runtime keeps states itself and takes none from the server"
-            self._fail(batch, BackendError(words), time.monotonic_ns())
-            self._outlet.release(batch)
+            message = f"model '{self._spec.name}': its runtime keeps states itself and takes none from the server"
+            self._fail(batch, BackendError(message), time.monotonic_ns())
+            self._scheduler.release(batch)
             return
         super()._execute_requests(session, batch)
 
-    def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
+    def _session_inputs(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
         """Return the executions with the controls among their inputs, in the order of the rows. If the model takes
         READY, unused rows have an execution too."""
         assert isinstance(batch, SequenceBatch)

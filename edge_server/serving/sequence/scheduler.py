@@ -25,8 +25,8 @@ from edge_server.serving.sequence.control_tensors import Controls, StateTensors
 from edge_server.serving.sequence.executor import SequenceBatch, SequenceExecutor
 from edge_server.serving.timer import Timer
 
-_MOST_ID = 0x7FFFFFFF
-_MOST_WAITING = 1_000_000
+_MAX_SEQUENCE_ID = 0x7FFFFFFF
+_MAX_WAITING = 1_000_000
 
 
 class SequenceScheduler(Scheduler):
@@ -134,7 +134,7 @@ class SequenceScheduler(Scheduler):
         step = ticket.request.sequence
         if self._is_iterative:
             # A generated number fits every type of correlation id, including INT32.
-            step = SequenceStep(next(self._made_ids) % _MOST_ID + 1 if step is None else step.id, is_start=True)
+            step = SequenceStep(next(self._made_ids) % _MAX_SEQUENCE_ID + 1 if step is None else step.id, is_start=True)
         elif step is None:
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
@@ -210,9 +210,9 @@ def _count(spec: ModelSpec, key: str, default: int) -> int:
     digits = text.strip()
     # A valid number has no more digits, and Python refuses to read thousands of digits.
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else 0
-    if not 1 <= number <= _MOST_WAITING:
+    if not 1 <= number <= _MAX_WAITING:
         raise BadModelConfig(
-            f"model '{spec.name}': parameter {key} must be a whole number of 1 to {_MOST_WAITING}, got '{text[:80]}'"
+            f"model '{spec.name}': parameter {key} must be a whole number of 1 to {_MAX_WAITING}, got '{text[:80]}'"
         )
     return number
 

@@ -80,7 +80,7 @@ def _key(decoded: DecodedRequest | None) -> Any:
     return (
         request.id, request.version, tensors_key(request.inputs), request.outputs, repr(dict(request.parameters)),
         request.priority, request.timeout_us, bool(request.deadline_ns), request.sequence, decoded.outputs,
-        decoded.binary_output, sorted(decoded.output_places),
+        decoded.binary_output, sorted(decoded.output_views),
     )  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def run(spec: Any, session: Any, requests: list[Request]) -> list[dict[str, np.n
     check, plan = RequestCheck(spec), BatchPlan(spec)
     rows = [check.rows(one) for one in requests]
     assert len({check.merge_key(one) for one in requests}) == 1
-    outputs = session.run(plan.gather(requests), plan.wanted(requests))
+    outputs = session.run(plan.gather(requests), plan.output_names(requests))
     return [{item.name: item.array for item in answer} for answer in plan.scatter(outputs, requests, rows)]
 
 

@@ -33,7 +33,7 @@ PREFIX = b"edge_server:answer:"
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for a lost Redis again soon, so that no test waits for it."""
     monkeypatch.setattr("edge_server.serving.cache.redis_store._FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("edge_server.serving.cache.redis_store._LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr("edge_server.serving.cache.redis_store._MAX_PAUSE_S", 0.1)
 
 
 def patient(port: int, **more: Any) -> RedisCache:

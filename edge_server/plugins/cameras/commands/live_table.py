@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_server.cli.progress import bar, minutes
+from edge_server.cli.progress import format_bar, format_duration
 from edge_server.cli.table import cell_width, clean, clip
 from edge_server.plugins.cameras.commands.frame_counts import StreamFigures
 from edge_server.plugins.cameras.commands.result_text import drops_in_words
@@ -108,15 +108,15 @@ def _aligned(text: str, width: int, column: int) -> str:
 def progress(view: TableView, width: int) -> str:
     """Return a progress bar if the length is known, otherwise the elapsed time."""
     if not view.length:
-        return f"{minutes(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
+        return f"{format_duration(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
     share = min(view.done / view.length, 1.0)
     text = f" {view.done}/{view.length} {share:4.0%}"
     if math.isfinite(view.eta_s):
-        text += f", {minutes(view.eta_s)} left"
+        text += f", {format_duration(view.eta_s)} left"
     room = min(width - len(text) - 2, 60)
     if room < 4:
         return text.strip()
-    return bar(share, room) + text
+    return format_bar(share, room) + text
 
 
 def plain_line(figures: StreamFigures, latest: str, passed_s: float) -> str:

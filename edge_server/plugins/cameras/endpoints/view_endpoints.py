@@ -201,11 +201,11 @@ def _mask(mask: Mask) -> dict[str, Any]:
     if not is_done:
         raise ServingFault("OpenCV does not encode the mask")
     found, counts = np.unique(classes, return_counts=True)
-    shares = sorted(zip((counts / classes.size).tolist(), found.tolist(), strict=True), reverse=True)
+    fractions = sorted(zip((counts / classes.size).tolist(), found.tolist(), strict=True), reverse=True)
     return {
         "classes": [
-            {"index": index, "label": mask.labels[index] if index < len(mask.labels) else "", "share": share}
-            for share, index in shares
+            {"index": index, "label": mask.labels[index] if index < len(mask.labels) else "", "share": fraction}
+            for fraction, index in fractions
         ],
         "png": base64.b64encode(bytes(png)).decode(),
     }

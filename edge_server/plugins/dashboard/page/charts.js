@@ -2,7 +2,7 @@
 
 import { element, formatNumber, keepChildren, setText, svg } from "./dom.js";
 
-const MOST_POINTS = 300;
+const MAX_POINTS = 300;
 const WIDTH = 300;
 const HEIGHT = 76;
 
@@ -37,7 +37,7 @@ function makeChart(first) {
   function update(item) {
     const now = Date.now();
     points.push([now, item.value]);
-    if (points.length > MOST_POINTS) points.shift();
+    if (points.length > MAX_POINTS) points.shift();
     const text = item.value === null ? "–" : `${formatNumber(item.value, item.digits)}${item.unit ? ` ${item.unit}` : ""}`;
     setText(value, text);
     setText(detail, item.detail ?? "");

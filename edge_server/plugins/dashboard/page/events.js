@@ -3,9 +3,9 @@
 import { access, request, serverEvents } from "./api.js";
 import { byId, element, note } from "./dom.js";
 
-const MOST_SHOWN = 200;
+const MAX_SHOWN = 200;
 const FIRST_WAIT_MS = 1000;
-const LONGEST_WAIT_MS = 15000;
+const MAX_WAIT_MS = 15000;
 
 let stopped = new AbortController();
 
@@ -38,7 +38,7 @@ export async function followEvents(onEvent) {
       setTimeout(resolve, wait);
       stopped.signal.addEventListener("abort", resolve);
     });
-    wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    wait = Math.min(wait * 2, MAX_WAIT_MS);
   }
 }
 
@@ -67,5 +67,5 @@ function show(event) {
     element("span", {}, element("span", { class: `badge ${kindOf(event)}` }, kind)),
     element("span", {}, [subject, ...rest].filter(Boolean).join(" · ")),
   ));
-  while (list.children.length > MOST_SHOWN) list.lastElementChild.remove();
+  while (list.children.length > MAX_SHOWN) list.lastElementChild.remove();
 }

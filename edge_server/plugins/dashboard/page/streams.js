@@ -7,7 +7,7 @@ export const id = "cameras";
 export const title = "Cameras";
 export const path = "edge/v1/streams";
 
-const MOST_SHOWN = 6;
+const MAX_SHOWN = 6;
 const REASONS = {
   NEWER: "replaced by a newer one", MAX_AGE: "too old", DEADLINE: "past the deadline", MAX_FPS: "above the frame rate",
   SLOW_READER: "results not read", GOVERNOR: "held back by the governor", CLOSED: "stream closed",
@@ -51,7 +51,7 @@ function makeCard(first) {
     element("dl", { class: "facts" }, ...facts.map((pair) => element("div", {}, ...pair))),
     drops,
   );
-  let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MOST_SHOWN;
+  let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
   let problem = "";
   let running = null;
   let shownUrl = "";

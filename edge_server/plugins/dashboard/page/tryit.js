@@ -3,8 +3,8 @@
 import { access, getJson, postJson, request, serverEvents } from "./api.js";
 import { byId, element, formatNumber, setText, svg } from "./dom.js";
 
-const MOST_VALUES = 4096;
-const MOST_SHOWN = 20000;
+const MAX_VALUES = 4096;
+const MAX_SHOWN = 20000;
 const COLORS = ["#3cdc50", "#ff901e", "#286eff", "#e63ce6", "#14d7fa", "#e63c5a"];
 
 let shown = "";
@@ -242,7 +242,7 @@ function tensorForm(name, metadata) {
     event.preventDefault();
     run(async () => {
       const answer = JSON.stringify(await postJson(`v2/models/${encodeURIComponent(name)}/infer`, JSON.parse(body.value)), null, 1);
-      const text = answer.length > MOST_SHOWN ? `${answer.slice(0, MOST_SHOWN)}\n… ${answer.length - MOST_SHOWN} more characters` : answer;
+      const text = answer.length > MAX_SHOWN ? `${answer.slice(0, MAX_SHOWN)}\n… ${answer.length - MAX_SHOWN} more characters` : answer;
       showResult(element("pre", { class: "output", tabindex: "0", "aria-label": "Answer" }, text));
     });
   };
@@ -256,7 +256,7 @@ function exampleOf({ inputs }) {
     const dims = shape.map((size) => (size < 0 ? 1 : size));
     const count = dims.reduce((product, size) => product * size, 1);
     const zero = datatype === "BYTES" ? "" : datatype === "BOOL" ? false : 0;
-    return { name, datatype, shape: dims, data: count <= MOST_VALUES ? Array(count).fill(zero) : [] };
+    return { name, datatype, shape: dims, data: count <= MAX_VALUES ? Array(count).fill(zero) : [] };
   });
   return JSON.stringify({ inputs: tensors }, (key, value) => value, 1).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, values) => `[${values.replace(/\s+/g, " ")}]`);
 }

@@ -122,7 +122,7 @@ class OpenedModel:
         results: list[Tensors] = []
         for sample in self._samples:
             request = as_request(self.spec, sample)
-            outputs = self._session.run(self._plan.gather([request]), self._plan.wanted([request]))
+            outputs = self._session.run(self._plan.gather([request]), self._plan.output_names([request]))
             (tensors,) = self._plan.scatter(outputs, [request], [rows or 1])
             results.append({tensor.name: tensor.array for tensor in tensors})
         save_tensors(Path(command["to"]), results)
@@ -156,7 +156,7 @@ class OpenedModel:
             if rows > 1:
                 self._batches = {key: kept for key, kept in self._batches.items() if key[0] == rows}
             self._batches[rows, first] = self._plan.gather([request])
-        return self._batches[rows, first], tuple(self._plan.wanted([request]))
+        return self._batches[rows, first], tuple(self._plan.output_names([request]))
 
     def keep_engine(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Put the built engine into the server's cache."""
