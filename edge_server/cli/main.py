@@ -27,7 +27,6 @@ COMMANDS = tuple(
         "events": "follow the events of a running server",
         "sign": "list and sign the files of models, for servers that accept only signed models",
         "rollback": "pin a model of a running server to an earlier version, or remove the pin",
-        "chat": "talk to a language model of a running server",
     }.items()
 )
 """The commands of the core."""

@@ -281,7 +281,7 @@ def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable
 def _check_chat_template(spec: ModelSpec) -> None:
     """Raise LoadError if the chat template of a model cannot be used."""
     if spec.chat_template is not None:
-        from edge_server.frontends.openai.chat_template import check_chat_template
+        from edge_server.plugins.language.openai.chat_template import check_chat_template
 
         check_chat_template(spec)
 

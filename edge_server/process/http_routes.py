@@ -13,13 +13,13 @@ from edge_server.frontends.http.engine_endpoints import EngineEndpoints, EngineV
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints
-from edge_server.frontends.http.openai_endpoints import OpenAiEndpoints
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 from edge_server.frontends.http.routes import Route
 from edge_server.plugins.cameras.endpoints.camera_endpoints import CameraEndpoints
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
 from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
 from edge_server.plugins.cameras.reports import CamerasReport, FrameStreamReport
+from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:

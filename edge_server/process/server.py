@@ -220,7 +220,7 @@ class ServerProcess:
     async def _open_http(self) -> None:
         from edge_server.frontends.http.event_endpoints import EventEndpoints
         from edge_server.frontends.http.frontend import HttpFrontend
-        from edge_server.frontends.http.openai_endpoints import refusal_body
+        from edge_server.plugins.language.openai.endpoints import refusal_body
         from edge_server.process.http_routes import http_routes
 
         service = self._core.service

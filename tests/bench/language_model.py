@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from edge_server.backends.llm.model_size import read_gguf
-from edge_server.backends.llm.openvino_engine import OpenVinoEngine
-from edge_server.backends.llm.settings import read_settings
-from edge_server.backends.llm.token_engine import Sampling
+from edge_server.plugins.language.engines.model_size import read_gguf
+from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.settings import read_settings
+from edge_server.plugins.language.engines.token_engine import Sampling
 from tests.e2e.conftest import running
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"

@@ -26,14 +26,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from edge_server.backends.llm.model_size import read_genai_config, read_gguf
-from edge_server.backends.llm.onnx_engine import OnnxEngine
-from edge_server.backends.llm.openvino_engine import OpenVinoEngine
-from edge_server.backends.llm.schema_check import check_schema
-from edge_server.backends.llm.settings import read_settings
-from edge_server.backends.llm.token_engine import Sampling, TokenEngine
-from edge_server.backends.llm.tool_calls import schema_place
 from edge_server.errors import BadSchema, InvalidRequest
+from edge_server.plugins.language.engines.model_size import read_genai_config, read_gguf
+from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
+from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.settings import read_settings
+from edge_server.plugins.language.engines.token_engine import Sampling, TokenEngine
+from edge_server.plugins.language.text.schema_check import check_schema
+from edge_server.plugins.language.text.tool_calls import schema_place
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 TINY_ONNX = TINY.parent / "onnx"

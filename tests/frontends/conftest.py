@@ -42,9 +42,9 @@ from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
-from edge_server.frontends.http.openai_endpoints import refusal_body
 from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.plugins.language.openai.endpoints import refusal_body
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings

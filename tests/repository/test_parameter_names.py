@@ -15,8 +15,8 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.repository.parameter_names import READ_NAMES, find_misspelt
 
 PACKAGE = Path(edge_server.__file__).parent
-READERS = ["backends", "serving", "repository", "core/priority.py", "frontends/openai/embedding_call.py"]
-READERS += [f"plugins/{name}" for name in ("python_models", "runtimes", "tensorrt", "vision")]
+READERS = ["backends", "serving", "repository", "core/priority.py"]
+READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtimes", "tensorrt", "vision")]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
 OTHER |= {"none", "auto", "normal", "serve", "isolated"}
 """What the search for names finds besides names of parameters."""

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 
 from stubs import InputFile, new_folder, result_of
 
-from edge_server.backends.llm.model_size import BadModelFile, LlmSize, read_export, read_genai_config, read_gguf
+from edge_server.plugins.language.engines.model_size import (
+    BadModelFile,
+    LlmSize,
+    read_export,
+    read_genai_config,
+    read_gguf,
+)
 
 _FILE = InputFile()
 _FOLDER = new_folder("model_size")

@@ -11,8 +11,8 @@ from stubs import result_of
 
 from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.frontends.openai.embedding_call import read_embedding_call
-from edge_server.frontends.openai.text_call import read_call
+from edge_server.plugins.language.openai.completion_request import read_call
+from edge_server.plugins.language.openai.embedding_call import read_embedding_call
 
 _TEMPLATE = ChatTemplate(
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"

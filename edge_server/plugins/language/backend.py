@@ -1,0 +1,244 @@
+"""Backends of language models: `openvino_genai`, `onnxruntime_genai` and, for tests, `scripted_llm`.
+
+`openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
+folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,
+the first in each step and the second while it loads a model, and the end of the process gives the memory back.
+Parameters: see `settings`, and `niceness` (5) of that process. The inputs and outputs are those of Triton's vLLM
+backend, with the input `messages` beside `text_input`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+
+from edge_server.backends.backend_helpers import existing_file, file_title, load_error, whole_number
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
+from edge_server.backends.custom_metrics import REGISTRY
+from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.errors import BackendMissing, EdgeServerError, LoadError, install_hint
+from edge_server.plugins.language.engines.generation_config import read_generation_config
+from edge_server.plugins.language.engines.model_size import (
+    BadModelFile,
+    LlmSize,
+    read_export,
+    read_genai_config,
+    read_gguf,
+)
+from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
+from edge_server.plugins.language.engines.settings import LlmSettings, memory_parts, read_settings
+from edge_server.plugins.language.engines.token_engine import TokenEngine
+from edge_server.plugins.language.text.session import LlmSession
+
+EXPORT_FILE = "openvino_tokenizer.xml"
+"""File by which the folder of an OpenVINO export is known."""
+
+_BLOCK_TOKENS = 32
+
+_NICENESS = 5
+"""Of the child process by default: a step computes on all cores, and other models have deadlines."""
+
+_ONNX_CONTEXT = 4096
+"""Most tokens of a sequence of `onnxruntime_genai`, if the configuration says nothing. Each reserves memory for what it
+may need, and a chat may need all of it."""
+_NOT_FOR_ONNX = {
+    "num_kv_blocks": "the KV cache has room for max_num_seqs times max_context; set these",
+    "kv_cache_mb": "the KV cache has room for max_num_seqs times max_context; set these",
+    "max_num_batched_tokens": "a prompt is read in one step",
+    "enable_prefix_caching": "it computes every prompt",
+    "deterministic": "it computes as the model was exported",
+}
+"""Parameter that `onnxruntime_genai` cannot obey -> why."""
+
+_INPUTS = (
+    ("text_input", "STRING", 1), ("messages", "STRING", 1), ("stream", "BOOL", 1), ("sampling_parameters", "STRING", 1),
+    ("exclude_input_in_output", "BOOL", 1), ("return_finish_reason", "BOOL", 1), ("return_num_input_tokens", "BOOL", 1),
+    ("return_num_output_tokens", "BOOL", 1), ("return_logprobs", "BOOL", 1), ("return_cumulative_logprob", "BOOL", 1),
+)  # fmt: skip
+_OUTPUTS = (
+    ("text_output", "STRING", -1), ("finish_reason", "STRING", -1), ("num_input_tokens", "UINT32", 1),
+    ("num_cached_tokens", "UINT32", 1), ("num_output_tokens", "UINT32", -1), ("logprobs", "STRING", -1),
+    ("cumulative_logprob", "FP32", -1), ("tool_calls", "STRING", -1), ("warnings", "STRING", -1),
+)  # fmt: skip
+
+
+def make(name: str) -> Backend:
+    backends = {"openvino_genai": OpenVinoLlmBackend, "onnxruntime_genai": OnnxLlmBackend}
+    return backends.get(name, ScriptedLlmBackend)(name)
+
+
+class _LlmBackend(Backend):
+    """What all have in common: the inputs and outputs. `extra` installs the package `name`; "" if there is none."""
+
+    extra = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if self.extra and importlib.util.find_spec(name) is None:
+            raise BackendMissing(f"runtime {name} is not installed; {install_hint(self.extra)}")
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        config = json.loads(config_json)
+        config["max_batch_size"] = 0
+        config.setdefault("model_transaction_policy", {})["decoupled"] = True
+        for key, tensors in (("input", _INPUTS), ("output", _OUTPUTS)):
+            items = config.setdefault(key, [])
+            stated = {item["name"] for item in items}
+            for name, kind, size in tensors:
+                if name not in stated:
+                    item = {"name": name, "data_type": f"TYPE_{kind}", "dims": [size]}
+                    items.append({**item, "optional": True} if key == "input" else item)
+        return json.dumps(config)
+
+
+class OpenVinoLlmBackend(_LlmBackend):
+    """Opens models with OpenVINO GenAI in child processes."""
+
+    default_filename = "model.gguf"
+    extra = "llm"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _read_size(file)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        size = _read_size(file)
+        return memory_parts(read_settings(model, parameters, size, _BLOCK_TOKENS), size, _BLOCK_TOKENS)
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, open_openvino)
+
+
+class OnnxLlmBackend(_LlmBackend):
+    """Opens models with ONNX Runtime GenAI in child processes."""
+
+    default_filename = "genai_config.json"
+    extra = "llm-onnx"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        _read_genai_size(file)
+        return None
+
+    def memory_parts(self, file: ModelFile, model: str, parameters: Mapping[str, str]) -> Mapping[str, int]:
+        size = _read_genai_size(file)
+        return memory_parts(_onnx_settings(model, parameters, size), size, _BLOCK_TOKENS)
+
+    def open(self, job: OpenJob) -> RequestSession:
+        return IsolatedSession(job, open_onnx)
+
+
+class ScriptedLlmBackend(_LlmBackend):
+    """Opens scripts of answers; see `scripted_engine`. With the parameter `isolated` in a child process."""
+
+    default_filename = "script.json"
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
+        existing_file(file, self.default_filename)
+        return None
+
+    def open(self, job: OpenJob) -> RequestSession:
+        if job.spec.parameters.get("isolated"):
+            return IsolatedSession(job, open_scripted)
+        if job.server is not None:
+            job.server.add_metrics(REGISTRY.views)
+        return open_scripted(job)
+
+
+def open_openvino(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+
+    _set_niceness(job)
+    settings = _settings(job)
+    path = job.file.path.parent if job.file.path.name == EXPORT_FILE else job.file.path
+    return _session(job, settings, lambda: OpenVinoEngine(path, settings))
+
+
+def open_onnx(job: OpenJob) -> RequestSession:
+    """Open a model in this process. Raises LoadError. For the child process."""
+    from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
+
+    _set_niceness(job)
+    size = _read_genai_size(job.file)
+    settings = _onnx_settings(job.spec.name, job.spec.parameters, size)
+    folder = job.file.path.parent
+    return _session(job, settings, lambda: OnnxEngine(folder, settings, _BLOCK_TOKENS, size.bytes_per_token))
+
+
+def open_scripted(job: OpenJob) -> RequestSession:
+    """Open a script in this process. Raises LoadError."""
+    path = existing_file(job.file, ScriptedLlmBackend.default_filename)
+    settings = read_settings(job.spec.name, job.spec.parameters, LlmSize(path.stat().st_size, 0, 0), _BLOCK_TOKENS)
+    return _session(job, settings, lambda: ScriptedEngine(path, settings))
+
+
+def _set_niceness(job: OpenJob) -> None:
+    """Lower the priority of this process by the parameter `niceness`. Raises LoadError for a value out of range."""
+    niceness = whole_number(job.spec.name, job.spec.parameters, "niceness", _NICENESS, 0)
+    if niceness > 19:
+        raise LoadError(f"model '{job.spec.name}': parameter niceness: expected 0 to 19, got {niceness}")
+    os.nice(niceness)
+
+
+def _session(job: OpenJob, settings: LlmSettings, open_engine: Callable[[], TokenEngine]) -> LlmSession:
+    try:
+        engine = open_engine()
+    except EdgeServerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception for a file
+        failure = load_error(job.file, job.spec.backend, error)
+    else:
+        labels = {"model": job.spec.name, "version": str(job.file.version), "model_name": job.spec.name}
+        share = (lambda: 1.0) if job.server is None else job.server.work_share
+        return LlmSession(job.spec.name, engine, settings, labels, share)
+    raise failure
+
+
+def _settings(job: OpenJob) -> LlmSettings:
+    return read_settings(job.spec.name, job.spec.parameters, _read_size(job.file), _BLOCK_TOKENS)
+
+
+def _onnx_settings(model: str, parameters: Mapping[str, str], size: LlmSize) -> LlmSettings:
+    """Return settings whose KV cache has room for every sequence. Raises LoadError."""
+    for key, reason in _NOT_FOR_ONNX.items():
+        if key in parameters:
+            raise LoadError(f"model '{model}': parameter {key}: not for the backend onnxruntime_genai: {reason}")
+    stated = {"max_context": str(min(size.context, _ONNX_CONTEXT)), **parameters}
+    settings = read_settings(model, stated, size, _BLOCK_TOKENS)
+    if not 1 <= settings.max_context <= size.context:
+        raise LoadError(
+            f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
+            f"got {settings.max_context}"
+        )
+    blocks = settings.max_num_seqs * -(-settings.max_context // _BLOCK_TOKENS)
+    return dataclasses.replace(
+        settings,
+        num_kv_blocks=blocks,
+        max_num_batched_tokens=settings.max_context,
+        enable_prefix_caching=False,
+    )
+
+
+def _read_genai_size(file: ModelFile) -> LlmSize:
+    """Return the size of a model from genai_config.json. Raises LoadError."""
+    path = existing_file(file, OnnxLlmBackend.default_filename)
+    try:
+        return read_genai_config(path)
+    except BadModelFile as error:
+        said = str(error)
+    raise LoadError(f"{file_title(file)}: {said}")
+
+
+def _read_size(file: ModelFile) -> LlmSize:
+    """Return the size of a model from its files. Raises LoadError, also for a generation_config.json out of range."""
+    try:
+        if file.path.name == EXPORT_FILE:
+            read_generation_config(file.path.parent)
+            return read_export(file.path.parent)
+        return read_gguf(existing_file(file, OpenVinoLlmBackend.default_filename))
+    except BadModelFile as error:
+        said = str(error)
+    raise LoadError(f"{file_title(file)}: {said}")

@@ -1,0 +1,249 @@
+"""Token engine over ONNX Runtime GenAI's Engine, on the CPU.
+
+Loading a model holds the GIL, 0.75 s for 293 MB, so this runs in a child process; see `backend`. Checked against
+onnxruntime-genai 0.18.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.engines.token_engine import (
+    ChatMessage,
+    EngineFigures,
+    FinishReason,
+    Sampling,
+    TokenEvent,
+)
+from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
+
+log = logging.getLogger(__name__)
+
+_MOST_ROWS = 4
+"""Sequences that the library computes together on a CPU. Its option max_batch_size does not change this number."""
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+"""Options of llguidance for JSON without white space: github.com/guidance-ai/llguidance, docs/json_schema.md."""
+
+
+class _Batch:
+    """Sequences that are computed together, on an Engine of the library that has no others."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.events = engine.create_event_buffer(2 * _MOST_ROWS)
+        self.requests: dict[int, Any] = {}
+        """The library's request of each sequence that has not ended."""
+        self.prompt_tokens = 0
+        """Of all prompts, which the first step reads together."""
+        self.row_tokens = 0
+        """Most tokens that a sequence may have in the end."""
+        self.reserved_rows = 0
+        """Rows of the KV cache; 0 before the batch begins. None is free before the last sequence has ended."""
+
+
+class OnnxEngine:
+    """A model with its tokenizer. See TokenEngine.
+
+    On a CPU the library's Engine takes no sequence into a running batch. So each batch has an Engine of its own, on the
+    one model, and a step runs them all: a sequence begins with the next step, not when the others have ended.
+
+    The KV cache of a batch is one piece of memory, reserved when it begins: a row for each sequence, as long as the
+    longest may become (prompt and max_tokens). It is free when the last sequence has ended. `total_blocks` is
+    `max_num_seqs` times the blocks of `max_context`; `figures` counts reserved rows. A batch waits while its rows would
+    exceed `max_num_seqs`.
+
+    The prompts of a batch have `max_context` tokens at most, because the step that reads them takes memory for each.
+
+    The constructor raises whatever the library raises for a folder that it cannot load, and BackendMissing.
+    """
+
+    has_logprobs = False
+    default_sampling = DEFAULT_SAMPLING
+
+    def __init__(self, folder: Path, settings: LlmSettings, block_tokens: int, bytes_per_token: int) -> None:
+        library = import_runtime("onnxruntime_genai", "TurnOptions", "llm-onnx")
+        library.disable_telemetry_events()
+        self._library = library
+        self.name = f"onnxruntime_genai {library.__version__}"
+        config = library.Config(str(folder))
+        if settings.threads:
+            options = {"session_options": {"intra_op_num_threads": settings.threads}}
+            config.overlay(json.dumps({"model": {"decoder": options}}))
+        self._model = library.Model(config)
+        self._tokenizer = library.Tokenizer(self._model)
+        self.chat_template = _chat_template(folder)
+        added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens", ())
+        self.special_texts: Sequence[str] = [item["content"] for item in added if item["special"]]
+        described = json.loads((folder / "genai_config.json").read_bytes())
+        self.vocabulary_size = int(described["model"].get("vocab_size", 0))
+        self._tokenizer.update_options(add_special_tokens="false", skip_special_tokens="true")
+        self._most_rows = settings.max_num_seqs
+        self._bytes_per_token = bytes_per_token
+        self._batches: list[_Batch] = []
+        """In the order of arrival. Those at the end may not have begun."""
+        self.block_tokens = block_tokens
+        self.total_blocks = settings.num_kv_blocks
+        self.max_context = settings.max_context
+
+    def encode(self, text: str) -> Sequence[int]:
+        return [int(token) for token in self._tokenizer.encode(text)]
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [str(self._tokenizer.decode(np.array(tokens, np.int32))) for tokens in sequences]
+
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
+            described = json.dumps([dict(tool) for tool in tools], ensure_ascii=False) if tools else None
+            return str(self._tokenizer.apply_chat_template(text, tools=described, add_generation_prompt=True))
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = message_line(error)
+        raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
+
+    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        _check_sampling(sampling)
+        last = self._batches[-1] if self._batches else None
+        if (
+            last is None
+            or last.reserved_rows
+            or len(last.requests) >= min(_MOST_ROWS, self._most_rows)
+            or last.prompt_tokens + len(prompt) > self.max_context
+        ):
+            last = _Batch(self._library.Engine(self._model))
+        most_tokens = len(prompt) + sampling.max_tokens
+        last.requests[number] = self._begin_turn(last.engine, prompt, sampling, most_tokens)
+        last.row_tokens = max(last.row_tokens, most_tokens)
+        last.prompt_tokens += len(prompt)
+        if last not in self._batches:
+            self._batches.append(last)
+
+    def cancel(self, number: int) -> None:
+        for batch in self._batches:
+            if number in batch.requests:
+                batch.requests.pop(number).close()
+        self._remove_ended()
+
+    def step(self) -> list[TokenEvent]:
+        self._begin_batches()
+        events = [event for batch in self._batches if batch.reserved_rows for event in self._run(batch)]
+        self._remove_ended()
+        return events
+
+    def is_idle(self) -> bool:
+        return not self._batches
+
+    def figures(self) -> EngineFigures:
+        used = sum(batch.reserved_rows * -(-batch.row_tokens // self.block_tokens) for batch in self._batches)
+        return EngineFigures(used, self.total_blocks, used * self.block_tokens * self._bytes_per_token)
+
+    def close(self) -> None:
+        for batch in self._batches:
+            for request in batch.requests.values():
+                request.close()
+        self._batches.clear()
+
+    def _begin_turn(self, engine: Any, prompt: Sequence[int], sampling: Sampling, most_tokens: int) -> Any:
+        """Return the library's request for a sequence. Raises InvalidRequest."""
+        try:
+            session = self._library.RequestOptions()
+            session.set_max_session_tokens(most_tokens)
+            request = engine.create_request(options=session)
+            options = self._library.TurnOptions(request)
+            options.set_max_generated_tokens(sampling.max_tokens)
+            options.set_min_generated_tokens(sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens)
+            options.set_repetition_penalty(sampling.repetition_penalty)
+            # Each is set, because genai_config.json may have other values for those that are not.
+            options.set_do_sample(_is_random(sampling))
+            if _is_random(sampling):
+                options.set_temperature(sampling.temperature)
+                options.set_top_p(sampling.top_p)
+                options.set_top_k(max(sampling.top_k, 0))
+            if sampling.json_schema:
+                schema = {**json.loads(sampling.json_schema), "x-guidance": _COMPACT}
+                options.set_guidance("json_schema", json.dumps(schema))
+            request.begin_turn(np.array(prompt, np.int32), options)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = message_line(error)
+        else:
+            return request
+        raise InvalidRequest(f"ONNX Runtime GenAI cannot sample like this: {said}")
+
+    def _begin_batches(self) -> None:
+        """Reserve rows for waiting batches, in order."""
+        free = self._most_rows - sum(batch.reserved_rows for batch in self._batches)
+        for batch in self._batches:
+            if not batch.reserved_rows:
+                if len(batch.requests) > free:
+                    break
+                batch.reserved_rows = len(batch.requests)
+                free -= batch.reserved_rows
+
+    def _run(self, batch: _Batch) -> list[TokenEvent]:
+        flags, reasons = self._library.EngineEventFlags, self._library.FinishReason
+        numbers = {id(request): number for number, request in batch.requests.items()}
+        events: list[TokenEvent] = []
+        try:
+            for event in batch.engine.run(batch.events):
+                number = numbers.get(id(event.request))
+                if number is None:
+                    continue
+                tokens = (int(event.token),) if event.flags & flags.TOKEN else ()
+                if event.flags & flags.FAILED:
+                    events.append(TokenEvent(number, error=event.error_code.name))
+                elif event.flags & flags.TURN_FINISHED:
+                    is_stop = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
+                    cached = int(event.usage.cached_prompt_tokens)
+                    finish: FinishReason = "stop" if is_stop else "length"
+                    events.append(TokenEvent(number, tokens, finish=finish, cached_tokens=cached))
+                elif tokens:
+                    events.append(TokenEvent(number, tokens))
+        except RuntimeError as error:
+            log.warning("a step of ONNX Runtime GenAI failed for %d requests: %s", len(batch.requests), error)
+            events = [TokenEvent(number, error=message_line(error)) for number in batch.requests]
+        for item in events:
+            if item.finish or item.error:
+                batch.requests.pop(item.number).close()
+        return events
+
+    def _remove_ended(self) -> None:
+        self._batches = [batch for batch in self._batches if batch.requests]
+
+
+def _chat_template(folder: Path) -> str:
+    """Return the template that an export keeps beside the tokenizer, "" if there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8", "replace")
+    try:
+        return str(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _is_random(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and sampling.top_k != 1
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Raise InvalidRequest for what the library's Engine does not have on a CPU."""
+    if sampling.seed is not None and _is_random(sampling):
+        missing = "seed", "leave it out, or set temperature to 0"
+    elif sampling.min_p and _is_random(sampling):
+        missing = "min_p", "use top_p"
+    elif sampling.presence_penalty:
+        missing = "presence_penalty", "use repetition_penalty"
+    elif sampling.frequency_penalty:
+        missing = "frequency_penalty", "use repetition_penalty"
+    else:
+        return
+    raise InvalidRequest(f"sampling parameter {missing[0]}: the backend onnxruntime_genai has none; {missing[1]}")

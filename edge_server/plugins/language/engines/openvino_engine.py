@@ -1,0 +1,222 @@
+"""Token engine over OpenVINO GenAI's ContinuousBatchingPipeline.
+
+A step holds the GIL for as long as it computes, so this runs only in a child process; see `backend`. Checked against
+openvino-genai 2026.4.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.openvino.lean_import import import_openvino
+from edge_server.control_group import limited_cores
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.compact_grammar import compact_grammar
+from edge_server.plugins.language.engines.generation_config import read_generation_config
+from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
+from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+
+log = logging.getLogger(__name__)
+
+_BLOCK_TOKENS = 32
+"""Tokens of a KV block on a CPU."""
+
+_MOST_FAILED_STEPS = 4
+"""Failures in a row after which the pipeline is given up. A failure is usually one bad request's, and ends with it."""
+
+_SOURCE_PATH = re.compile(r"(Exception from |Check '.*' failed at |\[[\d:]+\] )?/?\S+\.(cpp|cc|hpp|h):\d+:?\s*")
+
+
+class OpenVinoEngine:
+    """A pipeline with its tokenizer. See TokenEngine.
+
+    `path` is a GGUF file, or the folder of an export, whose `generation_config.json` then applies. The constructor
+    raises whatever the library raises for a file that it cannot load, BadModelFile, and BackendMissing.
+    """
+
+    has_logprobs = True
+
+    def __init__(self, path: Path, settings: LlmSettings) -> None:
+        openvino = import_openvino()
+        library = import_runtime("openvino_genai", "ContinuousBatchingPipeline", "llm")
+        self._library = library
+        self._tensor = openvino.Tensor
+        self.name = f"openvino_genai {library.get_version().split('-')[0]}"
+        scheduler = library.SchedulerConfig()
+        scheduler.num_kv_blocks = settings.num_kv_blocks
+        scheduler.max_num_seqs = settings.max_num_seqs
+        scheduler.max_num_batched_tokens = settings.max_num_batched_tokens
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = settings.enable_prefix_caching
+        options: dict[str, Any] = {}
+        if threads := settings.threads or limited_cores():
+            options["INFERENCE_NUM_THREADS"] = threads
+        if settings.is_deterministic:
+            # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
+            options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+        self._tokenizer = open_tokenizer(library, path)
+        self._pipeline = library.ContinuousBatchingPipeline(str(path), self._tokenizer, scheduler, "CPU", **options)
+        generation = read_generation_config(path)
+        self.default_sampling = generation.sampling
+        # Also the tokenizer's own: a model may end a text with any.
+        self._end_tokens = generation.end_tokens | {self._tokenizer.get_eos_token_id()} - {-1}
+        tokens = sorted(self._tokenizer.get_vocab().values())
+        self.vocabulary_size = len(tokens)
+        self.special_texts: Sequence[str] = self._find_special_texts(tokens)
+        self.chat_template = str(self._tokenizer.chat_template)
+        self._handles: dict[int, Any] = {}
+        """Handle of each sequence in the pipeline. Dropping one would cancel it."""
+        self._structured: set[int] = set()
+        """Sequences with a grammar that have no token yet. A bad grammar makes every step fail."""
+        self.block_tokens = _BLOCK_TOKENS
+        self.total_blocks = settings.num_kv_blocks
+        self.max_context = settings.max_context
+
+    def encode(self, text: str) -> Sequence[int]:
+        ids = self._tokenizer.encode(text, add_special_tokens=False).input_ids
+        return [int(token) for token in ids.data.ravel()]
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        some = [list(tokens) for tokens in sequences if tokens]
+        texts = iter(self._tokenizer.decode(some, skip_special_tokens=True) if some else ())
+        return [str(next(texts)) if tokens else "" for tokens in sequences]
+
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+        chat = [dict(message) for message in messages]
+        try:
+            return str(self._tokenizer.apply_chat_template(chat, True, tools=[dict(tool) for tool in tools] or None))
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = _without_source_path(error)
+        raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
+
+    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        try:
+            config = self._config(sampling)
+            config.validate()
+            ids = self._tensor(np.array([prompt], np.int64))
+            self._handles[number] = self._pipeline.add_request(number, ids, config)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = _without_source_path(error)
+        else:
+            if sampling.json_schema:
+                self._structured.add(number)
+            return
+        raise InvalidRequest(f"OpenVINO GenAI cannot sample like this: {said}")
+
+    def cancel(self, number: int) -> None:
+        handle = self._handles.pop(number, None)
+        self._structured.discard(number)
+        if handle is not None:
+            handle.cancel()
+
+    def step(self) -> list[TokenEvent]:
+        events = self._step_without_offenders()
+        for number, handle in list(self._handles.items()):
+            event = self._read(number, handle)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def is_idle(self) -> bool:
+        return not self._pipeline.has_non_finished_requests()
+
+    def figures(self) -> EngineFigures:
+        metrics = self._pipeline.get_metrics()
+        used = round(metrics.cache_usage / 100 * self.total_blocks)
+        return EngineFigures(used, self.total_blocks, int(metrics.kv_cache_size_in_bytes))
+
+    def close(self) -> None:
+        for handle in self._handles.values():
+            handle.cancel()
+        self._handles.clear()
+
+    def _find_special_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the texts of the tokens that decoding can leave out."""
+        each = [[token] for token in tokens]
+        shown = self._tokenizer.decode(each, skip_special_tokens=True)
+        texts = self._tokenizer.decode(each, skip_special_tokens=False)
+        return [str(text) for text, rest in zip(texts, shown, strict=True) if text != rest]
+
+    def _config(self, sampling: Sampling) -> Any:
+        config = self._library.GenerationConfig()
+        config.max_new_tokens = sampling.max_tokens
+        config.min_new_tokens = sampling.min_tokens
+        config.ignore_eos = sampling.ignore_eos
+        config.stop_token_ids = set(self._end_tokens)
+        config.logprobs = 1
+        config.do_sample = sampling.temperature > 0
+        if config.do_sample:
+            config.temperature = sampling.temperature
+            config.top_p = sampling.top_p
+            config.min_p = sampling.min_p
+            if sampling.top_k > 0:
+                config.top_k = sampling.top_k
+            if sampling.seed is not None:
+                config.rng_seed = sampling.seed
+        config.repetition_penalty = sampling.repetition_penalty
+        config.presence_penalty = sampling.presence_penalty
+        config.frequency_penalty = sampling.frequency_penalty
+        if sampling.json_schema:
+            # The library has no option for JSON without white space, of which small models write lines and lines.
+            grammar = compact_grammar(sampling.json_schema)
+            kind = {"grammar": grammar} if grammar else {"json_schema": sampling.json_schema}
+            config.structured_output_config = self._library.StructuredOutputConfig(**kind)
+        return config
+
+    def _read(self, number: int, handle: Any) -> TokenEvent | None:
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while handle.can_read():
+            # A sequence that the pipeline gave up ends with an empty read.
+            for output in handle.read().values():
+                tokens += output.generated_ids
+                logprobs += output.generated_log_probs
+        statuses = self._library.GenerationStatus
+        status = handle.get_status()
+        if tokens:
+            self._structured.discard(number)
+        if status == statuses.RUNNING:
+            return TokenEvent(number, tuple(tokens), tuple(logprobs)) if tokens else None
+        del self._handles[number]
+        self._structured.discard(number)
+        if status == statuses.IGNORED:
+            # The KV cache is too small for it, as it is alone now.
+            return TokenEvent(number, tuple(tokens), tuple(logprobs), "length")
+        is_stopped = bool(tokens) and tokens[-1] in self._end_tokens
+        if is_stopped:
+            tokens, logprobs = tokens[:-1], logprobs[:-1]
+        return TokenEvent(number, tuple(tokens), tuple(logprobs), "stop" if is_stopped else "length")
+
+    def _step_without_offenders(self) -> list[TokenEvent]:
+        """Take a step. If it fails, remove the sequences that may be the cause, and try again. Return their events.
+
+        One bad grammar makes every step fail, for all sequences, until its own is cancelled. So those with a grammar
+        and no token yet are suspected first, then the newest sequence.
+        """
+        removed: list[TokenEvent] = []
+        for attempt in range(_MOST_FAILED_STEPS):
+            try:
+                self._pipeline.step()
+            except RuntimeError as error:
+                said = _without_source_path(error)
+            else:
+                return removed
+            suspects = sorted(self._structured) or (sorted(self._handles)[-1:] if attempt else [])
+            log.warning("a step of OpenVINO GenAI failed, and is tried without %d requests: %s", len(suspects), said)
+            for number in suspects:
+                self.cancel(number)
+                removed.append(TokenEvent(number, error=said))
+        raise RuntimeError(f"OpenVINO GenAI failed {_MOST_FAILED_STEPS} steps in a row: {said}")
+
+
+def _without_source_path(error: Exception) -> str:
+    """Return the library's message without the source files of the machine that built it."""
+    return message_line(RuntimeError(_SOURCE_PATH.sub("", str(error))))

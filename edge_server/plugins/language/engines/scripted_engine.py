@@ -1,0 +1,116 @@
+"""Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
+engine.
+
+The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,
+"hangs_on": "question", "special_texts": ["<|end|>", ...]}`. `step_s` is how long a step takes, and a step with the
+question `hangs_on` never ends. A token is one byte of UTF-8; the token 256 ends a text, and those from 257 on are the
+special texts. It answers the last line of the prompt that is a question in the file, and repeats the prompt if there is
+none. Blocks are counted as a real engine counts them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
+
+_FIRST_SPECIAL = 257
+"""Token of the first of `special_texts`."""
+
+
+class ScriptedEngine:
+    """See TokenEngine. `steps` counts the steps, `added` the sequences that it was given."""
+
+    has_logprobs = True
+    default_sampling = DEFAULT_SAMPLING
+    vocabulary_size = 257
+
+    def __init__(self, path: Path, settings: LlmSettings) -> None:
+        script = json.loads(path.read_text("utf-8"))
+        self.name = "scripted"
+        self.block_tokens = int(script.get("block_tokens", 32))
+        self.total_blocks = settings.num_kv_blocks
+        self.max_context = settings.max_context
+        self.chat_template = str(script.get("chat_template", ""))
+        self.special_texts: Sequence[str] = script.get("special_texts", [])
+        self._step_s = float(script.get("step_s", 0.0))
+        self._hangs_on = script.get("hangs_on")
+        self._hangs = False
+        self.steps = 0
+        self.added: list[int] = []
+        self._answers: dict[str, str] = dict(script["answers"])
+        self._most = settings.max_num_seqs
+        self._left: dict[int, list[int]] = {}
+        """Tokens that each sequence has not given yet, in the order of arrival."""
+        self._sampling: dict[int, Sampling] = {}
+        self._given: dict[int, int] = {}
+        self._prompt_sizes: dict[int, int] = {}
+
+    def encode(self, text: str) -> Sequence[int]:
+        tokens: list[int] = []
+        while text:
+            special = next((item for item in self.special_texts if text.startswith(item)), "")
+            tokens += [_FIRST_SPECIAL + self.special_texts.index(special)] if special else text[0].encode()
+            text = text[len(special) or 1 :]
+        return tokens
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(token for token in tokens if token < 256).decode("utf-8", "replace") for tokens in sequences]
+
+    def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+        for message in messages:
+            if message["role"] not in ("system", "user", "assistant", "tool"):
+                raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
+        return "\n".join(str(message["content"]) for message in messages)
+
+    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        assert number not in self.added
+        self.added.append(number)
+        lines = self.decode([prompt])[0].split("\n")
+        text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
+        self._hangs |= self._hangs_on in lines
+        self._left[number] = list(text.encode())
+        self._sampling[number] = sampling
+        self._given[number] = 0
+        self._prompt_sizes[number] = len(prompt)
+
+    def cancel(self, number: int) -> None:
+        for entries in (self._left, self._sampling, self._given, self._prompt_sizes):
+            entries.pop(number, None)
+
+    def step(self) -> list[TokenEvent]:
+        self.steps += 1
+        if self._hangs:
+            threading.Event().wait()
+        if self._step_s:
+            time.sleep(self._step_s)
+        events = []
+        for number in list(self._left)[: self._most]:
+            left = self._left[number]
+            tokens = (left.pop(0),) if left else ()
+            self._given[number] += len(tokens)
+            finish = None if left else "stop"
+            if finish is None and self._given[number] >= self._sampling[number].max_tokens:
+                finish = "length"
+            events.append(TokenEvent(number, tokens, (0.0,) * len(tokens), finish))  # type: ignore[arg-type]
+            if finish is not None:
+                self.cancel(number)
+        return events
+
+    def is_idle(self) -> bool:
+        return not self._left
+
+    def figures(self) -> EngineFigures:
+        used = sum(-(-(size + self._given[number]) // self.block_tokens) for number, size in self._prompt_sizes.items())
+        return EngineFigures(used, self.total_blocks, 0)
+
+    def close(self) -> None:
+        self._left.clear()

@@ -1,0 +1,110 @@
+"""Settings of a language model: parameters of its configuration, completed from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from edge_server.backends.backend_helpers import whole_number, yes_or_no
+from edge_server.errors import LoadError
+from edge_server.plugins.language.engines.model_size import LlmSize
+from edge_server.plugins.language.text.tool_calls import ToolFormat
+
+_TOKENS_PER_SEQUENCE = 1024
+"""Tokens for which each sequence gets room in the KV cache, if the configuration says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmSettings:
+    """Parameters under the names of vLLM and OpenVINO GenAI.
+
+    - `max_num_seqs` (8): most sequences that one step continues.
+    - `max_num_batched_tokens` (256): most tokens of one step. A longer prompt is read in several steps.
+    - `num_kv_blocks`, or `kv_cache_mb`: size of the KV cache. By default 1,024 tokens for each sequence, at most the
+      model's context.
+    - `max_context`: most tokens of a prompt and its answer; 0: what the model says.
+    - `enable_prefix_caching` (true): equal beginnings of prompts are computed once.
+    - `threads` (0: the engine's choice).
+    - `deterministic` (false): compute in f32, so that a text never depends on what shares its batch.
+    - `max_queue_size` (64): most requests that wait for room. Further ones are refused.
+    - `tool_call_parser`: `hermes` or `llama3_json`, see `tool_calls`. By default what the chat template shows; "" if it
+      shows nothing.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_kv_blocks: int
+    max_context: int
+    enable_prefix_caching: bool
+    threads: int
+    is_deterministic: bool
+    max_queue_size: int
+    tool_call_parser: ToolFormat | None = None
+
+
+PROCESS_BYTES = 120 << 20
+"""Of the child process with its libraries and a model without weights."""
+_ACTIVATION_BYTES_PER_NUMBER = 40
+"""Of one token in a step, for each number between two layers: the widest layer has several times as many, in f32."""
+_CONTEXT_BYTES_PER_NUMBER = 7
+"""Of one token of the longest sequence, for each number between two layers, apart from the KV cache. Measured with
+SmolLM2-135M and a model of five times its layers: 4 kB a token with both."""
+
+
+def memory_parts(settings: LlmSettings, size: LlmSize, block_tokens: int) -> dict[str, int]:
+    """Return the memory of a model at work in bytes, by what takes it."""
+    cached_tokens = settings.num_kv_blocks * block_tokens
+    longest = min(settings.max_context or cached_tokens, cached_tokens)
+    return {
+        "process": PROCESS_BYTES,
+        "weights": size.weight_bytes,
+        "KV cache": cached_tokens * size.bytes_per_token,
+        "activations": size.width
+        * (settings.max_num_batched_tokens * _ACTIVATION_BYTES_PER_NUMBER + longest * _CONTEXT_BYTES_PER_NUMBER)
+        + settings.max_num_batched_tokens * size.bytes_per_step_token,
+    }
+
+
+def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, block_tokens: int) -> LlmSettings:
+    """Return the settings. Raises LoadError for a value out of range."""
+
+    def number(key: str, default: int, least: int = 1) -> int:
+        return whole_number(model, parameters, key, default, least)
+
+    max_num_seqs = number("max_num_seqs", 8)
+    max_context = number("max_context", size.context, 0)
+    if "num_kv_blocks" in parameters and "kv_cache_mb" in parameters:
+        raise LoadError(f"model '{model}': parameters num_kv_blocks and kv_cache_mb: expected one of them, got both")
+    if "kv_cache_mb" in parameters:
+        if not size.bytes_per_token:
+            raise LoadError(
+                f"model '{model}': parameter kv_cache_mb: the model's files do not say how large a block of the KV "
+                "cache is; set num_kv_blocks"
+            )
+        blocks = number("kv_cache_mb", 0) * 1_000_000 // (size.bytes_per_token * block_tokens)
+    else:
+        tokens = max_num_seqs * min(max_context or _TOKENS_PER_SEQUENCE, _TOKENS_PER_SEQUENCE)
+        blocks = number("num_kv_blocks", -(-tokens // block_tokens))
+    if blocks < 1:
+        raise LoadError(
+            f"model '{model}': parameter kv_cache_mb: expected at least {size.bytes_per_token * block_tokens / 1e6:.1f}"
+            f", one block, got {parameters['kv_cache_mb']}"
+        )
+    parser = parameters.get("tool_call_parser")
+    if parser is not None and parser not in get_args(ToolFormat):
+        raise LoadError(
+            f"model '{model}': parameter tool_call_parser: expected {' or '.join(get_args(ToolFormat))}, got "
+            f"'{parser[:80]}'"
+        )
+    return LlmSettings(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=number("max_num_batched_tokens", 256),
+        num_kv_blocks=blocks,
+        max_context=max_context,
+        enable_prefix_caching=yes_or_no(model, parameters, "enable_prefix_caching", True),
+        threads=number("threads", 0, 0),
+        is_deterministic=yes_or_no(model, parameters, "deterministic", False),
+        max_queue_size=number("max_queue_size", 64, 0),
+        tool_call_parser=cast("ToolFormat | None", parser),
+    )

@@ -1,0 +1,94 @@
+"""Chat templates for models that take only prompts: messages to a prompt, as the model's tokenizer says.
+
+Imports Jinja, of the extra `chat`. The names and settings are those of transformers.apply_chat_template
+(https://huggingface.co/docs/transformers/chat_templating_writing).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
+from edge_server.plugins.language.chat_roles import replace_developer
+
+try:
+    import jinja2
+    import jinja2.ext
+    import jinja2.sandbox
+except ImportError as error:
+    raise BackendMissing(
+        f"the parameter chat_tokenizer needs the library 'jinja2' ({error}); {install_hint('chat')}"
+    ) from error
+
+
+_ERRORS = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
+"""What a template raises: it is a program, and its operations raise Python's errors."""
+
+
+def check_chat_template(spec: ModelSpec) -> None:
+    """Raise BadModelConfig if the template of a model cannot be compiled."""
+    try:
+        _compile(spec.chat_template.text if spec.chat_template else "")
+    except jinja2.TemplateSyntaxError as error:
+        raise BadModelConfig(f"model '{spec.name}': chat template, line {error.lineno}: {error.message}") from error
+
+
+def chat_prompt(spec: ModelSpec, chat: Any) -> str:
+    """Return the prompt for a chat: the messages, or an object with `messages` and `tools`.
+
+    Raises InvalidRequest if the template refuses the messages or fails, and for the text of a special token: the model
+    gets a prompt as text, in which it would take effect.
+    """
+    assert spec.chat_template is not None
+    members: Mapping[str, Any] = chat if isinstance(chat, dict) else {"messages": chat}
+    for text in _texts(chat):
+        typed = next((token for token in spec.chat_template.special_texts if token in text), None)
+        if typed is not None:
+            raise InvalidRequest(
+                f"model '{spec.name}': a message or a tool has the text of the special token '{typed}', which would "
+                "take effect in its prompt: leave it out"
+            )
+    try:
+        return _compile(spec.chat_template.text).render(
+            **spec.chat_template.tokens,
+            messages=replace_developer(members["messages"], spec.chat_template.text),
+            tools=members.get("tools"),
+            add_generation_prompt=True,
+        )
+    except _ERRORS as error:
+        raise InvalidRequest(f"model '{spec.name}': its chat template does not take them: {error}") from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a JSON value, keys too. Not recursive: clients choose the depth."""
+    values = [value]
+    while values:
+        item = values.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            values += (*item.keys(), *item.values())
+        elif isinstance(item, list):
+            values += item
+
+
+@lru_cache(maxsize=32)
+def _compile(text: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(text)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,337 @@
+"""Calls of OpenAI's API, `chat/completions` and `completions`, as inference requests for a model with text tensors.
+
+The format is https://platform.openai.com/docs/api-reference. Members that this server does not support are errors that
+name the member, because they might constrain the answer; only those that have no effect on it are ignored. Templates
+and token counts belong to the model, which has the tokenizer: messages go to it as JSON, which a model of this server
+gets as it was parsed (JsonTensor).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import uuid
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from edge_server.core.json_tensor import JsonTensor
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
+from edge_server.protocol.raw_tensors import Buffer
+
+_MOST_CHOICES = 16
+_DEFAULT_COMPLETION_TOKENS = 16
+
+_LARGEST_SEED = (1 << 63) - 1
+
+_COMMON = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+           "repetition_penalty", "min_tokens", "ignore_eos", "stop")  # fmt: skip
+"""Members that are sampling parameters under the same name. Those that OpenAI does not have are vLLM's."""
+
+_SUPPORTED = {"model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "logprobs",
+              "response_format", "keep_alive", *_COMMON}  # fmt: skip
+_OF_CHATS = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
+_OF_COMPLETIONS = {"prompt", "echo"}
+
+_NO_EFFECT = {
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "priority", "request_id",  # vLLM's
+    "cache_prompt", "id_slot",  # llama.cpp's
+}  # fmt: skip
+"""Members that are ignored, because the answer does not depend on them."""
+
+_JSON = "'response_format' with a JSON schema"
+_INSTEAD = {
+    **{name: f"use {_JSON if same == 'json_schema' else repr(same)}" for name, same in SAME_AS.items()},
+    "json_schema": f"use {_JSON}",
+    "functions": "use 'tools'",
+    "function_call": "use 'tool_choice'",
+    "input": "use 'messages', or 'prompt' of completions",
+}
+"""Member that is not supported -> what does the same here."""
+
+
+Chat: TypeAlias = "list[dict[str, Any]] | dict[str, Any]"
+"""The messages, each with its content as one text, or an object with `messages`, `tools` and `tool_choice`."""
+
+
+class BadMember(InvalidRequest):
+    """A member of the call is wrong. `param` is its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices."""
+
+    model: str
+    is_chat: bool
+    prompts: tuple[str | Chat, ...]
+    """Texts, or one chat."""
+    choices: int
+    sampling: Mapping[str, Any]
+    is_stream: bool
+    includes_usage: bool
+    has_logprobs: bool
+    has_top_logprobs: bool
+    has_tools: bool
+    has_parallel_calls: bool
+    """Whether an answer may have several calls of tools; otherwise those after the first are dropped, as in vLLM."""
+    echoes: bool
+    keep_alive_s: float | None
+    """How long the model stays loaded after this call; math.inf: for ever, None: as before. As in ollama's API."""
+    warnings: tuple[str, ...] = ()
+    """What the server ignored, for the member `warnings` of the answer, or of each choice's last chunk in a stream."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def requests(self, spec: ModelSpec) -> list[Request]:
+        """Return a request for each choice. Raises BadMember if the model cannot take them."""
+        inputs = {item.name for item in spec.inputs}
+        source = "messages" if self.is_chat else "text_input"
+        prompts: Sequence[str | Chat] = self.prompts
+        if self.is_chat and spec.chat_template is not None:
+            # Imported only for such models: it imports Jinja.
+            from edge_server.plugins.language.openai.chat_template import chat_prompt
+
+            try:
+                source, prompts = "text_input", [chat_prompt(spec, chat) for chat in prompts]
+            except InvalidRequest as error:
+                raise BadMember("messages", error.message) from error
+        if source not in inputs or spec.output("text_output") is None:
+            tokenizer = " (or the parameter chat_tokenizer)" if self.is_chat else ""
+            raise BadMember(
+                "model",
+                f"model '{spec.name}' takes no {'chats' if self.is_chat else 'prompts'}: it needs an input '{source}'"
+                f"{tokenizer} and an output 'text_output'",
+            )
+        if self.has_tools and spec.output("tool_calls") is None:
+            raise BadMember("tools", f"model '{spec.name}' has no output 'tool_calls'")
+        return [
+            self._request(spec, inputs, source, prompt, choice) for prompt in prompts for choice in range(self.choices)
+        ]
+
+    def _request(self, spec: ModelSpec, inputs: set[str], source: str, prompt: str | Chat, choice: int) -> Request:
+        sampling = dict(self.sampling)
+        if "seed" in sampling and choice:
+            sampling["seed"] = (sampling["seed"] + choice) & _LARGEST_SEED  # answers to one prompt differ
+        values: dict[str, str | bool | Chat] = {
+            source: prompt,
+            "sampling_parameters": sampling,
+            "stream": self.is_stream,
+            "exclude_input_in_output": not self.echoes,
+            "return_finish_reason": True,
+            "return_num_input_tokens": True,
+            "return_num_output_tokens": True,
+            "return_logprobs": self.has_logprobs,
+        }
+        return Request(
+            model=spec.name,
+            id=self.id,
+            inputs={name: _tensor(name, value) for name, value in values.items() if name in inputs},
+        )
+
+
+def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
+    """Return the call of a body. Raises InvalidRequest."""
+    members = parse_object(body)
+    model = read_model(members)
+    check_names(members, _SUPPORTED | (_OF_CHATS if is_chat else _OF_COMPLETIONS))
+    is_stream = _boolean(members, "stream")
+    options = members.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadMember("stream_options", f"'stream_options': expected an object, got {json_type(options)}")
+    if options and not is_stream:
+        raise BadMember("stream_options", "'stream_options': only for a stream")
+    choices = members.get("n", 1)
+    if choices is None:
+        choices = 1
+    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
+        raise BadMember("n", f"'n': expected 1 to {_MOST_CHOICES}, got {str(choices)[:40]}")
+    has_tools = is_chat and bool(members.get("tools"))
+    echoes = not is_chat and _boolean(members, "echo")
+    if echoes and is_stream:
+        raise BadMember("echo", "'echo' is not supported for a stream")
+    has_logprobs, has_top_logprobs = _read_logprobs(members, is_chat=is_chat)
+    if echoes and has_logprobs:
+        raise BadMember(
+            "logprobs", "'logprobs' is not supported with 'echo': the probabilities of a prompt's tokens are not known"
+        )
+    return TextCall(
+        model=model,
+        is_chat=is_chat,
+        prompts=(_chat(members, has_tools=has_tools),) if is_chat else _prompts(members),
+        choices=choices,
+        sampling=_sampling(members, is_chat=is_chat),
+        is_stream=is_stream,
+        includes_usage=bool(options.get("include_usage", False)),
+        has_logprobs=has_logprobs,
+        has_top_logprobs=has_top_logprobs,
+        has_tools=has_tools,
+        has_parallel_calls=members.get("parallel_tool_calls") is None or _boolean(members, "parallel_tool_calls"),
+        echoes=echoes,
+        keep_alive_s=read_keep_alive(members),
+    )
+
+
+def check_names(members: Mapping[str, Any], supported: Set[str]) -> None:
+    """Raise BadMember for a member that is not supported, and might constrain the answer."""
+    for name, value in members.items():
+        if name in supported or name in _NO_EFFECT or value is None or value in UNSUPPORTED.get(name, ()):
+            continue
+        instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise BadMember(
+            name[:80], f"'{name[:80]}' is not supported{instead}; supported are {', '.join(sorted(supported))}"
+        )
+
+
+def read_model(members: Mapping[str, Any]) -> str:
+    """Return the name of the model. Raises BadMember."""
+    model = members.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadMember("model", f"'model': expected the name of a model, got {json_type(model)}")
+    return model
+
+
+def read_keep_alive(members: Mapping[str, Any]) -> float | None:
+    """Return the seconds of `keep_alive`: a number, or a text such as "90s", "5m" or "1h"; a negative one is for ever.
+
+    Raises BadMember.
+    """
+    value = members.get("keep_alive")
+    if value is None:
+        return None
+    seconds: object = value
+    if isinstance(value, str) and (found := re.fullmatch(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)(s|m|h|)", value)):
+        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) < 1e12:
+        raise BadMember("keep_alive", f"'keep_alive': expected seconds or a text such as 5m, got {str(value)[:40]!r}")
+    return float(seconds) if seconds >= 0 else math.inf
+
+
+def _sampling(members: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    sampling = {name: members[name] for name in _COMMON if members.get(name) is not None}
+    seed = sampling.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED):
+        raise BadMember(
+            "seed",
+            f"'seed': expected a whole number from 0 to {_LARGEST_SEED}, or none for another answer each time, "
+            f"got {str(seed)[:40]}",
+        )
+    name = "max_completion_tokens" if members.get("max_completion_tokens") is not None else "max_tokens"
+    most = members.get(name)
+    if most is None:
+        # 0 lets a chat use all the room that the model has.
+        most = 0 if is_chat else _DEFAULT_COMPLETION_TOKENS
+    elif isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise BadMember(name, f"'{name}': expected a whole number from 1, got {str(most)[:40]}")
+    sampling["max_tokens"] = most
+    form = members.get("response_format")
+    if form is not None:
+        sampling.update(_response_format(form))
+    return sampling
+
+
+def _response_format(form: object) -> dict[str, Any]:
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind == "json_schema" and isinstance(form, dict):
+        named = form.get("json_schema")
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if isinstance(schema, dict):
+            return {"json_schema": schema}
+        raise BadMember("response_format", "'response_format.json_schema.schema': expected an object, got "
+                        f"{json_type(schema)}")  # fmt: skip
+    raise BadMember(
+        "response_format", f"'response_format.type': expected text, json_object or json_schema, got {str(kind)[:40]}"
+    )
+
+
+def _read_logprobs(members: Mapping[str, Any], *, is_chat: bool) -> tuple[bool, bool]:
+    """Return whether the call wants the probability of each token, and of the most likely one at its place."""
+    param = "top_logprobs" if is_chat else "logprobs"
+    top = members.get(param)
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 1):
+        raise BadMember(param, f"'{param}': expected 0 or 1, got {str(top)[:40]}: only the chosen token's is known")
+    if not is_chat:
+        return top is not None, top == 1
+    has_logprobs = _boolean(members, "logprobs")
+    if top and not has_logprobs:
+        raise BadMember("top_logprobs", "'top_logprobs': only with 'logprobs' true")
+    return has_logprobs, top == 1
+
+
+def _chat(members: Mapping[str, Any], *, has_tools: bool) -> Chat:
+    """Return the messages, and the tools, which the model checks."""
+    messages = members.get("messages")
+    if not isinstance(messages, list):
+        raise BadMember("messages", f"'messages': expected a list of messages, got {json_type(messages)}")
+    if not messages:
+        raise BadMember("messages", "'messages': expected at least one message, got an empty list")
+    plain = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadMember("messages", f"'messages[{place}].role': expected a text")
+        plain.append({**message, "content": _content(message.get("content"), place)})
+    choice = members.get("tool_choice")
+    if not has_tools:
+        if choice not in (None, "none", "auto"):
+            raise BadMember("tool_choice", "'tool_choice': expected none or auto without tools")
+        return plain
+    return {"messages": plain, "tools": members["tools"], "tool_choice": choice}
+
+
+def _content(content: object, place: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadMember("messages", f"'messages[{place}].content': expected a text, got {json_type(content)}")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            raise BadMember("messages", f"'messages[{place}].content': expected parts of type text, got "
+                            f"{str(kind)[:40]}")  # fmt: skip
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(members: Mapping[str, Any]) -> tuple[str, ...]:
+    given = members.get("prompt")
+    prompts: Sequence[object] = given if isinstance(given, list) else [given]
+    if not prompts or len(prompts) > _MOST_CHOICES or not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadMember("prompt", f"'prompt': expected a text or a list of 1 to {_MOST_CHOICES} texts")
+    return tuple(str(prompt) for prompt in prompts)
+
+
+def _boolean(members: Mapping[str, Any], name: str) -> bool:
+    value = members.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadMember(name, f"'{name}': expected true or false, got {json_type(value)}")
+    return bool(value)
+
+
+def _tensor(name: str, value: str | bool | Chat) -> Tensor:
+    if isinstance(value, list | dict):
+        return JsonTensor(name, value)
+    if isinstance(value, bool):
+        return Tensor(name, DType.BOOL, np.array([value]))
+    array = np.empty(1, object)
+    array[0] = value.encode("utf-8", "replace")
+    return Tensor(name, DType.BYTES, array)

@@ -1,0 +1,215 @@
+"""Answers of OpenAI's API: responses of a model with text tensors as objects of chats and completions, and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from edge_server.core.request_response import Response
+from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
+from edge_server.plugins.language.openai.completion_request import BadMember, TextCall
+
+_TYPES = {
+    ErrorCode.INVALID_ARG: "invalid_request_error",
+    ErrorCode.NOT_FOUND: "invalid_request_error",
+    ErrorCode.UNSUPPORTED: "invalid_request_error",
+    ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.PERMISSION_DENIED: "permission_error",
+    ErrorCode.RESOURCE_EXHAUSTED: "rate_limit_error",
+}
+
+
+class UnknownPath(NotFound):
+    """No endpoint has a path of OpenAI's API."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(
+            f"unknown path: {method} {path[:80]}; of OpenAI's API this server has /v1/chat/completions, "
+            "/v1/completions, /v1/embeddings and /v1/models"
+        )
+
+
+@dataclass(slots=True)
+class TextChoice:
+    """One answer as its responses arrive. `delta`, `delta_logprobs` and `delta_tool_calls` are those of the last
+    response."""
+
+    index: int
+    has_parallel_calls: bool = True
+    delta: str = ""
+    delta_logprobs: list[dict[str, Any]] = field(default_factory=list)
+    delta_tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    input_tokens: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that were not computed, None if the model does not tell."""
+    output_tokens: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """What the model did not obey."""
+
+    def add(self, response: Response) -> None:
+        """Take a response without an error."""
+        outputs: dict[str, Any] = {tensor.name: tensor.array.ravel() for tensor in response.outputs}
+        texts = [item.decode("utf-8", "replace") for item in outputs.get("text_output", ())]
+        self.delta = "".join(texts)
+        self.text += self.delta
+        if len(found := outputs.get("num_input_tokens", ())):
+            self.input_tokens = int(found[0])
+        if len(found := outputs.get("num_cached_tokens", ())):
+            self.cached_tokens = int(found[0])
+        self.output_tokens += sum(int(item) for item in outputs.get("num_output_tokens", ()))
+        self.delta_logprobs = []
+        for item in outputs.get("logprobs", ()):
+            self.delta_logprobs += json.loads(item)
+        self.logprobs += self.delta_logprobs
+        self.delta_tool_calls = []
+        for item in outputs.get("tool_calls", ()):
+            parts = json.loads(item)
+            self.delta_tool_calls += [part for part in parts if self.has_parallel_calls or part["index"] == 0]
+        for part in self.delta_tool_calls:
+            if part["index"] == len(self.tool_calls):
+                call = {"id": part["id"], "type": "function", "function": {"name": part["function"]["name"]}}
+                self.tool_calls.append(call)
+            function = self.tool_calls[part["index"]]["function"]
+            function["arguments"] = function.get("arguments", "") + part["function"].get("arguments", "")
+        self.warnings += [_openai_place(item.decode("utf-8", "replace")) for item in outputs.get("warnings", ())]
+        reason = next((item.decode() for item in outputs.get("finish_reason", ()) if item), None)
+        # A model without this output ends for a reason of its own.
+        self.finish_reason = reason or ("stop" if response.is_final else None)
+
+
+def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the object of a call that is no stream."""
+    kind = "chat.completion" if call.is_chat else "text_completion"
+    answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
+    return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
+
+
+def first_chunk(call: TextCall, index: int) -> dict[str, Any]:
+    """Return the chunk that opens a choice of a streamed chat."""
+    choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    return _chunk(call, [choice])
+
+
+def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
+    """Return the chunks for the last response of a choice: its text, then its end."""
+    found = []
+    logprobs = _logprobs(call, choice.delta_logprobs, len(choice.text) - len(choice.delta))
+    if call.is_chat:
+        if choice.delta:
+            delta: dict[str, Any] = {"content": choice.delta}
+            found.append({"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        for part in choice.delta_tool_calls:
+            delta = {"tool_calls": [part]}
+            found.append({"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None})
+        if choice.finish_reason:
+            found.append({"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason})
+    elif choice.delta or choice.finish_reason:
+        end = choice.finish_reason
+        found.append({"index": choice.index, "text": choice.delta, "logprobs": logprobs, "finish_reason": end})
+    events = [_chunk(call, [item]) for item in found]
+    if choice.finish_reason:
+        events[-1].update(_warnings(call, [choice]))
+    return events
+
+
+def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the last chunk of a stream with `include_usage`."""
+    return {**_chunk(call, []), "usage": usage(call, choices)}
+
+
+def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the token counts of a call. A prompt with several answers counts once."""
+    prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
+    completion = sum(choice.output_tokens for choice in choices)
+    found = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    cached = [choice.cached_tokens for choice in choices[:: call.choices] if choice.cached_tokens is not None]
+    return {**found, "prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else found
+
+
+def error_object(error: EdgeServerError) -> dict[str, Any]:
+    """Return an error in OpenAI's form. Its client shows message, param and code."""
+    code = param = None
+    message = error.message
+    if isinstance(error, BadMember):
+        param = error.param
+    elif isinstance(error, BadSchema):
+        place = _openai_place(error.place)
+        param, message = re.split(r"[.\[]", place)[0], f"{place}: {error.problem}"
+    elif isinstance(error, ContextTooLong):
+        code = "context_length_exceeded"
+    elif isinstance(error, UnknownPath):
+        code = "unknown_url"
+    elif error.code is ErrorCode.NOT_FOUND:
+        code = "model_not_found"
+    return {
+        "error": {
+            "message": message,
+            "type": _TYPES.get(error.code, "server_error"),
+            "param": param,
+            "code": code,
+        }
+    }
+
+
+def _warnings(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+    """Return the member `warnings`, each warning once; no member without warnings."""
+    found = dict.fromkeys([*call.warnings, *(text for choice in choices for text in choice.warnings)])
+    return {"warnings": list(found)} if found else {}
+
+
+def _openai_place(text: str) -> str:
+    """Return a text that begins with a place of a schema as OpenAI's clients know it."""
+    # The model knows the schema as a sampling parameter, unless it is that of tools.
+    return re.sub(r"^json_schema\b", "response_format.json_schema.schema", text)
+
+
+def _head(call: TextCall, kind: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if call.is_chat else "cmpl"
+    return {"id": f"{prefix}-{call.id}", "object": kind, "created": call.created, "model": call.model}
+
+
+def _chunk(call: TextCall, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    chunk = {**_head(call, "chat.completion.chunk" if call.is_chat else "text_completion"), "choices": choices}
+    return {**chunk, "usage": None} if call.includes_usage else chunk
+
+
+def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
+    end = {"logprobs": _logprobs(call, choice.logprobs, 0), "finish_reason": choice.finish_reason}
+    if call.is_chat:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            message.update(content=choice.text or None, tool_calls=choice.tool_calls)
+        return {"index": choice.index, "message": message, **end}
+    return {"index": choice.index, "text": choice.text, **end}
+
+
+def _logprobs(call: TextCall, items: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
+    """Return the tokens with their logarithms. `offset` is the place of the first one in the choice's text.
+
+    Only the chosen token is known, so it is the one among the most likely, as the first one in vLLM.
+    """
+    if not call.has_logprobs:
+        return None
+    if not call.is_chat:
+        sizes = [len(item["token"]) for item in items]
+        return {
+            "tokens": [item["token"] for item in items],
+            "token_logprobs": [item["logprob"] for item in items],
+            "top_logprobs": [{item["token"]: item["logprob"]} for item in items] if call.has_top_logprobs else None,
+            "text_offset": list(accumulate(sizes[:-1], initial=offset)) if items else [],
+        }
+    tokens = [
+        {"token": item["token"], "logprob": item["logprob"], "bytes": list(item["token"].encode())} for item in items
+    ]
+    return {
+        "content": [{**token, "top_logprobs": [token] if call.has_top_logprobs else []} for token in tokens],
+        "refusal": None,
+    }

@@ -1,0 +1,149 @@
+"""Calls of OpenAI's API, `embeddings`, as inference requests for a model that turns a text into a vector, and answers.
+
+The format is https://platform.openai.com/docs/api-reference/embeddings. Of members that
+are not supported only those are ignored that have no effect on the answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ServingFault
+from edge_server.frontends.v2.json_parser import json_type, parse_object, to_json
+from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_keep_alive, read_model
+from edge_server.protocol.raw_tensors import Buffer
+
+_SUPPORTED = {"model", "input", "encoding_format", "dimensions", "keep_alive"}
+_MOST_TEXTS = 2048
+_TOKEN_COUNT = "num_input_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """One call. `dimensions`: length that the client expects of each embedding, None: any. `keep_alive_s` as in
+    TextCall."""
+
+    model: str
+    texts: tuple[str, ...]
+    is_base64: bool
+    dimensions: int | None
+    keep_alive_s: float | None
+    warnings: tuple[str, ...] = ()
+    id: str = field(default_factory=lambda: f"embd-{uuid.uuid4().hex}")
+
+    def requests(self, spec: ModelSpec) -> list[Request]:
+        """Return requests with all texts in order: as many in each as the model's batch has rows, or one.
+
+        Raises BadMember if the model cannot be asked, or gives embeddings of another length.
+        """
+        source, output = embedding_tensors(spec)
+        if output.dims[0] != -1:
+            self._check_length(output.dims[0])
+        rows = max(spec.max_batch_size, 1)
+        count = spec.output(_TOKEN_COUNT)
+        outputs = (output.name,) if count is None or count.dtype is not DType.UINT32 else (output.name, count.name)
+        requests = []
+        for first in range(0, len(self.texts), rows):
+            texts = np.array([text.encode("utf-8", "replace") for text in self.texts[first : first + rows]], object)
+            shape = (len(texts), *[1] * len(source.dims)) if spec.max_batch_size else (1,) * len(source.dims)
+            tensor = Tensor(source.name, DType.BYTES, texts.reshape(shape))
+            requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
+        return requests
+
+    def answer(self, requests: Sequence[Request], responses: Sequence[Response]) -> bytes:
+        """Return the answer as JSON. `responses` belong to `requests`, and have no error.
+
+        Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
+        """
+        data: list[dict[str, object]] = []
+        tokens = 0
+        for request, response in zip(requests, responses, strict=True):
+            outputs = {tensor.name: tensor.array for tensor in response.outputs}
+            name = request.outputs[0]
+            rows = next(iter(request.inputs.values())).array.size
+            if name not in outputs or outputs[name].size == 0:
+                raise ServingFault(f"model '{self.model}' gave no output '{name}'")
+            embeddings = outputs[name].reshape(rows, -1).astype("<f4", copy=False)
+            self._check_length(embeddings.shape[1])
+            if not np.isfinite(embeddings).all():
+                raise ServingFault(f"model '{self.model}' gave NaN or infinity in output '{name}'")
+            if _TOKEN_COUNT in outputs:
+                tokens += int(outputs[_TOKEN_COUNT].sum())
+            for row in embeddings:
+                value = base64.b64encode(row.tobytes()).decode() if self.is_base64 else row.tolist()
+                data.append({"object": "embedding", "index": len(data), "embedding": value})
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        answer = {"object": "list", "data": data, "model": self.model, "usage": usage}
+        return to_json({**answer, "warnings": self.warnings} if self.warnings else answer)
+
+    def _check_length(self, length: int) -> None:
+        if self.dimensions not in (None, length):
+            raise BadMember(
+                "dimensions", f"'dimensions': expected {length}, as model '{self.model}' gives, got {self.dimensions}"
+            )
+
+
+def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
+    """Return the input for a text and the output with its embedding. Raises BadMember with what is missing."""
+    inputs = [item for item in spec.inputs if not item.is_optional]
+    stated = spec.parameters.get("embedding_output") or None
+    floats = [item for item in spec.outputs if item.dtype is DType.FP32]
+    output = spec.output(stated or "embedding")
+    if output is None and stated is None and len(floats) == 1:
+        output = floats[0]
+    if spec.is_decoupled:
+        missing = "one response to each request, and it is decoupled"
+    elif len(inputs) != 1 or inputs[0].dtype is not DType.BYTES:
+        given = ", ".join(f"'{item.name}' {item.dtype.config_name.removeprefix('TYPE_')}" for item in inputs)
+        missing = f"exactly one input that is not optional, a STRING; it has {given or 'none'}"
+    elif not inputs[0].dims or not set(inputs[0].dims) <= {1, -1}:
+        missing = f"an input for one text, of shape [1]; '{inputs[0].name}' has {list(inputs[0].dims)}"
+    elif output is None and stated is not None:
+        missing = f"the output '{stated}', which its parameter embedding_output names"
+    elif output is None:
+        missing = (
+            "an FP32 output called 'embedding', or only one, or one that its parameter embedding_output names; it has "
+            f"{len(floats)}"
+        )
+    elif output.dtype is not DType.FP32 or len(output.dims) != 1:
+        missing = f"FP32 [-1] or [n] in the output '{output.name}'; it has {output.dtype.value} {list(output.dims)}"
+    else:
+        return inputs[0], output
+    raise BadMember("model", f"model '{spec.name}' gives no embeddings: it needs {missing}")
+
+
+def read_embedding_call(body: Buffer) -> EmbeddingCall:
+    """Return the call of a body. Raises InvalidRequest."""
+    members = parse_object(body)
+    model = read_model(members)
+    check_names(members, _SUPPORTED)
+    given = members.get("input")
+    texts: list[object] = given if isinstance(given, list) else [given]
+    if not 1 <= len(texts) <= _MOST_TEXTS:
+        raise BadMember("input", f"'input': expected a text or a list of 1 to {_MOST_TEXTS} texts, got {len(texts)}")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            where = f"[{place}]" if isinstance(given, list) else ""
+            hint = "; tokens are not supported" if isinstance(text, int | list) else ""
+            raise BadMember("input", f"'input{where}': expected a text, got {json_type(text)}{hint}")
+    encoding = members.get("encoding_format")
+    if encoding not in (None, "float", "base64"):
+        raise BadMember("encoding_format", f"'encoding_format': expected float or base64, got {str(encoding)[:40]}")
+    dimensions = members.get("dimensions")
+    if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
+        raise BadMember("dimensions", f"'dimensions': expected a whole number from 1, got {str(dimensions)[:40]}")
+    return EmbeddingCall(
+        model=model,
+        texts=tuple(str(text) for text in texts),
+        is_base64=encoding == "base64",
+        dimensions=dimensions,
+        keep_alive_s=read_keep_alive(members),
+    )

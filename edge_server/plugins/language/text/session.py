@@ -1,0 +1,394 @@
+"""Session of a language model: in-flight batching of text requests on a token engine.
+
+One thread makes every call of the engine: it adds sequences, removes those of clients that have left, takes a step, and
+sends the new text. `execute` checks a request, and returns as soon as that thread has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
+from edge_server.backends.isolation.process_channel import one_message
+from edge_server.errors import BackendError, ContextTooLong, EdgeServerError, InvalidRequest, QueueFull, SessionLost
+from edge_server.plugins.language.chat_roles import replace_developer
+from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.engines.token_engine import FinishReason, TokenEngine, TokenEvent
+from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
+from edge_server.plugins.language.text.metrics import LlmMetrics
+from edge_server.plugins.language.text.schema_check import check_schema
+from edge_server.plugins.language.text.special_tokens import ChatEncoder
+from edge_server.plugins.language.text.text_request import TextRequest, read_request
+from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
+
+log = logging.getLogger(__name__)
+
+_LEAST_SHARE = 0.05
+"""Work share below which steps are not slowed further: a stream must not end in a time-out of its client."""
+_GUESS_TOKENS = 256
+"""Length of an answer that is expected before any has been seen."""
+_MOST_KNOWN = 128
+"""Answers whose lengths are remembered."""
+_NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
+_MAX_NAMED = 8
+"""Keywords of a schema that warnings name."""
+
+
+class _Generation:
+    """One request, from its arrival to its last text."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        request: TextRequest,
+        prompt: Sequence[int],
+        engine: TokenEngine,
+        warnings: Sequence[str],
+    ) -> None:
+        self.execution = execution
+        self.warnings = warnings
+        self.request = request
+        self.prompt = prompt
+        self.sampling = request.sampling
+        self.text = IncrementalDetokenizer(engine.decode, request.sampling.stop)
+        self.number = 0
+        self.arrived_s = time.monotonic()
+        self.first_token_s = 0.0
+        self.output_tokens = 0
+        self.cached_tokens: int | None = None
+        self.cumulative_logprob = 0.0
+        self.unsent = "" if request.is_stream or not request.has_prompt_in_output else request.prompt or ""
+        """Text that is not sent yet: all of it if the request is no stream."""
+        self.unsent_tokens = 0
+        self.unsent_logprobs: list[dict[str, object]] = []
+        self.unsent_tool_calls: list[ToolCallDelta] = []
+        self.tool_calls: ToolCallParser | None = None
+
+
+class LlmSession(RequestSession):
+    """Text over a token engine. The session owns the engine and closes it."""
+
+    hands_over = True
+
+    def __init__(
+        self,
+        model: str,
+        engine: TokenEngine,
+        settings: LlmSettings,
+        labels: dict[str, str],
+        work_share: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`work_share` returns the part of its time that the engine may compute; the rest is pauses between steps."""
+        self._model = model
+        self._engine = engine
+        self._chat_encoder = ChatEncoder(engine)
+        self._settings = settings
+        self._metrics = LlmMetrics(labels)
+        self._work_share = work_share
+        self._tool_format = settings.tool_call_parser or guess_format(engine.chat_template)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Generation] = deque()
+        self._answer_tokens = _GUESS_TOKENS
+        """Length that is expected of an answer."""
+        self._is_closed = False
+        self._running: dict[int, _Generation] = {}
+        """By the engine's number. Only the engine's thread changes it, and holds `_changed` for it. It alone uses
+        everything below."""
+        self._numbers = itertools.count(1)
+        self._run_number = 0
+        self._compiles = False
+        """Whether the last step compiled a schema."""
+        self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
+        options = {
+            name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
+        }
+        precision = "f32" if settings.is_deterministic else "as the model says"
+        self.info = SessionInfo(engine.name, "CPU", precision, options, is_bound=False)
+        self._thread = threading.Thread(target=self._run, name=f"{model}-tokens"[:60], daemon=True)
+        self._thread.start()
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            try:
+                self._accept(execution)
+            except EdgeServerError as error:
+                execution.fail(error.detached())
+
+    @property
+    def run_number(self) -> int:
+        """A run is a step of the engine."""
+        return self._run_number
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _accept(self, execution: Execution) -> None:
+        request = read_request(execution.request, self._engine.default_sampling)
+        engine = self._engine
+        if (request.has_logprobs or request.has_cumulative_logprob) and not engine.has_logprobs:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': expected none of return_logprobs and "
+                f"return_cumulative_logprob: {engine.name} does not tell the probabilities of tokens"
+            )
+        tools = request.tools
+        if tools is not None and tools.choice == "auto" and self._tool_format is None:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
+                "the parameter tool_call_parser"
+            )
+        sampling, warnings = request.sampling, []
+        if sampling.json_schema:
+            place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
+            schema, left_out = check_schema(sampling.json_schema, engine.vocabulary_size, place)
+            sampling = dataclasses.replace(sampling, json_schema=schema)
+            warnings = [f"{name}: {_NOT_ENFORCED}" for name in left_out[:_MAX_NAMED]]
+            if len(left_out) > _MAX_NAMED:
+                warnings.append(f"{len(left_out) - _MAX_NAMED} more length limits and formats: {_NOT_ENFORCED}")
+        if request.prompt is None:
+            messages = replace_developer(request.messages, engine.chat_template)
+            tokens = self._chat_encoder.encode(messages, tools.items if tools is not None else ())
+        else:
+            tokens = engine.encode(request.prompt)
+        if not tokens:
+            raise InvalidRequest(f"inference request to model '{self._model}': expected a prompt, got an empty one")
+        room = engine.total_blocks * engine.block_tokens
+        most = min(room, engine.max_context or room)
+        if len(tokens) >= most:
+            raise ContextTooLong(
+                f"inference request to model '{self._model}': expected a prompt of less than {most} tokens, "
+                f"got {len(tokens)}"
+            )
+        generation = _Generation(execution, request, tokens, engine, warnings)
+        if tools is not None:
+            generation.tool_calls = ToolCallParser(tools, self._tool_format)
+        wanted = sampling.max_tokens or most
+        generation.sampling = dataclasses.replace(sampling, max_tokens=min(wanted, most - len(tokens)))
+        with self._changed:
+            if self._is_closed:
+                raise SessionLost(f"model '{self._model}': the session is closed")
+            waiting = self._count_waiting_before(generation)
+            if waiting is not None and waiting >= self._settings.max_queue_size:
+                raise QueueFull(
+                    f"inference request to model '{self._model}': {waiting} requests wait for room in the "
+                    f"KV cache, and max_queue_size is {self._settings.max_queue_size}"
+                )
+            self._waiting.append(generation)
+            self._changed.notify_all()
+
+    def _count_waiting_before(self, generation: _Generation) -> int | None:
+        """Return how many requests wait for room before a new one, None if there is room for it.
+
+        Call it with `_changed` held.
+        """
+        used = sum(map(self._expected_blocks, self._running.values()))
+        for place, item in enumerate((*self._waiting, generation)):
+            blocks = self._expected_blocks(item)
+            if used and used + blocks > self._engine.total_blocks:
+                return len(self._waiting) - place
+            used += blocks
+        return None
+
+    def _expected_blocks(self, generation: _Generation) -> int:
+        """Return the blocks of the KV cache that a request will probably need."""
+        answer = min(generation.sampling.max_tokens, self._answer_tokens)
+        return -(-(len(generation.prompt) + answer) // self._engine.block_tokens)
+
+    # -- the engine's thread
+
+    def _run(self) -> None:
+        error: EdgeServerError = SessionLost(f"model '{self._model}': the session is closed")
+        try:
+            while self._wait_for_work():
+                self._remove_cancelled()
+                self._admit()
+                if not self._engine.is_idle():
+                    took_s = self._step()
+                    self._pause(took_s)
+                self._metrics.set_load(len(self._running), len(self._waiting), self._engine.figures())
+        except Exception as failure:
+            log.exception("model '%s': the token engine failed", self._model)
+            error = SessionLost(f"model '{self._model}': the token engine failed: {failure}")
+        with self._changed:
+            self._is_closed = True
+            left = [*self._running.values(), *self._waiting]
+            self._waiting.clear()
+            self._running.clear()
+        for generation in left:
+            generation.execution.fail(error)
+        self._engine.close()
+        self._metrics.close()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do. Return False once the session is closed."""
+        with self._changed:
+            # A cancelled sequence keeps its blocks until the next step, so the engine may have work without requests.
+            self._changed.wait_for(
+                lambda: self._is_closed or self._waiting or self._running or not self._engine.is_idle()
+            )
+            return not self._is_closed
+
+    def _remove_cancelled(self) -> None:
+        """Remove the requests of clients that have left: a waiting one frees its place in the queue, too."""
+        with self._changed:
+            left = [item for item in self._waiting if item.execution.is_cancelled()]
+            for generation in left:
+                self._waiting.remove(generation)
+        for generation in left:
+            generation.execution.finish()
+        for generation in [item for item in self._running.values() if item.execution.is_cancelled()]:
+            self._engine.cancel(generation.number)
+            self._end(generation)
+            generation.execution.finish()
+
+    def _admit(self) -> None:
+        """Add waiting requests, in order, while the KV cache has room for what all are expected to need.
+
+        Those with a schema, which the next step compiles, are added one at a time and not before two steps in a row: so
+        a request beside them waits for one such step at most.
+        """
+        may_compile, self._compiles = not self._compiles, False
+        engine = self._engine
+        with self._changed:
+            waiting = list(self._waiting)
+        used = sum(map(self._expected_blocks, self._running.values()))
+        for generation in waiting:
+            blocks = self._expected_blocks(generation)
+            if self._running and used + blocks > engine.total_blocks:
+                break
+            if generation.sampling.json_schema:
+                if not may_compile:
+                    continue
+                may_compile, self._compiles = False, True
+            generation.number = next(self._numbers)
+            with self._changed:
+                self._waiting.remove(generation)
+                self._running[generation.number] = generation
+            try:
+                engine.add(generation.number, generation.prompt, generation.sampling)
+            except EdgeServerError as error:
+                self._end(generation)
+                generation.execution.fail(error.detached())
+                continue
+            used += blocks
+            self._metrics.begin(time.monotonic() - generation.arrived_s, len(generation.prompt))
+
+    def _pause(self, took_s: float) -> None:
+        """Wait after a step of `took_s` as long as the work share asks for."""
+        share = self._work_share()
+        if share < 1.0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, took_s * (1 / max(share, _LEAST_SHARE) - 1))
+
+    def _step(self) -> float:
+        """Take a step, and send the new text. Return the seconds of the step."""
+        reads_prompt = any(not item.output_tokens for item in self._running.values())
+        begin_s = time.monotonic()
+        self._run_number += 1
+        events = self._engine.step()
+        self._run_number += 1
+        took_s = time.monotonic() - begin_s
+        self._metrics.count_step(took_s, reads_prompt=reads_prompt)
+        found = [(self._running.get(event.number), event) for event in events]
+        running = [(generation, event) for generation, event in found if generation is not None]
+        texts = self._engine.decode([item.text.add_tokens(event.tokens) for item, event in running]) if running else ()
+        with one_message():
+            self._send_results(running, texts)
+        return took_s
+
+    def _send_results(self, running: Sequence[tuple[_Generation, TokenEvent]], texts: Sequence[str]) -> None:
+        for (generation, event), text in zip(running, texts, strict=True):
+            if event.error:
+                self._end(generation)
+                # A request with a grammar is the usual cause. See OpenVinoEngine.step.
+                kind = InvalidRequest if generation.sampling.json_schema else BackendError
+                generation.execution.fail(
+                    kind(f"inference request to model '{self._model}': the token engine failed on it: {event.error}")
+                )
+                continue
+            self._continue(generation, event, text)
+
+    def _continue(self, generation: _Generation, event: TokenEvent, decoded: str) -> None:
+        """Take the new tokens of a sequence with their text, and send what is certain."""
+        now_s = time.monotonic()
+        if event.tokens and not generation.output_tokens:
+            generation.first_token_s = now_s
+            self._metrics.first_token(now_s - generation.arrived_s)
+        generation.output_tokens += len(event.tokens)
+        generation.unsent_tokens += len(event.tokens)
+        generation.cumulative_logprob += sum(event.logprobs)
+        if generation.request.has_logprobs:
+            generation.unsent_logprobs += [
+                {"token": self._engine.decode([[token]])[0], "token_id": token, "logprob": logprob}
+                for token, logprob in zip(event.tokens, event.logprobs, strict=False)
+            ]
+        self._metrics.count_tokens(len(event.tokens))
+        finish = event.finish
+        generation.cached_tokens = event.cached_tokens
+        text = generation.text.add_text(decoded, is_last=finish is not None)
+        if generation.text.is_stopped:
+            if finish is None:
+                self._engine.cancel(generation.number)
+            finish = "stop"
+        if generation.tool_calls is not None:
+            text, calls = generation.tool_calls.add(text, is_last=finish is not None)
+            generation.unsent_tool_calls += calls
+        generation.unsent += text
+        if finish is None:
+            if generation.request.is_stream and (generation.unsent or generation.unsent_tool_calls):
+                self._send(generation, None)
+            return
+        self._end(generation)
+        if generation.output_tokens == 0 and finish == "length":
+            generation.execution.fail(
+                QueueFull(f"inference request to model '{self._model}': the KV cache had no room for its prompt")
+            )
+            return
+        self._lengths.append(generation.output_tokens)
+        self._answer_tokens = sorted(self._lengths)[len(self._lengths) * 9 // 10]
+        self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
+        self._send(generation, finish)
+
+    def _send(self, generation: _Generation, finish: FinishReason | None) -> None:
+        request = generation.request
+        outputs: dict[str, Array] = {"text_output": _texts(generation.unsent)}
+        if request.has_finish_reason:
+            has_called = generation.tool_calls is not None and generation.tool_calls.call_count
+            outputs["finish_reason"] = _texts("tool_calls" if finish == "stop" and has_called else finish or "")
+        if request.has_input_count:
+            outputs["num_input_tokens"] = np.array([len(generation.prompt)], np.uint32)
+            if generation.cached_tokens is not None:
+                outputs["num_cached_tokens"] = np.array([generation.cached_tokens], np.uint32)
+        if request.has_output_count:
+            outputs["num_output_tokens"] = np.array([generation.unsent_tokens], np.uint32)
+        if request.has_logprobs:
+            outputs["logprobs"] = _texts(json.dumps(generation.unsent_logprobs))
+        if request.has_cumulative_logprob:
+            outputs["cumulative_logprob"] = np.array([generation.cumulative_logprob], np.float32)
+        if request.tools is not None:
+            outputs["tool_calls"] = _texts(json.dumps(generation.unsent_tool_calls))
+        if finish is not None and generation.warnings:
+            outputs["warnings"] = _texts(*generation.warnings)
+        generation.unsent, generation.unsent_tokens = "", 0
+        generation.unsent_logprobs, generation.unsent_tool_calls = [], []
+        generation.execution.send(outputs, is_final=finish is not None)
+
+    def _end(self, generation: _Generation) -> None:
+        with self._changed:
+            del self._running[generation.number]
+
+
+def _texts(*texts: str) -> Array:
+    return np.array([text.encode() for text in texts], object)

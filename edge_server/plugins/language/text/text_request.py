@@ -1,0 +1,247 @@
+"""Text request: the tensors of one request to a language model, checked.
+
+The tensors are those of Triton's vLLM backend (triton-inference-server/vllm_backend, docs), and `messages`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from edge_server.core.json_tensor import JsonTensor
+from edge_server.core.request_response import Request
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.engines.token_engine import ChatMessage, Sampling
+from edge_server.plugins.language.text.tool_calls import Tools, read_tools
+from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
+
+DEFAULT_MAX_TOKENS = 16
+"""Of vLLM."""
+
+DEFAULT_SAMPLING = Sampling(DEFAULT_MAX_TOKENS)
+
+_ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"}
+"""What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
+other unknown request parameters are not for the model."""
+
+_MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """`prompt` is None if the chat template makes it from `messages` and `tools`. `sampling.max_tokens` 0: as many as
+    fit."""
+
+    prompt: str | None
+    messages: Sequence[ChatMessage]
+    tools: Tools | None
+    sampling: Sampling
+    is_stream: bool
+    has_prompt_in_output: bool
+    has_finish_reason: bool
+    has_input_count: bool
+    has_output_count: bool
+    has_logprobs: bool
+    has_cumulative_logprob: bool
+
+
+def read_request(request: Request, defaults: Sampling = DEFAULT_SAMPLING) -> TextRequest:
+    """Return the checked request. `defaults` are the model's, for what it does not say. Raises InvalidRequest."""
+    title = f"inference request to model '{request.model}'"
+    prompt, chat = _text(request, "text_input"), _json_input(request, "messages")
+    if (prompt is None) == (chat is None):
+        given = "neither" if prompt is None else "both"
+        raise InvalidRequest(f"{title}: expected one of the inputs 'text_input' and 'messages', got {given}")
+    stated = _json_input(request, "sampling_parameters")
+    # As in Triton's vLLM backend: without the tensor, the request parameters are the sampling parameters.
+    values: Mapping[str, Any] = dict(request.parameters) if stated is None else _json(stated, title)
+    is_stream = _flag(request, "stream", bool(values.get("stream", False)))
+    excludes = _flag(request, "exclude_input_in_output", is_stream or prompt is None)
+    if is_stream and not excludes:
+        raise InvalidRequest(f"{title}: a stream cannot have exclude_input_in_output false")
+    messages, tools = _chat(chat, title) if chat is not None else ((), None)
+    sampling = read_sampling(values, title, is_strict=stated is not None, defaults=defaults)
+    if tools is not None and (schema := tools.json_schema()):
+        if sampling.json_schema:
+            raise InvalidRequest(f"{title}: expected a tool choice or json_schema, got both")
+        sampling = replace(sampling, json_schema=schema)
+    return TextRequest(
+        prompt,
+        messages,
+        tools,
+        sampling,
+        is_stream,
+        not excludes,
+        *(
+            _flag(request, name, False)
+            for name in (
+                "return_finish_reason",
+                "return_num_input_tokens",
+                "return_num_output_tokens",
+                "return_logprobs",
+                "return_cumulative_logprob",
+            )
+        ),
+    )
+
+
+def read_sampling(
+    values: Mapping[str, Any], title: str, *, is_strict: bool, defaults: Sampling = DEFAULT_SAMPLING
+) -> Sampling:
+    """Return the sampling parameters; `defaults` where they are missing or null.
+
+    Unknown names are errors if `is_strict`, otherwise those that are known to constrain a text. Raises InvalidRequest.
+    """
+
+    def bad(key: str, expected: str) -> InvalidRequest:
+        return InvalidRequest(f"{title}: sampling parameter {key}: expected {expected}, got {str(values[key])[:80]!r}")
+
+    def number(key: str, default: float, least: float, most: float) -> float:
+        value = values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, str):  # values of request parameters may be text
+            try:
+                value = float(value)
+            except ValueError:
+                raise bad(key, f"{least:g} to {most:g}") from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise bad(key, f"{least:g} to {most:g}")
+        return value
+
+    def whole(key: str, default: int, least: int, most: int = 1 << 31) -> int:
+        value = number(key, default, least, most)
+        if value != math.floor(value):
+            raise bad(key, "a whole number")
+        return int(value)
+
+    known = {
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "stream", "logprobs", "n",
+    }  # fmt: skip
+    unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
+    if unknown:
+        instead = f"; use '{SAME_AS[unknown[0]]}'" if unknown[0] in SAME_AS else ""
+        raise InvalidRequest(
+            f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(known))}"
+        )
+    if whole("n", 1, 1) != 1:
+        raise bad("n", "1; send the request once for each text")
+    stop = values.get("stop") or ()
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list | tuple) or not all(isinstance(item, str) for item in stops):
+        raise bad("stop", "a text or a list of texts")
+    if len(stops) > _MOST_STOPS or any(len(item) > _MOST_STOP_CHARACTERS for item in stops):
+        raise bad("stop", f"at most {_MOST_STOPS} texts of at most {_MOST_STOP_CHARACTERS} characters")
+    schema = values.get("json_schema") or ""
+    if schema and isinstance(schema, dict):
+        schema = json.dumps(schema)
+    elif schema and (not isinstance(schema, str) or not isinstance(_json(schema, title), dict)):
+        raise bad("json_schema", "a JSON schema, as an object or its text")
+    for key in ("ignore_eos",):
+        if not isinstance(values.get(key, False), bool):
+            raise bad(key, "true or false")
+    return Sampling(
+        max_tokens=whole("max_tokens", defaults.max_tokens, 0),
+        min_tokens=whole("min_tokens", 0, 0),
+        temperature=number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
+        top_k=whole("top_k", defaults.top_k, -1),
+        min_p=number("min_p", defaults.min_p, 0.0, 1.0),
+        seed=None if values.get("seed") is None else whole("seed", 0, 0, (1 << 63) - 1),
+        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
+        presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
+        stop=tuple(stops),
+        ignore_eos=bool(values.get("ignore_eos", False)),
+        json_schema=schema,
+    )
+
+
+def _constrains(values: Mapping[str, Any], name: str) -> bool:
+    """Return whether a request parameter asks for what no model supports. An empty text asks for nothing."""
+    value = values[name]
+    return value not in (None, "") and (name in _ELSEWHERE or (name in UNSUPPORTED and value not in UNSUPPORTED[name]))
+
+
+def _chat(given: str | JsonTensor, title: str) -> tuple[Sequence[ChatMessage], Tools | None]:
+    """Return messages and tools of the input `messages`: a list of messages, or an object with `messages`, `tools` and
+    `tool_choice`."""
+    try:
+        messages = given.value if isinstance(given, JsonTensor) else json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{title}: input 'messages': expected JSON, got an error: {error}") from None
+    tools = None
+    if isinstance(messages, dict):
+        tools = read_tools(messages.get("tools"), messages.get("tool_choice"), title)
+        messages = messages.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest(f"{title}: input 'messages': expected a list of at least one message")
+    read: list[ChatMessage] = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"{title}: input 'messages': message {place} has no role")
+        if not isinstance(message.get("content"), str):
+            raise InvalidRequest(f"{title}: input 'messages': message {place} ('{message['role'][:40]}'): expected a "
+                                 "text as content")  # fmt: skip
+        if message.get("tool_calls"):
+            message = _parse_arguments(message, f"{title}: input 'messages': message {place}")
+        read.append(message)
+    return read, tools
+
+
+def _parse_arguments(message: dict[str, Any], title: str) -> dict[str, Any]:
+    """Return the message with the arguments of earlier tool calls, JSON text in OpenAI's form, as values: templates
+    expect these."""
+    calls = []
+    try:
+        for call in message["tool_calls"]:
+            function = call["function"]
+            if isinstance(function["arguments"], str):
+                function = {**function, "arguments": json.loads(function["arguments"] or "{}")}
+            calls.append({**call, "function": function})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise InvalidRequest(f"{title}: expected tool_calls with a function and its arguments as JSON") from None
+    return {**message, "tool_calls": calls}
+
+
+def _json(given: str | JsonTensor, title: str) -> dict[str, Any]:
+    try:
+        value = given.value if isinstance(given, JsonTensor) else json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{title}: expected a JSON object, got an error: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{title}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _json_input(request: Request, name: str) -> str | JsonTensor | None:
+    """Return a JSON text, or the tensor of one that is parsed already."""
+    tensor = request.inputs.get(name)
+    return tensor if isinstance(tensor, JsonTensor) else _text(request, name)
+
+
+def _text(request: Request, name: str) -> str | None:
+    tensor = request.inputs.get(name)
+    if tensor is None:
+        return None
+    if tensor.array.size != 1:
+        raise InvalidRequest(
+            f"inference request to model '{request.model}': input '{name}': expected one text, got {tensor.array.size}"
+        )
+    value: bytes = tensor.array.ravel()[0]
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"inference request to model '{request.model}': input '{name}': expected UTF-8") from None
+
+
+def _flag(request: Request, name: str, default: bool) -> bool:
+    tensor = request.inputs.get(name)
+    if tensor is None or tensor.array.size == 0:
+        return default
+    return bool(tensor.array.ravel()[0])

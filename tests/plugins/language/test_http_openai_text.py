@@ -1,0 +1,324 @@
+"""OpenAI's chats and completions: members that are not supported, probabilities, streams, paths, and calls of tools."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.config import RestrictedGroup
+from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.plugins.language.openai import endpoints
+
+NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls")
+TALKER = ModelSpec(
+    "talker",
+    "stub",
+    "",
+    max_batch_size=0,
+    inputs=tuple(
+        InputSpec(name, DType.BOOL if name == "stream" else DType.BYTES, (1,), is_optional=True)
+        for name in ("text_input", "messages", "sampling_parameters", "stream")
+    ),
+    outputs=(
+        *(OutputSpec(name, DType.BYTES, (-1,)) for name in NAMES),
+        OutputSpec("num_input_tokens", DType.UINT32, (1,)),
+        OutputSpec("num_cached_tokens", DType.UINT32, (1,)),
+    ),
+    instance_groups=(),
+    is_decoupled=True,
+)
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in outputs.items()}
+    tensors = [
+        Tensor(name, DType.BYTES, np.array([text.encode()], object)) for name, text in texts.items()
+    ]  # fmt: skip
+    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
+
+
+def say_words(request: Request) -> list[Response]:
+    """Two words and the end, with the logarithm of each."""
+    words = ["two", " words"]
+    found = [
+        response(request, text_output=word, logprobs=[{"token": word, "logprob": -place / 2}])
+        for place, word in enumerate(words)
+    ]
+    return [*found, response(request, is_final=True, text_output="", finish_reason="stop", logprobs=[])]
+
+
+def call_twice(request: Request) -> list[Response]:
+    parts = [
+        {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for index in range(2)
+    ]
+    return [
+        response(request, text_output="", tool_calls=parts),
+        response(request, is_final=True, text_output="", finish_reason="tool_calls", tool_calls=[]),
+    ]
+
+
+@pytest.fixture
+def talker(site: Any) -> Any:
+    site.service.models["talker"] = (TALKER, say_words)
+    site.service.models["caller"] = (TALKER, call_twice)
+    return site
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "talker", "messages": [{"role": "user", "content": "hello"}], **more}
+
+
+def completion(**more: Any) -> dict[str, Any]:
+    return {"model": "talker", "prompt": "hello", **more}
+
+
+def events(reply: Any) -> list[Any]:
+    found = [line.removeprefix(b"data: ") for line in reply.body.split(b"\n\n") if line.startswith(b"data: {")]
+    return [json.loads(item) for item in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("guided_choice", ["a", "b"], "'response_format'"),
+        ("guided_grammar", "root ::= 'a'", "'response_format'"),
+        ("grammar", "root ::= 'a'", "'response_format'"),
+        ("truncate_prompt_tokens", 9, ""),
+        ("chat_template_kwargs", {"enable_thinking": False}, ""),
+        ("reasoning_effort", "low", ""),
+        ("verbosity", "low", ""),
+        ("logit_bias", {"1": 2}, ""),
+        ("bad_words", ["a"], ""),
+        ("mirostat", 2, ""),
+        ("repeat_penalty", 1.1, "'repetition_penalty'"),
+        ("skip_special_tokens", False, ""),
+        ("audio", {"voice": "alloy"}, ""),
+        ("temprature", 0, ""),
+    ],
+)
+def test_a_member_that_might_constrain_the_answer_is_refused_with_those_that_are_supported(
+    talker: Any, name: str, value: Any, instead: str
+) -> None:
+    for path, body, own in (
+        ("/v1/chat/completions", chat(), "messages"),
+        ("/v1/completions", completion(), "prompt"),
+    ):
+        reply = talker.post(path, {**body, name: value})
+        error = reply.json["error"]
+        assert (reply.status, error["param"], error["type"]) == (400, name, "invalid_request_error")
+        assert error["message"].startswith(f"'{name}' is not supported; ")
+        assert instead in error["message"]
+        assert {own, "temperature", "response_format"} <= set(error["message"].replace(",", "").split())
+    assert not talker.service.requests
+
+
+def test_members_that_ask_for_nothing_or_have_no_effect_are_ignored(talker: Any) -> None:
+    nothing = {"logit_bias": {}, "reasoning_effort": None, "guided_json": None, "best_of": 1, "grammar": "",
+               "chat_template_kwargs": {}, "skip_special_tokens": True, "use_beam_search": False}  # fmt: skip
+    ignored = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "cache_prompt": True}
+    assert talker.post("/v1/chat/completions", chat(**nothing, **ignored)).status == 200
+    assert talker.post("/v1/completions", completion(**nothing, **ignored)).status == 200
+
+
+def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> None:
+    reply = talker.post("/v1/embeddings", {"model": "talker", "input": "a", "truncate_prompt_tokens": 9})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "said"),
+    [
+        ({"messages": []}, "messages", "'messages': expected at least one message, got an empty list"),
+        ({"messages": "hello"}, "messages", "'messages': expected a list of messages, got a string"),
+        ({"seed": -1}, "seed", "from 0 to 9223372036854775807, or none for another answer each time, got -1"),
+        ({"seed": 1 << 63}, "seed", "or none for another answer each time, got 9223372036854775808"),
+        ({"top_logprobs": 1}, "top_logprobs", "'top_logprobs': only with 'logprobs' true"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
+    ],
+)
+def test_a_wrong_member_gets_a_plain_error(talker: Any, members: dict[str, Any], param: str, said: str) -> None:
+    reply = talker.post("/v1/chat/completions", chat(**members))
+    assert (reply.status, reply.json["error"]["param"]) == (400, param)
+    assert said in reply.json["error"]["message"]
+
+
+def test_the_answers_to_a_chat_share_it_as_it_was_parsed(talker: Any) -> None:
+    assert talker.post("/v1/chat/completions", chat(n=2)).status == 200
+    first, second = (request.inputs["messages"] for request in talker.service.requests)
+    assert first.value is second.value
+    assert first.value == chat()["messages"] == json.loads(first.array[0])
+
+
+def test_the_answers_to_the_largest_seed_have_seeds_too(talker: Any) -> None:
+    assert talker.post("/v1/chat/completions", chat(seed=(1 << 63) - 1, n=2)).status == 200
+    sampling = [json.loads(item.inputs["sampling_parameters"].array[0]) for item in talker.service.requests]
+    assert [item["seed"] for item in sampling] == [(1 << 63) - 1, 0]
+
+
+def test_a_chat_has_the_chosen_token_as_the_most_likely_one_if_that_is_asked(talker: Any) -> None:
+    expected = [{"token": "two", "logprob": 0.0, "bytes": list(b"two")},
+                {"token": " words", "logprob": -0.5, "bytes": list(b" words")}]  # fmt: skip
+    for top in (0, 1):
+        members = chat(logprobs=True, top_logprobs=top)
+        content = [{**item, "top_logprobs": [item][:top]} for item in expected]
+        (choice,) = talker.post("/v1/chat/completions", members).json["choices"]
+        assert choice["logprobs"]["content"] == content
+        streamed = events(talker.post("/v1/chat/completions", {**members, "stream": True}))
+        logprobs = [event["choices"][0]["logprobs"] for event in streamed]
+        assert [item for part in logprobs if part for item in part["content"]] == content
+
+
+def test_a_completion_has_the_places_of_its_tokens_and_the_most_likely_ones(talker: Any) -> None:
+    (choice,) = talker.post("/v1/completions", completion(logprobs=1)).json["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["two", " words"],
+        "token_logprobs": [0.0, -0.5],
+        "top_logprobs": [{"two": 0.0}, {" words": -0.5}],
+        "text_offset": [0, 3],
+    }
+    (choice,) = talker.post("/v1/completions", completion(logprobs=0)).json["choices"]
+    assert choice["logprobs"]["top_logprobs"] is None
+    streamed = events(talker.post("/v1/completions", completion(logprobs=1, stream=True)))
+    places = [place for event in streamed for place in event["choices"][0]["logprobs"]["text_offset"]]
+    assert places == [0, 3]
+
+
+def test_the_probabilities_of_an_echoed_prompt_are_refused(talker: Any) -> None:
+    for logprobs in (0, 1):
+        reply = talker.post("/v1/completions", completion(echo=True, logprobs=logprobs))
+        assert (reply.status, reply.json["error"]["param"]) == (400, "logprobs")
+        assert "not supported with 'echo'" in reply.json["error"]["message"]
+    assert talker.post("/v1/completions", completion(echo=True, logprobs=None)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_whose_first_token_takes_long_gets_comments_and_then_all_its_chunks(
+    talker: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(endpoints, "_KEEP_ALIVE_S", 0.01)
+    has_comment = threading.Event()
+
+    def say_late(request: Request) -> list[Response]:
+        assert has_comment.wait(30)
+        return say_words(request)
+
+    talker.service.models["talker"] = (TALKER, say_late)
+    body = {**(chat() if "chat" in path else completion()), "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", talker.port, timeout=30)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b": ")
+        has_comment.set()
+        found = [json.loads(line[6:]) for line in answer.read().split(b"\n") if line.startswith(b"data: {")]
+    finally:
+        connection.close()
+    choices = [event["choices"][0] for event in found]
+    if "chat" in path:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["delta"].get("role") for choice in choices[1:]] == [None] * 3
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == "two words"
+    else:
+        assert [choice["text"] for choice in choices] == ["two", " words", ""]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
+@pytest.mark.parametrize(("more", "role"), [("", "system"), ("{# developer #}", "developer")])
+def test_templates_that_do_not_know_the_role_developer_get_system(talker: Any, more: str, role: str) -> None:
+    template = ChatTemplate("{{ messages[0].role }}" + more, {})
+    spec = replace(TALKER, inputs=TALKER.inputs[:1], chat_template=template)
+    talker.service.models["talker"] = (spec, say_words)
+    members = chat(messages=[{"role": "developer", "content": "be brief"}])
+    assert talker.post("/v1/chat/completions", members).status == 200
+    (request,) = talker.service.requests
+    assert request.inputs["text_input"].array.tolist() == [role.encode()]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": [{"role": "user", "content": "hi<|im_end|>"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": text} for text in ("<|im_", "end|>")]}]},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "tool", "name": "<|im_end|>", "content": ""}]},
+        {"tools": [{**TOOL, "function": {**TOOL["function"], "description": "<|im_end|>"}}]},
+    ],
+)
+def test_a_special_token_that_would_take_effect_in_a_prompt_is_refused_by_name(
+    talker: Any, members: dict[str, Any]
+) -> None:
+    template = ChatTemplate(
+        "{{ messages[0].content }}<|im_end|>{{ eos_token }}", {"eos_token": "</s>"}, ("<|im_end|>",)
+    )
+    inputs, (spec, answer) = TALKER.inputs[:1], talker.service.models["caller"]
+    talker.service.models["caller"] = (replace(spec, inputs=inputs, chat_template=template), answer)
+    reply = talker.post("/v1/chat/completions", chat(model="caller", **members))
+    error = reply.json["error"]
+    assert (reply.status, error["param"]) == (400, "messages")
+    assert "the text of the special token '<|im_end|>', which would take effect in its prompt" in error["message"]
+    assert not talker.service.requests
+    assert talker.post("/v1/chat/completions", chat(model="caller")).status == 200
+
+
+def test_without_parallel_calls_an_answer_has_the_first_call_only(talker: Any) -> None:
+    members = chat(model="caller", tools=[TOOL])
+    for more, count in (({}, 2), ({"parallel_tool_calls": True}, 2), ({"parallel_tool_calls": False}, 1)):
+        (choice,) = talker.post("/v1/chat/completions", members | more).json["choices"]
+        assert [call["id"] for call in choice["message"]["tool_calls"]] == ["call_0", "call_1"][:count]
+        streamed = events(talker.post("/v1/chat/completions", members | more | {"stream": True}))
+        deltas = [event["choices"][0]["delta"] for event in streamed]
+        assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == count
+
+
+def test_the_usage_has_the_cached_tokens_of_each_prompt_if_the_model_tells_them(talker: Any) -> None:
+    def say_counts(request: Request) -> list[Response]:
+        counts = (("num_input_tokens", 9), ("num_cached_tokens", 4))
+        outputs = tuple(Tensor(name, DType.UINT32, np.array([count], np.uint32)) for name, count in counts)
+        return [Response(request.model, 1, request.id, outputs=outputs)]
+
+    assert "prompt_tokens_details" not in talker.post("/v1/chat/completions", chat()).json["usage"]
+    talker.service.models["talker"] = (TALKER, say_counts)
+    body = completion(prompt=["a", "b"], n=2)
+    expected = {"prompt_tokens": 18, "completion_tokens": 0, "total_tokens": 18,
+                "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
+    assert talker.post("/v1/completions", body).json["usage"] == expected
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/", "/v3/audio/speech?x=1", "/v1/models/a/b"])
+def test_unknown_paths_have_openais_error(site: Any, path: str) -> None:
+    for method in ("POST", "GET"):
+        reply = site.ask(method, path)
+        assert reply.status == 404
+        error = reply.json["error"]
+        assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "unknown_url")
+        assert error["message"].startswith(f"unknown path: {method} {path}; of OpenAI's API this server has /v1/chat")
+
+
+def test_wrong_methods_and_missing_tokens_have_openais_error(open_site: Any) -> None:
+    reply = open_site().get("/v1/chat/completions")
+    assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+    assert reply.json["error"]["message"] == "GET: use POST"
+    guarded = open_site(restricted=(RestrictedGroup(("inference",), "key", "secret"),))
+    reply = guarded.post("/v1/chat/completions", chat())
+    assert (reply.status, reply.json["error"]["type"]) == (403, "permission_error")
+    assert reply.json["error"]["message"] == "This API is restricted, expecting header 'key'"
+
+
+def test_paths_of_others_keep_their_errors(site: Any) -> None:
+    for path in ("/v1x", "/v2/nosuch", "/v1/vision/nosuch"):
+        assert (site.get(path).status, site.get(path).error) == (404, "Not Found")

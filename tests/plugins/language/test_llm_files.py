@@ -1,0 +1,364 @@
+"""Files of language models before they are opened: sizes from GGUF headers and exports, damaged files, and text."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.errors import BackendMissing
+from edge_server.plugins.language.backend import make
+from edge_server.plugins.language.engines.generation_config import GenerationConfig, read_generation_config
+from edge_server.plugins.language.engines.model_size import (
+    EXPORT_LOAD_FACTOR,
+    GGUF_LOAD_FACTOR,
+    KV_BYTES_PER_VALUE,
+    ONNX_LOAD_FACTOR,
+    BadModelFile,
+    LlmSize,
+    read_export,
+    read_genai_config,
+    read_gguf,
+)
+from edge_server.plugins.language.engines.settings import memory_parts, read_settings
+from edge_server.plugins.language.engines.token_engine import Sampling
+from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
+from edge_server.repository.backend_choice import candidates
+from edge_server.repository.model_override import delete_abandoned
+from edge_server.repository.pbtxt import new_config
+
+TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
+
+
+def test_the_header_of_a_gguf_file_says_what_it_will_cost() -> None:
+    values = 2 * 2 * 2 * 16  # K and V, layers, heads, numbers of a head
+    weight_bytes = int(TINY.stat().st_size * GGUF_LOAD_FACTOR)
+    assert read_gguf(TINY) == LlmSize(weight_bytes, 512, int(values * KV_BYTES_PER_VALUE), 64)
+
+
+@pytest.mark.parametrize("size", [0, 3, 24, 100, 2000, 9000, 200_000, -1])
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes()[:size])
+    with pytest.raises(BadModelFile, match="cut short"):
+        read_gguf(path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGML" + bytes(100))
+    with pytest.raises(BadModelFile, match="expected a GGUF file"):
+        read_gguf(path)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1))
+    with pytest.raises(BadModelFile, match=r"one of llama, qwen2, qwen3, .* got 'mamba': serve an OpenVINO export"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")])
+def test_a_tensor_type_that_the_engine_does_not_read_is_named_with_what_to_take_instead(
+    tmp_path: Path, kind: int, name: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    data = TINY.read_bytes()
+    place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, place) == (1,), "expected F16 in the file of the tests"
+    path.write_bytes(data[:place] + struct.pack("<I", kind) + data[place + 4 :])
+    said = f"'blk.1.ffn_down.weight': expected one of the types F32, .*, got {name}: take the model's Q8_0, Q4_0"
+    with pytest.raises(BadModelFile, match=said):
+        read_gguf(path)
+
+
+def test_counts_that_a_file_cannot_have_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60))
+    with pytest.raises(BadModelFile, match="at most 1000 entries"):
+        read_gguf(path)
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + struct.pack("<Q", 1 << 60))
+    with pytest.raises(BadModelFile, match="texts of at most"):
+        read_gguf(path)
+
+
+@given(place=st.integers(0, 2000), value=st.integers(0, 255))
+def test_a_damaged_header_never_does_more_than_fail(
+    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
+) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    data = bytearray(TINY.read_bytes())
+    data[place] = value
+    path.write_bytes(data)
+    with contextlib.suppress(BadModelFile):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("onnxruntime_genai", "llm-onnx")])
+def test_without_the_library_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendMissing, match=rf"pip install '\.\[{extra}\]'"):
+        make(backend)
+
+
+def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
+    (tmp_path / "openvino_model.bin").write_bytes(bytes(1000))
+    assert read_export(tmp_path) == LlmSize(int(1000 * EXPORT_LOAD_FACTOR), 0, 0)
+    config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30,
+              "max_position_embeddings": 8192}  # fmt: skip
+    text = json.dumps(config)
+    (tmp_path / "config.json").write_text(text)
+    weight_bytes = int((1000 + len(text)) * EXPORT_LOAD_FACTOR)
+    values = 2 * 30 * 3 * 64
+    assert read_export(tmp_path) == LlmSize(weight_bytes, 8192, int(values * KV_BYTES_PER_VALUE), 576)
+
+
+@pytest.mark.parametrize("text", ['{"num_attention_heads": 0}', "[" * 100_000, "1e999"])
+def test_of_an_export_with_a_damaged_config_only_the_weights_are_known(tmp_path: Path, text: str) -> None:
+    if text == "1e999":
+        text = (
+            '{"num_attention_heads": 9, "hidden_size": 576, "num_hidden_layers": 30, "max_position_embeddings": 1e999}'
+        )
+    (tmp_path / "config.json").write_text(text)
+    assert read_export(tmp_path) == LlmSize(int(len(text) * EXPORT_LOAD_FACTOR), 0, 0)
+
+
+def test_what_a_model_takes_is_its_weights_and_all_blocks_of_its_cache() -> None:
+    size = LlmSize(weight_bytes=300 << 20, context=8192, bytes_per_token=14_400, width=576)
+    settings = read_settings("m", {"num_kv_blocks": "10", "max_num_batched_tokens": "64"}, size, 32)
+    parts = memory_parts(settings, size, 32)
+    assert (parts["weights"], parts["KV cache"]) == (300 << 20, 10 * 32 * 14_400)
+    assert 0 < parts["activations"] < parts["process"]
+
+
+GENAI = {
+    "model": {
+        "context_length": 8192,
+        "decoder": {"num_hidden_layers": 30, "num_key_value_heads": 3, "head_size": 64},
+    },
+    "search": {"max_length": 4096},
+}
+
+
+def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "genai_config.json"
+    (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
+    path.write_text(json.dumps(GENAI))
+    size = read_genai_config(path)
+    weight_bytes = int((1000 + path.stat().st_size) * ONNX_LOAD_FACTOR)
+    assert size == LlmSize(weight_bytes, 4096, 2 * 30 * 3 * 64 * 4)
+    model = {**GENAI["model"], "vocab_size": 1000, "decoder": {**GENAI["model"]["decoder"], "hidden_size": 576}}
+    path.write_text(json.dumps({**GENAI, "model": model}))
+    assert read_genai_config(path).bytes_per_step_token == 576 * 120 + 1000 * 4
+    path.write_text(json.dumps({"model": GENAI["model"]}))
+    assert read_genai_config(path).context == 8192
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "expected JSON"),
+        ("[]", "expected a configuration of ONNX Runtime GenAI"),
+        ('{"model": {"context_length": 512}}', r"got an error: KeyError\('decoder'\)"),
+        (json.dumps(GENAI).replace("8192", '"many"'), "expected JSON with numbers"),
+        (json.dumps(GENAI).replace("8192", "0"), "expected a context of at least 2 tokens"),
+        (
+            json.dumps(GENAI).replace('"head_size"', '"hidden_size": -1, "head_size"'),
+            "expected no negative hidden_size",
+        ),
+        (json.dumps(GENAI).replace("8192", "1e999"), "expected JSON with numbers"),
+        ("[" * 100_000, "expected JSON"),
+    ],
+)
+def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "genai_config.json"
+    path.write_text(text)
+    with pytest.raises(BadModelFile, match=said):
+        read_genai_config(path)
+
+
+def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_path: Path) -> None:
+    for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
+        (tmp_path / name).touch()
+    found = candidates(new_config(), "talker", tmp_path)
+    assert [(one.backend, one.file_name) for one in found] == [("onnxruntime_genai", "genai_config.json")]
+
+
+@given(
+    text=st.text(max_size=300),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    stop=st.lists(st.text(min_size=1, max_size=4), max_size=3),
+)
+def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
+    data = list(text.encode())
+
+    def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(tokens).decode("utf-8", "replace") for tokens in sequences]
+
+    stream = IncrementalDetokenizer(decode, stop)
+    pieces, place, turn = [], 0, 0
+    while place < len(data):
+        size = sizes[turn % len(sizes)]
+        pieces.append(stream.add_text(*decode([stream.add_tokens(data[place : place + size])])))
+        place, turn = place + size, turn + 1
+    pieces.append(stream.add_text(*decode([stream.add_tokens([])]), is_last=True))
+    ends = [found for item in stop if (found := text.find(item)) >= 0]
+    assert stream.is_stopped == bool(ends)
+    said = "".join(pieces)
+    if not ends:
+        assert said == text
+    else:
+        # A longer stop string may begin earlier, but the piece that completed the first one ended the text.
+        assert text.startswith(said)
+        assert any(text.startswith(item, len(said)) for item in stop)
+
+
+@pytest.mark.parametrize(
+    ("text", "end_tokens", "sampling"),
+    [
+        ("{}", [], {}),
+        ('{"eos_token_id": 7, "transformers_version": "4.57.0", "max_length": 20}', [7], {}),
+        ('{"eos_token_id": [2, 3], "temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}', [2, 3],
+         {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}),
+        ('{"do_sample": true, "eos_token_id": null, "temperature": null, "top_k": null}', [], {}),
+        ('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}', [], {"temperature": 0.0, "top_p": 0.9}),
+    ],
+)  # fmt: skip
+def test_an_export_has_its_end_tokens_and_defaults_of_sampling_in_generation_config_json(
+    tmp_path: Path, text: str, end_tokens: list[int], sampling: dict[str, float]
+) -> None:
+    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(), Sampling(16))
+    (tmp_path / "generation_config.json").write_text(text)
+    assert read_generation_config(tmp_path) == GenerationConfig(frozenset(end_tokens), Sampling(16, **sampling))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "generation_config.json: expected a JSON object, got an error"),
+        ("[]", "generation_config.json: expected a JSON object, got list"),
+        ('{"eos_token_id": "two"}', "eos_token_id: expected a token or a list of tokens, got two"),
+        ('{"eos_token_id": [2, -1]}', r"eos_token_id: expected a token or a list of tokens, got \[2, -1\]"),
+        ('{"do_sample": "no"}', "do_sample: expected true or false, got no"),
+        ('{"temperature": -1}', "temperature: expected 0 to 100, got '-1'"),
+    ],
+)
+def test_a_damaged_generation_config_json_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(BadModelFile, match=said):
+        read_generation_config(tmp_path)
+
+
+LONG_PROMPT = """
+import sys
+from pathlib import Path
+from edge_server.plugins.language.engines.model_size import read_gguf
+from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.settings import memory_parts, read_settings
+from edge_server.plugins.language.engines.token_engine import Sampling
+
+path = Path(sys.argv[1])
+size = read_gguf(path)
+settings = read_settings("m", {"num_kv_blocks": "64"}, size, 32)
+engine = OpenVinoEngine(path, settings)
+engine.add(1, [100 + number * 7 % 30_000 for number in range(2_000)], Sampling(20))
+while not engine.is_idle():
+    engine.step()
+status = Path("/proc/self/status").read_text()
+print(int(status.partition("VmHWM:")[2].split()[0]) << 10, sum(memory_parts(settings, size, 32).values()))
+"""
+
+
+ONNX_PROMPTS = """
+import sys
+from pathlib import Path
+from edge_server.backends.base import ModelFile
+from edge_server.plugins.language.backend import make
+from edge_server.plugins.language.engines.onnxruntime_genai_engine import OnnxEngine
+from edge_server.plugins.language.engines.settings import LlmSettings
+from edge_server.plugins.language.engines.token_engine import Sampling
+
+def peak_bytes():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+
+def answer(*prompts):
+    for number, length in prompts:
+        engine.add(number, [10 + place % 200 for place in range(length)], Sampling(8, temperature=0.0))
+    while not engine.is_idle():
+        engine.step()
+
+folder = Path(sys.argv[1])
+engine = OnnxEngine(folder, LlmSettings(8, 0, 8 * 16, 512, False, 1, False, 64), 32, 512)
+answer((1, 8))
+before = peak_bytes()
+answer((2, 500), (3, 500), (4, 500), (5, 500))
+parts = make("onnxruntime_genai").memory_parts(ModelFile(folder / "genai_config.json", folder.parent, 1), "m", {})
+print(peak_bytes() - before, parts["activations"], parts["KV cache"], peak_bytes(), sum(parts.values()))
+"""
+
+
+@pytest.mark.full
+def test_prompts_of_an_onnx_export_take_no_more_memory_than_was_computed() -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    command = [sys.executable, "-c", ONNX_PROMPTS, TINY.parent / "onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    grown, activations, cache, peak, computed = map(int, done.stdout.split())
+    assert activations == 512 * (64 * 120 + 384 * 4)
+    assert activations // 2 < grown <= activations + cache, done.stdout
+    assert peak <= computed
+
+
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.skipif(
+    "EDGE_TEST_LANGUAGE_MODEL" not in os.environ,
+    reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it",
+)
+def test_a_real_model_with_a_full_cache_takes_no_more_memory_than_was_computed() -> None:
+    pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+    command = [sys.executable, "-c", LONG_PROMPT, os.environ["EDGE_TEST_LANGUAGE_MODEL"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    taken, computed = map(int, done.stdout.split())
+    assert 0.7 * computed < taken <= computed
+
+
+KILLED_WHILE_OPENING = """
+import os, signal, sys
+from pathlib import Path
+from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
+from edge_server.repository.model_override import delete_abandoned
+
+class Library:
+    @staticmethod
+    def Tokenizer(path, **options):
+        delete_abandoned()
+        assert path.parent.is_dir()
+        print(path.parent, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+open_tokenizer(Library, Path("model.gguf"))
+"""
+
+
+def test_the_folder_of_a_process_that_is_killed_while_it_opens_a_tokenizer_is_deleted_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_OPENING], env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).is_dir(), done.stderr
+    delete_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,269 @@
+"""The engine over OpenVINO GenAI, with the tiny model: batching, cancellation, a full KV cache, the prefix cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.plugins.language.engines.model_size import read_gguf
+from edge_server.plugins.language.engines.openvino_engine import OpenVinoEngine
+from edge_server.plugins.language.engines.settings import read_settings
+from edge_server.plugins.language.engines.token_engine import FinishReason, Sampling
+
+pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
+pytestmark = pytest.mark.full
+
+TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
+CHATS = {
+    "count from three": 60,
+    "days from Friday": 30,
+    "what is the capital of Japan?": 20,
+    "say hello": 12,
+    "count from nine": 40,
+    "what is the capital of France?": 10,
+    "give me json": 16,
+    "days from Monday": 25,
+}
+"""Question -> most tokens of the answer."""
+
+
+class Driven:
+    """An engine that a test steps by hand."""
+
+    def __init__(self, path: Path, **parameters: str) -> None:
+        settings = read_settings("tiny", {"deterministic": "true", **parameters}, read_gguf(TINY), 32)
+        self.engine = OpenVinoEngine(path, settings)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.steps = 0
+        self._number = 0
+
+    def add(self, question: str, max_tokens: int, **sampling: Any) -> int:
+        return self.add_prompt(
+            self.engine.chat_prompt([{"role": "user", "content": question}], ()), max_tokens, **sampling
+        )
+
+    def add_prompt(self, prompt: str, max_tokens: int, **sampling: Any) -> int:
+        self._number += 1
+        self.tokens[self._number] = []
+        tokens = self.engine.encode(prompt)
+        self.engine.add(self._number, tokens, Sampling(**{"max_tokens": max_tokens, "temperature": 0.0, **sampling}))
+        return self._number
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.steps += 1
+            for event in self.engine.step():
+                assert not event.error, event.error
+                self.tokens[event.number] += event.tokens
+                if event.finish is not None:
+                    self.finished[event.number] = event.finish
+
+    def run(self) -> int:
+        """Step until the engine is idle. Return the number of steps."""
+        before = self.steps
+        while not self.engine.is_idle():
+            self.step()
+        return self.steps - before
+
+    def text(self, number: int) -> str:
+        return self.engine.decode([self.tokens[number]])[0]
+
+
+@pytest.fixture(scope="module")
+def drive() -> Callable[..., Driven]:
+    engines: dict[tuple[Path, tuple[tuple[str, str], ...]], Driven] = {}
+
+    def make(path: Path = TINY, **parameters: str) -> Driven:
+        key = path, tuple(sorted(parameters.items()))
+        if key not in engines:
+            engines[key] = Driven(path, **parameters)
+        return engines[key]
+
+    return make
+
+
+def test_eight_chats_together_take_the_steps_of_the_longest_and_have_their_own_texts(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    alone = {}
+    steps_alone = 0
+    for question, most in CHATS.items():
+        number = driven.add(question, most)
+        steps_alone += driven.run()
+        alone[question] = driven.text(number)
+    numbers = {question: driven.add(question, most) for question, most in CHATS.items()}
+    assert driven.run() <= 30
+    assert steps_alone > 90
+    assert {question: driven.text(number) for question, number in numbers.items()} == alone
+
+
+def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its_neighbour_intact(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    number = driven.add("count from three", 60)
+    driven.run()
+    expected = driven.text(number)
+    for _ in range(200):
+        gone = driven.add("count from zero", 60)
+        driven.step(3)
+        driven.engine.cancel(gone)
+        driven.step(3)
+        assert driven.engine.is_idle()
+    assert driven.engine.figures().used_blocks == 0
+    neighbour, gone = driven.add("count from three", 60), driven.add("count from zero", 60)
+    driven.step(4)
+    driven.engine.cancel(gone)
+    driven.run()
+    assert driven.text(neighbour) == expected
+
+
+def test_a_sequence_whose_schema_is_compiled_frees_its_blocks_as_soon_as_its_client_has_left(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
+    neighbour = driven.add("count from three", 60)
+    driven.run()
+    expected = driven.text(neighbour)
+    for index in range(5):
+        properties = {f"p{index}_{name}": {"type": "number", "minimum": 0.123456789} for name in range(100)}
+        schema = json.dumps({"type": "object", "properties": properties, "required": list(properties)})
+        gone = driven.add("count from zero", 400, json_schema=schema)
+        driven.step()  # compiles
+        driven.engine.cancel(gone)
+        driven.step(2)
+        assert driven.engine.is_idle()
+        assert driven.engine.figures().used_blocks == 0
+        neighbour, gone = (driven.add("count from three", 60), driven.add("count from zero", 400, json_schema=schema))
+        driven.engine.cancel(gone)
+        driven.run()
+        assert not driven.tokens[gone]
+        assert driven.text(neighbour) == expected
+
+
+def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_together_all_complete(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive(num_kv_blocks="6", enable_prefix_caching="false")
+    number = driven.add("say hello", 400, ignore_eos=True)
+    driven.run()
+    assert driven.finished[number] == "length"
+    assert 100 < len(driven.tokens[number]) < 192
+    number = driven.add("count from zero", 70, ignore_eos=True)
+    driven.run()
+    numbers = [driven.add("count from zero", 70, ignore_eos=True) for _ in range(3)]
+    driven.run()
+    assert [driven.tokens[other] for other in numbers] == [driven.tokens[number]] * 3
+    assert len(driven.tokens[number]) == 70
+
+
+def test_min_p_leaves_out_the_tokens_that_are_less_likely_than_this_part_of_the_likeliest(
+    drive: Callable[..., Driven],
+) -> None:
+    driven = drive()
+    settings = {"max_tokens": 12, "temperature": 3.0}
+    greedy = driven.add("say hello", max_tokens=12)
+    wild = [driven.add("say hello", seed=seed, **settings) for seed in range(6)]
+    tame = [driven.add("say hello", seed=seed, min_p=0.9, **settings) for seed in range(6)]
+    driven.run()
+    assert {driven.text(number) for number in tame} == {driven.text(greedy)}
+    assert len({driven.text(number) for number in wild}) > 1
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Driven]) -> None:
+    driven = drive(num_kv_blocks="64", max_num_batched_tokens="16")
+    prompt = "one two three four five six seven eight nine ten " * 5
+    size = len(driven.engine.encode(prompt))
+
+    def steps_to_first_token() -> int:
+        before, number = driven.steps, driven.add_prompt(prompt, 4)
+        while not driven.tokens[number]:
+            driven.step()
+        found = driven.steps - before
+        driven.run()
+        return found
+
+    assert steps_to_first_token() >= size // 16
+    assert steps_to_first_token() <= 4
+
+
+LONG_PROMPT = "count from zero, then what is the capital of Japan? " * 1500
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder as the library writes it from the GGUF file, with its tokenizer's limit of 8,192 tokens."""
+    import openvino_genai
+
+    folder = tmp_path_factory.mktemp("export")
+    gguf = folder / "tiny.gguf"
+    shutil.copy(TINY, gguf)
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 1
+    openvino_genai.Tokenizer(gguf, enable_save_ov_model=True)
+    openvino_genai.ContinuousBatchingPipeline(str(gguf), scheduler, "CPU", {"enable_save_ov_model": True})
+    gguf.unlink()
+    assert len(openvino_genai.Tokenizer(folder).encode(LONG_PROMPT).input_ids.data.ravel()) == 8192
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gguf", "export"])
+def test_a_prompt_of_more_than_8192_tokens_has_the_tokens_that_another_tokenizer_gives_it(
+    drive: Callable[..., Driven], export: Path, kind: str
+) -> None:
+    other = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
+    tokenizer = other.Tokenizer(other.Model(str(TINY.parent / "onnx")))
+    tokenizer.update_options(add_special_tokens="false")
+    engine = drive(TINY if kind == "gguf" else export, num_kv_blocks="64").engine
+    expected = [int(token) for token in tokenizer.encode(LONG_PROMPT)]
+    assert len(expected) > 2 * 8192
+    assert list(engine.encode(LONG_PROMPT)) == expected
+
+
+@pytest.fixture
+def make_export(export: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Return a function that copies the export, with a generation_config.json."""
+
+    def make(members: dict[str, Any]) -> Path:
+        folder = tmp_path / f"export{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(export, folder)
+        (folder / "generation_config.json").write_text(json.dumps(members))
+        return folder
+
+    return make
+
+
+def test_a_text_ends_at_each_end_token_of_an_export_and_at_none_with_ignore_eos(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    (mark,) = drive(num_kv_blocks="64").engine.encode("!")
+    driven = drive(make_export({"eos_token_id": [2, mark]}), num_kv_blocks="64")
+    numbers = [
+        driven.add("say hello", 40),
+        driven.add("count from nine", 40),
+        driven.add("say hello", 40, ignore_eos=True),
+        driven.add("say hello", 40, json_schema='{"type": "object", "properties": {}, "additionalProperties": false}'),
+    ]
+    driven.run()
+    texts = [driven.text(number) for number in numbers]
+    assert texts[0] == "Hello"
+    assert texts[1].startswith("nine ten eleven")
+    assert texts[1].endswith("nineteen twenty")
+    assert texts[2].startswith("Hello! How can I help you?")
+    assert json.loads(texts[3]) == {}
+    assert [driven.finished[number] for number in numbers] == ["stop", "stop", "length", "stop"]
+
+
+def test_the_sampling_of_an_export_is_its_default(
+    drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
+) -> None:
+    stated = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    expected = Sampling(max_tokens=16, **stated)
+    assert drive(make_export({"do_sample": True, **stated})).engine.default_sampling == expected

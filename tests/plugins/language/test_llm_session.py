@@ -1,0 +1,514 @@
+"""Session of a language model over the scripted engine: batching, cancellation, admission, text, and bad input."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.json_tensor import JsonTensor
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ContextTooLong, EdgeServerError, InvalidRequest, LoadError, QueueFull, SessionLost
+from edge_server.plugins.language.engines.model_size import LlmSize
+from edge_server.plugins.language.engines.scripted_engine import ScriptedEngine
+from edge_server.plugins.language.engines.settings import read_settings
+from edge_server.plugins.language.engines.token_engine import Sampling, TokenEvent
+from edge_server.plugins.language.text.session import LlmSession
+from edge_server.plugins.language.text.text_request import read_request
+
+ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200}
+
+
+class Client:
+    """An execution whose responses a test waits for."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.responses: list[dict[str, Any]] = []
+        self.warnings: list[list[str]] = []
+        """Of each response."""
+        self.error: EdgeServerError | None = None
+        self.ended = threading.Event()
+        self.came = threading.Condition()
+        self._is_cancelled = False
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+    def send(self, outputs: Mapping[str, Any], *, is_final: bool = False, parameters: Any = None) -> None:
+        with self.came:
+            self.responses.append({name: array.ravel()[0] for name, array in outputs.items()})
+            self.warnings.append([item.decode() for item in outputs.get("warnings", ())])
+            self.came.notify_all()
+        if is_final:
+            self.ended.set()
+
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        self.error = error
+        self.ended.set()
+
+    def finish(self) -> None:
+        self.ended.set()
+
+    def reschedule(self) -> None:
+        raise AssertionError
+
+    @property
+    def text(self) -> str:
+        assert self.ended.wait(20)
+        if self.error is not None:
+            raise self.error
+        return b"".join(response["text_output"] for response in self.responses).decode()
+
+
+def request(prompt: str | None, *, messages: Any = None, stream: bool = True, **sampling: Any) -> Request:
+    values: dict[str, Any] = {
+        "stream": stream,
+        "sampling_parameters": json.dumps({"max_tokens": 1000, **sampling}),
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    if prompt is not None:
+        values["text_input"] = prompt
+    if messages is not None:
+        values["messages"] = messages if isinstance(messages, str) else json.dumps(messages)
+    return Request("talker", {name: tensor(name, value) for name, value in values.items()})
+
+
+def tensor(name: str, value: str | bool) -> Tensor:
+    if isinstance(value, bool):
+        return Tensor(name, DType.BOOL, np.array([value]))
+    return Tensor(name, DType.BYTES, np.array([value.encode()], object))
+
+
+def test_a_parsed_chat_reads_as_its_text_and_stays_as_it_is() -> None:
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat = {"messages": messages, "tools": [tool], "tool_choice": "auto"}
+    text, sampling = json.dumps(chat), {"max_tokens": 7, "stop": ["x"]}
+    parsed = {item.name: item for item in (JsonTensor("messages", chat), JsonTensor("sampling_parameters", sampling))}
+    written = {name: tensor(name, item.array[0].decode()) for name, item in parsed.items()}
+    found = read_request(Request("talker", parsed))
+    assert found == read_request(Request("talker", written))
+    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert json.dumps(chat) == text
+
+
+@pytest.fixture
+def engine_file(tmp_path: Path) -> Path:
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps({"answers": ANSWERS, "block_tokens": 8}))
+    return path
+
+
+class Served:
+    def __init__(self, path: Path, **parameters: str) -> None:
+        settings = read_settings("talker", {"num_kv_blocks": "64", **parameters}, LlmSize(1, 0, 0), 8)
+        self.engine = ScriptedEngine(path, settings)
+        self.session = LlmSession("talker", self.engine, settings, {"model": "talker"})
+
+    def ask(self, *arguments: Any, **named: Any) -> Client:
+        client = Client(request(*arguments, **named))
+        self.session.execute([client])
+        return client
+
+
+@pytest.fixture
+def serve(engine_file: Path) -> Iterator[Callable[..., Served]]:
+    opened: list[Served] = []
+
+    def start(**parameters: str) -> Served:
+        opened.append(Served(engine_file, **parameters))
+        return opened[-1]
+
+    yield start
+    for served in opened:
+        served.session.close()
+
+
+def test_requests_that_come_together_share_the_steps(serve: Callable[..., Served]) -> None:
+    alone = serve()
+    for _ in range(8):
+        assert alone.ask("count").text == ANSWERS["count"]
+    together = serve()
+    clients = [Client(request("count")) for _ in range(8)]
+    together.session.execute(clients)
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 8
+    assert alone.engine.steps == 8 * len(ANSWERS["count"])
+    assert together.engine.steps < alone.engine.steps
+
+
+def test_steps_are_slowed_by_pauses_that_leave_the_allowed_share(
+    engine_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings("talker", {}, LlmSize(1, 0, 0), 8)
+    pauses: list[float] = []
+    monkeypatch.setattr(threading.Condition, "wait_for", record_pauses(threading.Condition.wait_for, pauses))
+    session = LlmSession("talker", ScriptedEngine(engine_file, settings), settings, {"model": "talker"}, lambda: 0.25)
+    monkeypatch.setattr(session, "_step", lambda take=session._step: (take(), 0.002)[1])
+    try:
+        client = Client(request("greet"))
+        session.execute([client])
+        assert client.text == ANSWERS["greet"]
+    finally:
+        session.close()
+    # Three times the 2 ms of each step.
+    assert pauses == [pytest.approx(0.006)] * len(ANSWERS["greet"].encode())
+
+
+def record_pauses(wait_for: Any, pauses: list[float]) -> Any:
+    def recorded(self: Any, predicate: Any, timeout: float | None = None) -> Any:
+        if timeout is not None and timeout < 1:
+            pauses.append(timeout)
+        return wait_for(self, predicate, timeout)
+
+    return recorded
+
+
+def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served]) -> None:
+    client = serve().ask("count")
+    assert client.text == ANSWERS["count"]
+    assert len(client.responses) == len(ANSWERS["count"])
+    assert [response["finish_reason"] for response in client.responses] == [b""] * 22 + [b"stop"]
+    assert sum(response["num_output_tokens"] for response in client.responses) == 23
+    assert client.responses[0]["num_input_tokens"] == 5
+
+
+def test_the_end_says_how_much_of_the_prompt_was_cached_if_the_engine_tells_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    assert not any("num_cached_tokens" in response for response in _ended(served.ask("count")))
+    step = served.engine.step
+    monkeypatch.setattr(
+        served.engine, "step", lambda: [replace(event, cached_tokens=3) if event.finish else event for event in step()]
+    )
+    responses = _ended(served.ask("count"))
+    assert [response.get("num_cached_tokens") for response in responses] == [None] * 22 + [3]
+
+
+def _ended(client: Client) -> list[dict[str, Any]]:
+    assert client.text == ANSWERS["count"]
+    return client.responses
+
+
+def test_without_a_stream_there_is_one_response(serve: Callable[..., Served]) -> None:
+    client = serve().ask("count", stream=False, max_tokens=7)
+    assert client.text == "one two"
+    assert [response["finish_reason"] for response in client.responses] == [b"length"]
+
+
+def test_characters_of_several_tokens_are_never_torn(serve: Callable[..., Served]) -> None:
+    client = serve().ask("greet")
+    assert client.text == ANSWERS["greet"]
+    assert all("�" not in response["text_output"].decode() for response in client.responses)
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_sequence(serve: Callable[..., Served]) -> None:
+    served = serve()
+    client = served.ask("count", stop=["three", "never"])
+    assert client.text == "one two "
+    assert client.responses[-1]["finish_reason"] == b"stop"
+    assert served.ask("greet").text == ANSWERS["greet"]
+    assert served.engine.figures().used_blocks == 0
+
+
+def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for _ in range(50):
+        leaver, neighbour = served.ask("long"), served.ask("count")
+        with leaver.came:
+            assert leaver.came.wait_for(lambda leaver=leaver: len(leaver.responses) >= 3, 20)
+        leaver.cancel()
+        assert neighbour.text == ANSWERS["count"]
+        assert leaver.ended.wait(20)
+    assert served.engine.figures().used_blocks == 0
+
+
+def test_a_prompt_that_can_never_fit_is_refused_before_the_engine_sees_it(serve: Callable[..., Served]) -> None:
+    served = serve(num_kv_blocks="6")
+    client = served.ask("a" * 800)
+    with pytest.raises(ContextTooLong, match="expected a prompt of less than 48 tokens, got 800"):
+        _ = client.text
+    assert served.engine.added == []
+
+
+def test_more_tokens_than_fit_are_cut_and_the_answer_says_so(serve: Callable[..., Served]) -> None:
+    client = serve(num_kv_blocks="6").ask("long", max_tokens=200)
+    assert client.text == "x" * 44
+    assert client.responses[-1]["finish_reason"] == b"length"
+
+
+def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[..., Served]) -> None:
+    served = serve(num_kv_blocks="6")
+    clients = [served.ask("long", max_tokens=30) for _ in range(6)]
+    assert [client.text for client in clients] == ["x" * 30] * 6
+    assert served.engine.figures().used_blocks == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_as_many_wait_as_the_queue_holds_and_the_others_are_refused(
+    serve: Callable[..., Served], eventually: Callable[..., bool], size: int
+) -> None:
+    served = serve(num_kv_blocks="27", max_queue_size=str(size))
+    permits, step = threading.Semaphore(0), served.engine.step
+    served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
+    # All come while the first step runs. One more finds room, and does not wait.
+    first = served.ask("long", max_tokens=200)
+    assert eventually(lambda: bool(served.engine.added))
+    beside = served.ask("count", max_tokens=3)
+    clients = [served.ask("long") for _ in range(8)]
+    refused = [client for client in clients if client.error is not None]
+    assert refused == clients[size:]
+    expected = f"{size} requests wait for room in the KV cache, and max_queue_size is {size}"
+    assert all(isinstance(client.error, QueueFull) and expected in str(client.error) for client in refused)
+    permits.release(10_000)
+    assert [client.text for client in (first, beside, *clients[:size])] == ["x" * 200, "one", *["x" * 200] * size]
+    # The blocks of those that have ended are free.
+    assert served.ask("long").text == "x" * 200
+
+
+def test_requests_that_come_together_to_an_idle_engine_do_not_wait(serve: Callable[..., Served]) -> None:
+    served = serve(max_queue_size="0")
+    clients = [Client(request("count", max_tokens=30)) for _ in range(12)]
+    served.session.execute(clients)
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 12
+
+
+def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
+    serve: Callable[..., Served], eventually: Callable[..., bool]
+) -> None:
+    served = serve(num_kv_blocks="1000", max_num_seqs="16")
+    log: list[str] = []
+    add, step, release = served.engine.add, served.engine.step, threading.Event()
+
+    def record_add(number: int, prompt: Any, sampling: Any) -> None:
+        log.append("schema" if sampling.json_schema else "plain")
+        add(number, prompt, sampling)
+
+    def record_step() -> Any:
+        log.append("step")
+        assert release.wait(20)
+        return step()
+
+    served.engine.add, served.engine.step = record_add, record_step  # type: ignore[method-assign]
+    running = served.ask("long")
+    assert eventually(lambda: log == ["plain", "step"])
+    clients = [served.ask("count", json_schema={"type": "object"}) for _ in range(4)] + [served.ask("greet")]
+    release.set()
+    assert [client.text for client in clients] == [ANSWERS["count"]] * 4 + [ANSWERS["greet"]]
+    assert running.text == ANSWERS["long"]
+    first = "".join({"schema": "C", "plain": "p", "step": "."}[item] for item in log)
+    assert first.startswith("p.Cp..C..C..C.."), first
+
+
+def test_the_end_of_an_answer_names_the_limits_that_the_grammar_lacks(serve: Callable[..., Served]) -> None:
+    served = serve()
+    essays = {f"p{index}": {"type": "string", "maxLength": 5000} for index in range(10)}
+    for schema, count in (({"type": "string", "maxLength": 5000}, 1), ({"type": "object", "properties": essays}, 9)):
+        client = served.ask("count", json_schema=schema)
+        assert client.text == ANSWERS["count"]
+        *deltas, end = client.warnings
+        assert not any(deltas)
+        assert len(end) == count
+        assert all("not enforced" in warning for warning in end)
+    assert end[0].startswith("json_schema.properties.p0.maxLength: ") or "json_schema.properties.p9.maxLength" in end[0]
+    assert end[-1].startswith("2 more length limits and formats: ")
+    client = served.ask("count", json_schema={"type": "string", "maxLength": 5})
+    assert client.text == ANSWERS["count"]
+    assert not any(client.warnings)
+
+
+def test_clients_that_leave_while_they_wait_free_their_places_at_once(
+    serve: Callable[..., Served], eventually: Callable[..., bool]
+) -> None:
+    served = serve(num_kv_blocks="4", max_queue_size="2")
+    permits, step = threading.Semaphore(0), served.engine.step
+    served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
+    running = served.ask("count")
+    assert eventually(lambda: bool(served.engine.added))
+    waiting = [served.ask("long") for _ in range(2)]
+    assert isinstance(served.ask("greet").error, QueueFull)
+    for client in waiting:
+        client.cancel()
+    permits.release()  # one step
+    # The first of the queue does not fit beside the running one, and the others are behind it.
+    assert all(client.ended.wait(5) for client in waiting)
+    assert [client.responses for client in waiting] == [[], []]
+    assert not running.ended.is_set()
+    later = served.ask("greet")
+    permits.release(1000)
+    assert (running.text, later.text) == (ANSWERS["count"], ANSWERS["greet"])
+    assert len(served.engine.added) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"temperature": -1}, "temperature: expected 0 to 100"),
+        ({"top_p": 2}, "top_p"),
+        ({"min_p": 1.5}, "min_p: expected 0 to 1"),
+        ({"max_tokens": 1.5}, "max_tokens: expected a whole number"),
+        ({"stop": 3}, "stop: expected a text or a list of texts"),
+        ({"seed": True}, "seed"),
+        ({"n": 2}, "n: expected 1"),
+        ({"ignore_eos": "x"}, "ignore_eos: expected true or false"),
+        ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
+        ({"guided_choice": ["a"]}, "unknown sampling parameter 'guided_choice'"),
+        ({"json_schema": "[1]"}, "expected a JSON object"),
+    ],
+)
+def test_a_bad_sampling_parameter_is_named(serve: Callable[..., Served], sampling: dict[str, Any], said: str) -> None:
+    served = serve()
+    client = served.ask("count", **sampling)
+    with pytest.raises(InvalidRequest, match=said):
+        _ = client.text
+    assert served.ask("count").text == ANSWERS["count"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("[", "expected JSON"),
+        ([], "at least one message"),
+        ([{"content": "x"}], "message 0 has no role"),
+        ([{"role": "user", "content": 3}], "expected a text as content"),
+        ([{"role": "nobody", "content": "x"}], "knows no role 'nobody'"),
+    ],
+)
+def test_bad_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        _ = serve().ask(None, messages=messages).text
+
+
+def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Callable[..., Served]) -> None:
+    def ask(**parameters: Any) -> Client:
+        client = Client(Request("talker", {"text_input": tensor("text_input", "count")}, parameters=parameters))
+        served.session.execute([client])
+        return client
+
+    served = serve()
+    for name, value, instead in (
+        ("stop_words", "two", "; use 'stop'"),
+        ("guided_regex", "two", ""),
+        ("grammar", "root ::= 'a'", "; use 'json_schema'"),
+        ("chat_template_kwargs", '{"enable_thinking": false}', ""),
+        ("reasoning_effort", "low", ""),
+        ("response_format", "json_object", "; use 'json_schema'"),
+        ("repeat_penalty", 1.3, "; use 'repetition_penalty'"),
+        ("max_completion_tokens", 3, "; use 'max_tokens'"),
+        ("skip_special_tokens", False, ""),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            _ = ask(**{name: value}).text
+        assert f"unknown sampling parameter '{name}'{instead}; known are frequency_penalty, " in caught.value.message
+    assert ask(max_tokens=3, bad_words="", repeat_penalty=1, skip_special_tokens=True, customer=7).text == "countone"
+
+
+def test_the_role_developer_is_system_for_templates_that_do_not_know_it(
+    serve: Callable[..., Served], engine_file: Path
+) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "count"}]
+    assert serve().ask(None, messages=messages).text == ANSWERS["count"]
+    engine_file.write_text(json.dumps({"answers": ANSWERS, "chat_template": "{% if role == 'developer' %}"}))
+    # Other names than these are the template's own business: it gets the role as it is.
+    with pytest.raises(InvalidRequest, match="knows no role 'developer'"):
+        _ = serve().ask(None, messages=messages).text
+
+
+def test_messages_and_a_prompt_exclude_each_other(serve: Callable[..., Served]) -> None:
+    served = serve()
+    with pytest.raises(InvalidRequest, match="got both"):
+        _ = served.ask("count", messages=[{"role": "user", "content": "count"}]).text
+    assert served.ask(None, messages=[{"role": "user", "content": "count"}]).text == ANSWERS["count"]
+
+
+def test_an_engine_that_fails_fails_its_requests_and_refuses_new_ones(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+
+    def broken() -> list[TokenEvent]:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(served.engine, "step", broken)
+    with pytest.raises(SessionLost, match="the device is gone"):
+        _ = served.ask("count").text
+    with pytest.raises(SessionLost):
+        _ = served.ask("count").text
+
+
+def test_one_bad_request_of_a_step_fails_alone(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    step = served.engine.step
+
+    def step_and_blame() -> list[TokenEvent]:
+        events = step()
+        bad = [number for number in served.engine.added if number % 2 and number in served.engine._left]
+        for number in bad:
+            served.engine.cancel(number)
+        return [event for event in events if event.number not in bad] + [
+            TokenEvent(number, error="bad grammar") for number in bad
+        ]
+
+    monkeypatch.setattr(served.engine, "step", step_and_blame)
+    bad, good = served.ask("count", json_schema='{"type": "object"}'), served.ask("count")
+    with pytest.raises(InvalidRequest, match="bad grammar"):
+        _ = bad.text
+    assert good.text == ANSWERS["count"]
+
+
+def test_closing_fails_what_is_open(serve: Callable[..., Served]) -> None:
+    served = serve()
+    stuck = threading.Event()
+    step = served.engine.step
+    served.engine.step = lambda: (stuck.wait(20), step())[1]  # type: ignore[method-assign]
+    client = served.ask("long")
+    closing = threading.Thread(target=served.session.close)
+    closing.start()
+    stuck.set()
+    closing.join(20)
+    assert client.ended.wait(20)
+    assert isinstance(client.error, SessionLost)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"max_num_seqs": "0"}, "max_num_seqs must be a whole number from 1"),
+        ({"kv_cache_mb": "10", "num_kv_blocks": "4"}, "expected one of them, got both"),
+        ({"kv_cache_mb": "10"}, "set num_kv_blocks"),
+    ],
+)
+def test_a_bad_setting_is_named(parameters: dict[str, str], said: str) -> None:
+    with pytest.raises(LoadError, match=said):
+        read_settings("talker", parameters, LlmSize(1, 0, 0), 32)
+
+
+def test_the_size_of_the_cache_follows_from_megabytes() -> None:
+    size = LlmSize(1, 8192, 2 * 30 * 3 * 64 * 4)
+    assert read_settings("talker", {"kv_cache_mb": "100"}, size, 32).num_kv_blocks == 100_000_000 // (46_080 * 32)
+    with pytest.raises(LoadError, match=r"expected at least 1\.5, one block"):
+        read_settings("talker", {"kv_cache_mb": "1"}, size, 32)
+
+
+def test_what_a_request_leaves_out_is_the_models_default_and_what_it_says_overrides_that(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+    served.engine.default_sampling = Sampling(max_tokens=3)
+    assert served.ask("count", max_tokens=None).text == "one"
+    assert served.ask("count", max_tokens=7).text == "one two"

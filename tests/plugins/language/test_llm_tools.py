@@ -1,0 +1,136 @@
+"""Tool calls in the text of an answer, in pieces of any size, and the check of tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.errors import InvalidRequest
+from edge_server.plugins.language.text.tool_calls import ToolCallParser, ToolFormat, Tools, guess_format, read_tools
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("weather"), tool("look_up")]
+ONE = '{"name": "weather", "arguments": {"city": "B\\"}{", "n": [1, {"a": 2}]}}'
+TWO = '{"arguments": {"word": "x"}, "name": "look_up"}'
+LLAMA = ONE.replace("arguments", "parameters")
+
+CASES: list[tuple[ToolFormat, str, str, list[str]]] = [
+    ("hermes", "just text", "just text", []),
+    ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", ["weather"]),
+    ("hermes", f"First.\n<tool_call>{ONE}</tool_call>\n<tool_call>{TWO}</tool_call>", "First.", ["weather", "look_up"]),
+    ("hermes", f"<tool_call>{ONE}</tool_call> Done.", " Done.", ["weather"]),
+    ("hermes", "a <tool and <tool_cal", "a <tool and <tool_cal", []),
+    ("hermes", "<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
+    ("hermes", '<tool_call>{"name": "nosuch", "arguments": {}}</tool_call>',
+     '<tool_call>{"name": "nosuch", "arguments": {}}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "weather"', '<tool_call>{"name": "weather"', []),
+    ("llama3_json", LLAMA, "", ["weather"]),
+    ("llama3_json", f"\n{LLAMA}; {TWO}", "", ["weather", "look_up"]),
+    ("llama3_json", f"Text, then {LLAMA}", f"Text, then {LLAMA}", []),
+    ("llama3_json", '{"name": "edge", "size": 3}', '{"name": "edge", "size": 3}', []),
+    ("llama3_json", '{"type": "function", "name": "weather", "parameters": {}}', "", ["weather"]),
+]  # fmt: skip
+
+
+def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[str], list[str]]:
+    """Return content, names and arguments of text in pieces of so many characters."""
+    content, names, arguments = "", [], []
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    for place, piece in enumerate(pieces):
+        more, deltas = parser.add(piece, is_last=place == len(pieces) - 1)
+        content += more
+        for delta in deltas:
+            if "id" in delta:
+                assert delta["index"] == len(names)
+                names.append(delta["function"]["name"])
+                arguments.append("")
+            arguments[delta["index"]] += delta["function"]["arguments"]
+    return content, names, arguments
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 1000])
+@pytest.mark.parametrize(("form", "text", "content", "names"), CASES)
+def test_calls_are_found_in_pieces_of_any_size(
+    form: ToolFormat, text: str, content: str, names: list[str], size: int
+) -> None:
+    found = parse(ToolCallParser(Tools(TOOLS, "auto"), form), text, size)
+    assert found[:2] == (content, names)
+    for arguments in found[2]:
+        assert isinstance(json.loads(arguments), dict)
+
+
+def test_the_arguments_are_the_models_own_text() -> None:
+    _, _, (arguments,) = parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), f"<tool_call>{ONE}</tool_call>", 3)
+    assert arguments == '{"city": "B\\"}{", "n": [1, {"a": 2}]}'
+
+
+def test_a_call_that_is_cut_short_gives_its_arguments_so_far() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Be'
+    assert parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), text, 4) == ("", ["weather"], ['{"city": "Be'])
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", None])
+def test_a_required_call_is_the_whole_text_and_a_named_one_has_only_arguments(form: ToolFormat | None) -> None:
+    assert parse(ToolCallParser(Tools(TOOLS, "required"), form), ONE, 3)[:2] == ("", ["weather"])
+    assert parse(ToolCallParser(Tools(TOOLS, "look_up"), form), '{"word": "x"}', 2) == (
+        "", ["look_up"], ['{"word": "x"}'],
+    )  # fmt: skip
+
+
+@given(text=st.text(alphabet='<tool_cal>/{}":,; namergus', max_size=80), size=st.integers(1, 9))
+def test_text_without_a_call_is_never_lost(text: str, size: int) -> None:
+    for form in ("hermes", "llama3_json"):
+        content, names, _ = parse(ToolCallParser(Tools(TOOLS, "auto"), form), text, size) if text else ("", [], [])
+        assert names or content == text
+
+
+def test_the_schema_of_a_forced_call_names_the_functions() -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    items = [tool("weather", city), tool("look_up")]
+    assert Tools(items, "auto").json_schema() == ""
+    assert json.loads(Tools(items, "weather").json_schema()) == city
+    schema = json.loads(Tools(items, "required").json_schema())
+    assert [item["properties"]["name"]["const"] for item in schema["anyOf"]] == ["weather", "look_up"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "said"),
+    [
+        ({}, None, "expected a list"),
+        ([tool("x")] * 200, None, "at most 128"),
+        ([3], None, r"tools\[0\]"),
+        ([tool("a b")], None, "letters, digits"),
+        ([tool("a", [])], None, "parameters: expected a JSON schema"),
+        ([tool("a")], "sometimes", "tool_choice: expected none, auto"),
+        ([tool("a")], {"function": {"name": "b"}}, "expected one of a, got 'b'"),
+        ([tool("a")], {"function": 3}, "expected one of a"),
+        (
+            [tool("a")],
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            "tool_choice: 'allowed_tools' is not supported; send only these tools in 'tools'",
+        ),
+        (None, "required", "without tools"),
+    ],
+)
+def test_bad_tools_are_refused(tools: Any, choice: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        read_tools(tools, choice, "request")
+
+
+def test_the_choice_none_leaves_the_tools_out() -> None:
+    assert read_tools(TOOLS, "none", "request") is None
+    assert read_tools(TOOLS, None, "request") == Tools(TOOLS, "auto")
+
+
+def test_the_chat_template_shows_the_format() -> None:
+    assert guess_format("... <tool_call> ...") == "hermes"
+    assert guess_format('Respond as {"name": ..., "parameters": ...}') == "llama3_json"
+    assert guess_format("{{ messages }}") is None
