@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
     from edge_server.core.version_lifecycle import OutputCheck
+    from edge_server.errors import EdgeServerError
     from edge_server.frontends.http.access_check import AccessCheck
+    from edge_server.frontends.http.request_head import RequestHead
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
@@ -150,6 +152,11 @@ class RunningPlugin:
     def routes(self) -> Sequence[Route]:
         """Return routes of HTTP. Called once, before the port opens."""
         return ()
+
+    def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
+        """Return the body of the HTTP response that refuses a request before a handler runs, also one whose path has no
+        route; None for the usual JSON object. For an API with a form of its own for errors."""
+        return None
 
     def status(self) -> Sequence[StatusPart]:
         """Return the plugin's part of `edge-server status`. Called on a worker thread, as is `reports`."""

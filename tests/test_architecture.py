@@ -228,9 +228,8 @@ def test_serving_and_repository_see_only_the_contract_of_backends() -> None:
 
 FRONT_ENDS_BELOW = {
     "grpc": "edge_server.frontends.http2.",
-    "http": "edge_server.frontends.openai.",
 }
-"""Front end -> what of another it is built on: a transport, the interface of a call, and a format."""
+"""Front end -> the transport that it is built on."""
 
 
 def test_front_ends_do_not_import_each_other() -> None:
@@ -328,7 +327,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
                    "connection_limit", "bound_sockets"),
-                  ("auth_tokens", "v2", "http2"), ("openai",), ("http", "grpc")),
+                  ("auth_tokens", "v2", "http2"), ("http", "grpc")),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""
 

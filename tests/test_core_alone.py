@@ -110,13 +110,20 @@ def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
     assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
 
 
-def test_a_model_for_a_missing_backend_names_what_to_install(core: Path, tmp_path: Path) -> None:
-    (tmp_path / "scripted" / "1").mkdir(parents=True)
-    (tmp_path / "scripted" / "1" / "model.pt").touch()
+@pytest.mark.parametrize(
+    ("file", "backend", "plugin"),
+    [("model.pt", "pytorch", "runtimes"), ("model.gguf", "openvino_genai", "language")],
+)
+def test_a_model_for_a_missing_backend_names_what_to_install(
+    core: Path, tmp_path: Path, file: str, backend: str, plugin: str
+) -> None:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / file).touch()
     with program(core, "check", str(tmp_path)) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "backend 'pytorch' needs the plugin 'runtimes', which is not in this installation: pip install" in output
+    expected = f"backend '{backend}' needs the plugin '{plugin}', which is not in this installation: pip install"
+    assert expected in output
 
 
 def test_it_serves_beside_a_python_model_and_says_in_the_index_what_to_install(core: Path, tmp_path: Path) -> None:

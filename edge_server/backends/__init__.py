@@ -18,13 +18,9 @@ from edge_server.own_plugins import missing_backend, plugin_objects
 
 _MODULES = {
     "onnxruntime": "edge_server.backends.onnxruntime.backend",
-    "openvino_genai": "edge_server.plugins.language.backend",
-    "onnxruntime_genai": "edge_server.plugins.language.backend",
-    "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
     "openvino": "edge_server.backends.openvino.backend",
     "identity": "edge_server.backends.builtin_models",
     "repeat": "edge_server.backends.builtin_models",
-    "scripted_llm": "edge_server.plugins.language.backend",
     "square": "edge_server.backends.builtin_models",
     "stub": "edge_server.backends.builtin_models",
 }

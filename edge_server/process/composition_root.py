@@ -13,7 +13,6 @@ from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
-from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
@@ -174,7 +173,7 @@ def _resolve_options(
 ) -> ResolveOptions:
     options = ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
-        checks=(_check_chat_template, priority_class, *plugins.model_checks()),
+        checks=(priority_class, *plugins.model_checks()),
         output_checks=plugins.output_checks(),
         trust=trust_policy(config.requires_checksums, config.public_key),
     )
@@ -276,14 +275,6 @@ def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable
             manager.mark_gpu_lost(number, reason)
 
     return mark_gpu_lost
-
-
-def _check_chat_template(spec: ModelSpec) -> None:
-    """Raise LoadError if the chat template of a model cannot be used."""
-    if spec.chat_template is not None:
-        from edge_server.plugins.language.openai.chat_template import check_chat_template
-
-        check_chat_template(spec)
 
 
 def _cache(config: ServerConfig) -> ResponseCache | None:

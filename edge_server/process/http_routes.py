@@ -19,7 +19,6 @@ from edge_server.plugins.cameras.endpoints.camera_endpoints import CameraEndpoin
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
 from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
 from edge_server.plugins.cameras.reports import CamerasReport, FrameStreamReport
-from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ def http_routes(
     versions, activity, *pins = OperatorEndpoints(service, access).routes()
     return (
         *GenerationEndpoints(service, config.header_pattern).routes(),
-        *OpenAiEndpoints(service, access.may_change_models).routes(),
         *DeepStackEndpoints(service).routes(),
         *ControlEndpoints(service, health_headers, allows_code_upload=allows_code_upload).routes(),
         *events.routes(),

@@ -13,6 +13,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
@@ -120,6 +121,10 @@ class RunningPlugins:
         summary = "Plugins: which failed, and their lines of edge-server status"
         own = Route("GET", "/edge/v1/plugins", "statistics", summary, self._respond, uses_aiohttp=True)
         return [own, *(route for name, plugin in self._active() for route in self._call(name, plugin.routes) or ())]
+
+    def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
+        answers = (self._call(name, partial(plugin.refusal_body, head, error)) for name, plugin in self._active())
+        return next(filter(None, answers), None)
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         return json_response({"plugins": await request.run_on_worker(self._status)})

@@ -220,7 +220,6 @@ class ServerProcess:
     async def _open_http(self) -> None:
         from edge_server.frontends.http.event_endpoints import EventEndpoints
         from edge_server.frontends.http.frontend import HttpFrontend
-        from edge_server.plugins.language.openai.endpoints import refusal_body
         from edge_server.process.http_routes import http_routes
 
         service = self._core.service
@@ -246,7 +245,7 @@ class ServerProcess:
             allows_code_upload=self._config.repository.allows_code_upload,
         )
         events.open()
-        port = await front.start(routes, refusal_body)
+        port = await front.start(routes, self._core.plugins.refusal_body)
         self._http = front
         self.ports["http"] = port
         if self._config.http.tls_cert:

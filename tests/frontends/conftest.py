@@ -44,7 +44,7 @@ from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.plugins.language.openai.endpoints import refusal_body
+from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints, refusal_body
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings
@@ -316,7 +316,7 @@ class Site:
         more: Sequence[Route] = (),
         **parts: Any,
     ) -> None:
-        """`more` are routes besides those of the server's parts."""
+        """`more` are routes besides those of the server's parts and OpenAI's."""
         self.service = service
         self.config = config
         self.loop = asyncio.new_event_loop()
@@ -325,7 +325,8 @@ class Site:
         self.frontend = HttpFrontend(service, config, access=access)  # type: ignore[arg-type]
         self.events = EventEndpoints(service.events)
         parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
-        self.routes = [*parts_routes, *more]
+        openai = OpenAiEndpoints(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
+        self.routes = [*parts_routes, *openai.routes(), *more]
         self.port = self.run(self._start())
 
     async def _start(self) -> int:

@@ -1,7 +1,8 @@
-"""Language models: token engines with in-flight batching, and the session that serves text with them.
+"""Language models: text as tokens with in-flight batching, OpenAI's API for it, and the command `chat`.
 
-`backend` is the entry. `session` turns requests into token sequences and tokens into text, over any `TokenEngine`.
+`backend` opens the models. `text` turns requests into token sequences and tokens into text, over any `TokenEngine` of
+`engines`. `openai` has the routes of OpenAI's API, for these and other models with text tensors.
 The libraries run in child processes, because they hold the GIL: OpenVINO GenAI in each step, ONNX Runtime GenAI while
-it loads a model.
-`scripted_engine` needs no library. `openvino_embeddings` is a backend of its own, for models that give vectors.
+it loads a model. `scripted_engine` needs no library. `openvino_embeddings` is a backend of its own, for models that
+give vectors.
 """

@@ -1,13 +1,62 @@
-"""Entry of language models: the command `chat`."""
+"""Entry of language models: their backends, OpenAI's API, and the command `chat`."""
 
 from __future__ import annotations
 
-from edge_server.plugin import Command, Plugin
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from edge_server.plugin import Command, Plugin, RunningPlugin
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+    from edge_server.core.model_spec import ModelSpec
+    from edge_server.errors import EdgeServerError
+    from edge_server.frontends.http.request_head import RequestHead
+    from edge_server.frontends.http.routes import Route
+    from edge_server.plugin import ServingCore
 
 
 class LanguagePlugin(Plugin):
     name = "language"
     commands = (Command("chat", "talk to a language model of a running server", "edge_server.plugins.language.chat"),)
+    backends = MappingProxyType(
+        {
+            "openvino_genai": "edge_server.plugins.language.backend",
+            "onnxruntime_genai": "edge_server.plugins.language.backend",
+            "openvino_embeddings": "edge_server.plugins.language.engines.openvino_embeddings",
+            "scripted_llm": "edge_server.plugins.language.backend",
+        }
+    )
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin:
+        return _Language()
+
+
+class _Language(RunningPlugin):
+    def __init__(self) -> None:
+        self.model_checks = (_check_chat_template,)
+
+    def build(self, core: ServingCore) -> None:
+        self._core = core
+
+    def routes(self) -> Sequence[Route]:
+        from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+
+        return OpenAiEndpoints(self._core.service, self._core.access.may_change_models).routes()
+
+    def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
+        from edge_server.plugins.language.openai.endpoints import refusal_body
+
+        return refusal_body(head, error)
+
+
+def _check_chat_template(spec: ModelSpec) -> None:
+    """Raise LoadError if the chat template of a model cannot be used."""
+    if spec.chat_template is not None:
+        from edge_server.plugins.language.openai.chat_template import check_chat_template
+
+        check_chat_template(spec)
 
 
 PLUGIN = LanguagePlugin()

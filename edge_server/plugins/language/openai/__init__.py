@@ -1,1 +1,1 @@
-"""OpenAI's API for language models: JSON of chats and completions to and from requests and responses. Knows no wire."""
+"""OpenAI's API for language models: its HTTP routes, and its JSON to requests and from responses."""
