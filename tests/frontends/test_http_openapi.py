@@ -15,6 +15,7 @@ def test_nothing_for_pages_and_pictures_is_imported_before_somebody_asks() -> No
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     late = (
         "edge_server.frontends.http.openapi",
+        "edge_server.frontends.http.schemas",
         "edge_server.plugins.cameras.streams",
         "edge_server.plugins.vision",
         "aiohttp",

@@ -23,6 +23,9 @@ _Result = TypeVar("_Result")
 _FILE_PREFIX = "file:"
 
 
+_SCHEMAS = "edge_server.frontends.http.schemas"
+
+
 class ControlEndpoints:
     """The handlers. `health_headers` returns headers for the answer whether the server is ready.
 
@@ -45,6 +48,12 @@ class ControlEndpoints:
         query = partial(Route, "POST", uses_aiohttp=True)  # changes nothing, although Triton uses POST for it
         change = partial(query, changes_server=True)
         trace, named = "/v2/models/{model}/trace/setting", "/v2/repository/{repository}"
+        model = "/v2/repository/models/{model}"
+        foreign = f"{named}/models/{{model}}"
+        empty, settings, index = f"{_SCHEMAS}:NO_CONTENT", f"{_SCHEMAS}:JSON_BODY", f"{_SCHEMAS}:INDEX"
+        load, unload, metadata = f"{_SCHEMAS}:LOAD", f"{_SCHEMAS}:UNLOAD", f"{_SCHEMAS}:MODEL_METADATA"
+        server = "Name, version and extensions of the server"
+        serves = "Whether the server and its models accept inference"
         accepts = "Whether a model accepts inference"
         counts = "Counts and durations of requests"
         states = "Models of the repository with their states"
@@ -53,24 +62,26 @@ class ControlEndpoints:
         described = "Inputs, outputs and versions of a model"
         loaded = "Loaded versions: runtime, device, precision, memory"
         return (
-            get("/v2/health/live", "health", "Whether the server runs", self.live),
-            get("/v2/health/ready", "health", "Whether the server and its models accept inference", self.ready),
-            *(get(path, "health", accepts, self.model_ready) for path in model_paths("/ready")),
+            get("/v2/health/live", "health", "Whether the server runs", self.live, schema=empty),
+            get("/v2/health/ready", "health", serves, self.ready, schema=empty),
+            *(get(path, "health", accepts, self.model_ready, schema=empty) for path in model_paths("/ready")),
             get("/v2/models/stats", "statistics", counts, self.statistics),
             *(get(path, "statistics", counts, self.statistics) for path in model_paths("/stats")),
             *(get(path, "model-config", config, self.model_config) for path in model_paths("/config")),
             get("/v2/trace/setting", "trace", "Trace settings", self.trace_setting),
-            change("/v2/trace/setting", "trace", "Change trace settings", self.update_trace_setting),
+            change("/v2/trace/setting", "trace", "Change trace settings", self.update_trace_setting, schema=settings),
             get(trace, "trace", "Trace settings", self.trace_setting),
-            change(trace, "trace", "Change trace settings", self.update_trace_setting),
+            change(trace, "trace", "Change trace settings", self.update_trace_setting, schema=settings),
             get("/v2/logging", "logging", "Log settings", self.log_settings),
-            change("/v2/logging", "logging", "Change log settings", self.update_log_settings),
-            query("/v2/repository/index", "model-repository", states, self.repository_index),
-            change("/v2/repository/models/{model}/load", "model-repository", "Load or reload a model", self.load),
-            change("/v2/repository/models/{model}/unload", "model-repository", "Unload a model", self.unload),
-            query(f"{named}/index", "model-repository", no_names, self.named_repository),
-            query(f"{named}/models/{{model}}/load", "model-repository", no_names, self.named_repository),
-            query(f"{named}/models/{{model}}/unload", "model-repository", no_names, self.named_repository),
+            change("/v2/logging", "logging", "Change log settings", self.update_log_settings, schema=settings),
+            query("/v2/repository/index", "model-repository", states, self.repository_index, schema=index),
+            change(f"{model}/load", "model-repository", "Load or reload a model", self.load, schema=load),
+            change(f"{model}/unload", "model-repository", "Unload a model", self.unload, schema=unload),
+            query(f"{named}/index", "model-repository", no_names, self.named_repository, schema=index),
+            query(f"{foreign}/load", "model-repository", no_names, self.named_repository, schema=load),
+            query(
+                f"{named}/models/{{model}}/unload", "model-repository", no_names, self.named_repository, schema=unload
+            ),
             *_memory_routes(
                 "/v2/systemsharedmemory",
                 "system shared memory",
@@ -85,8 +96,8 @@ class ControlEndpoints:
                 self.register_cuda_memory,
                 self.unregister_cuda_memory,
             ),
-            *(get(path, "metadata", described, self.model_metadata) for path in model_paths("")),
-            get("/v2", "metadata", "Name, version and extensions of the server", self.server_metadata),
+            *(get(path, "metadata", described, self.model_metadata, schema=metadata) for path in model_paths("")),
+            get("/v2", "metadata", server, self.server_metadata, schema=f"{_SCHEMAS}:SERVER_METADATA"),
             get("/edge/v1/models", "metadata", loaded, self.instance_reports),
         )
 
@@ -223,13 +234,14 @@ class ControlEndpoints:
 def _memory_routes(base: str, memory: str, status: Handler, register: Handler, unregister: Handler) -> Sequence[Route]:
     get = partial(Route, "GET", category="shared-memory", uses_aiohttp=True)
     change = partial(Route, "POST", category="shared-memory", uses_aiohttp=True, changes_server=True)
+    begin, end = f"Register a region of {memory}", f"Unregister regions of {memory}"
     region = f"{base}/region/{{region}}"
     return (
         get(f"{base}/status", summary=f"Registered regions of {memory}", handler=status),
         get(f"{region}/status", summary=f"Registered regions of {memory}", handler=status),
-        change(f"{region}/register", summary=f"Register a region of {memory}", handler=register),
-        change(f"{base}/unregister", summary=f"Unregister regions of {memory}", handler=unregister),
-        change(f"{region}/unregister", summary=f"Unregister regions of {memory}", handler=unregister),
+        change(f"{region}/register", summary=begin, handler=register, schema=f"{_SCHEMAS}:REGISTER"),
+        change(f"{base}/unregister", summary=end, handler=unregister, schema=f"{_SCHEMAS}:NO_CONTENT"),
+        change(f"{region}/unregister", summary=end, handler=unregister, schema=f"{_SCHEMAS}:NO_CONTENT"),
     )
 
 

@@ -60,8 +60,16 @@ class EventEndpoints:
         self._wake()
 
     def routes(self) -> Sequence[Route]:
-        summary = "Events, as a stream or a list"
-        return (Route("GET", "/edge/v1/events", "model-repository", summary, self.events, uses_aiohttp=True),)
+        route = Route(
+            "GET",
+            "/edge/v1/events",
+            "model-repository",
+            "Events, as a stream or a list",
+            self.events,
+            uses_aiohttp=True,
+            schema="edge_server.frontends.http.schemas:EVENTS",
+        )
+        return (route,)
 
     async def events(self, request: HttpRequest) -> HttpResponse | None:
         """Return the events after a number as an array, or follow them as a stream."""

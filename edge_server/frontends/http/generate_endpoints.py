@@ -37,6 +37,9 @@ _ONE_RESPONSE = (
 )
 
 
+_SCHEMAS = "edge_server.frontends.http.schemas"
+
+
 class GenerationEndpoints:
     """The handlers. Headers that `header_pattern` matches become parameters of the request."""
 
@@ -48,9 +51,12 @@ class GenerationEndpoints:
     def routes(self) -> Sequence[Route]:
         one = "Run a model on a flat JSON object, for one response"
         many = "Run a model on a flat JSON object; each response is a server-sent event"
+        line = partial(Route, "POST", category="inference")
+        body, stream = f"{_SCHEMAS}:JSON_BODY", f"{_SCHEMAS}:GENERATE_STREAM"
+        streams = model_paths("/generate_stream")
         return (
-            *(Route("POST", path, "inference", one, self.generate) for path in model_paths("/generate")),
-            *(Route("POST", path, "inference", many, self.generate_stream) for path in model_paths("/generate_stream")),
+            *(line(path, summary=one, handler=self.generate, schema=body) for path in model_paths("/generate")),
+            *(line(path, summary=many, handler=self.generate_stream, schema=stream) for path in streams),
         )
 
     async def generate(self, request: HttpRequest) -> HttpResponse:

@@ -52,7 +52,14 @@ which may take seconds."""
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
 
 INFER_ROUTES = tuple(
-    Route("POST", path, "inference", "Run a model on tensors or on an image file") for path in model_paths("/infer")
+    Route(
+        "POST",
+        path,
+        "inference",
+        "Run a model on tensors or on an image file",
+        schema="edge_server.frontends.http.schemas:INFER",
+    )
+    for path in model_paths("/infer")
 )
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"

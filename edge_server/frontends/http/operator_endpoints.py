@@ -15,6 +15,8 @@ from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.json_parser import json_type
 from edge_server.service import InferenceService
 
+_SCHEMAS = "edge_server.frontends.http.schemas"
+
 
 class OperatorEndpoints:
     """The handlers."""
@@ -26,13 +28,14 @@ class OperatorEndpoints:
     def routes(self) -> Sequence[Route]:
         get = partial(Route, "GET", uses_aiohttp=True)
         change = partial(Route, "POST", category="model-repository", uses_aiohttp=True, changes_server=True)
+        model = "/edge/v1/models/{model}"
         versions = "Every version with its state, history and reason"
         rollback = "Pin a model to a version; without one, to the version before"
         return (
-            get("/edge/v1/versions", "model-repository", versions, self.versions),
+            get("/edge/v1/versions", "model-repository", versions, self.versions, schema=f"{_SCHEMAS}:VERSIONS"),
             get("/edge/v1/activity", "statistics", "Queues, cache and tokens of all models", self.activity),
-            change("/edge/v1/models/{model}/rollback", summary=rollback, handler=self.rollback),
-            change("/edge/v1/models/{model}/unpin", summary="Remove a model's pin", handler=self.unpin),
+            change(f"{model}/rollback", summary=rollback, handler=self.rollback, schema=f"{_SCHEMAS}:ROLLBACK"),
+            change(f"{model}/unpin", summary="Remove a model's pin", handler=self.unpin, schema=f"{_SCHEMAS}:UNPIN"),
         )
 
     async def versions(self, request: HttpRequest) -> HttpResponse:

@@ -6,6 +6,7 @@ Nothing is kept in memory: each file is read when a browser asks for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from edge_server.config import CATEGORIES
@@ -35,6 +36,9 @@ _HEADERS = {
 }
 
 
+_SCHEMAS = "edge_server.plugins.dashboard.schemas"
+
+
 class PageEndpoints:
     """The handlers. They are open to everyone: a browser cannot send a key for the page itself."""
 
@@ -42,11 +46,12 @@ class PageEndpoints:
         self._core = core
 
     def routes(self) -> Sequence[Route]:
+        get = partial(Route, "GET")
         return (
-            Route("GET", "/", "", "The page of the server", self.index),
-            Route("GET", "/page/{file}", "", "Files of the page", self.file),
-            Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", self.access),
-            Route("GET", "/docs/api", "", "Reference of this API as a page", self.reference),
+            get("/", "", "The page of the server", self.index, schema=f"{_SCHEMAS}:PAGE"),
+            get("/page/{file}", "", "Files of the page", self.file, schema=f"{_SCHEMAS}:FILE"),
+            get("/edge/v1/page", "", "What the page may show and change for this caller", self.access),
+            get("/docs/api", "", "Reference of this API as a page", self.reference, schema=f"{_SCHEMAS}:PAGE"),
         )
 
     async def index(self, request: HttpRequest) -> HttpResponse:

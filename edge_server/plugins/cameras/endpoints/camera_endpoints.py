@@ -10,6 +10,8 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugins.cameras.reports import CamerasReport, FrameStreamReport
 
+_SCHEMAS = "edge_server.plugins.cameras.endpoints.schemas"
+
 
 class CameraEndpoints:
     """The handlers. `cameras` is None if the server opens none itself."""
@@ -22,9 +24,10 @@ class CameraEndpoints:
 
     def routes(self) -> Sequence[Route]:
         get = partial(Route, "GET", category="statistics", uses_aiohttp=True)
+        streams = "Frame streams: rates, drops, ages"
         cameras = "Cameras that the server opens, and receivers of their results"
         return (
-            get("/edge/v1/streams", summary="Frame streams: rates, drops, ages", handler=self.frame_streams),
+            get("/edge/v1/streams", summary=streams, handler=self.frame_streams, schema=f"{_SCHEMAS}:STREAMS"),
             get("/edge/v1/cameras", summary=cameras, handler=self.cameras),
         )
 

@@ -42,6 +42,9 @@ _PICTURE_HEADERS = {
 }
 
 
+_SCHEMAS = "edge_server.plugins.cameras.endpoints.schemas"
+
+
 class ViewEndpoints:
     """The handlers. `view` returns the view of a frame stream, see StreamRegistry.view."""
 
@@ -60,11 +63,14 @@ class ViewEndpoints:
         pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"
         frames = "Live pictures of a frame stream, and before each a part of JSON with its results"
         picture = "The next picture of a frame stream with its results drawn in, as JPEG"
+        model, schema = "/edge/v1/models/{model}", f"{_SCHEMAS}:PERCEPTION"
+        view = partial(Route, "GET", category="view")
+        stream, motion = "/edge/v1/streams/{stream}", f"{_SCHEMAS}:MOTION_JPEG"
         return (
-            Route("POST", "/edge/v1/models/{model}/perception", "inference", perception, self.perception),
-            Route("GET", "/edge/v1/streams/{stream}/view", "view", pictures, self.pictures),
-            Route("GET", "/edge/v1/streams/{stream}/frames", "view", frames, self.frames),
-            Route("GET", "/edge/v1/streams/{stream}/picture", "view", picture, self.picture),
+            Route("POST", f"{model}/perception", "inference", perception, self.perception, schema=schema),
+            view(f"{stream}/view", summary=pictures, handler=self.pictures, schema=motion),
+            view(f"{stream}/frames", summary=frames, handler=self.frames, schema=motion),
+            view(f"{stream}/picture", summary=picture, handler=self.picture, schema=f"{_SCHEMAS}:PICTURE"),
         )
 
     async def picture(self, request: HttpRequest) -> HttpResponse:

@@ -64,6 +64,9 @@ def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
     return to_json(error_object(error))
 
 
+_SCHEMAS = "edge_server.plugins.language.openai.schemas"
+
+
 class OpenAiEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
@@ -73,13 +76,16 @@ class OpenAiEndpoints:
 
     def routes(self) -> Sequence[Route]:
         lines: list[Route] = []
+        completion = f"{_SCHEMAS}:COMPLETION"
+        chat, complete = "Continue a chat, as in OpenAI's API", "Complete a text, as in OpenAI's API"
+        embed = "Embed texts, as in OpenAI's API"
         post = partial(Route, "POST", category="inference")
         get = partial(Route, "GET", category="metadata")
         for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
             lines += (
-                post(f"{base}/chat/completions", summary="Continue a chat, as in OpenAI's API", handler=self.chat),
-                post(f"{base}/completions", summary="Complete a text, as in OpenAI's API", handler=self.complete),
-                post(f"{base}/embeddings", summary="Embed texts, as in OpenAI's API", handler=self.embed),
+                post(f"{base}/chat/completions", summary=chat, handler=self.chat, schema=completion),
+                post(f"{base}/completions", summary=complete, handler=self.complete, schema=completion),
+                post(f"{base}/embeddings", summary=embed, handler=self.embed, schema=f"{_SCHEMAS}:EMBEDDING"),
                 get(f"{base}/models", summary="List the models for text, as in OpenAI's API", handler=self.models),
                 get(f"{base}/models/{{model}}", summary="One model, as in OpenAI's API", handler=self.model),
             )

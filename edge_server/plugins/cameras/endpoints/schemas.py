@@ -1,0 +1,75 @@
+"""Schemas of bodies for the OpenAPI document. Imported for its first reader only."""
+
+from __future__ import annotations
+
+from edge_server.frontends.http.response import MOTION_JPEG_TYPE
+from edge_server.frontends.http.schemas import (
+    ANY_OBJECT,
+    BYTES,
+    COUNT,
+    IMAGE,
+    NUMBER,
+    TEXT,
+    NamedSchema,
+    OperationSchema,
+    json_content,
+    list_of,
+    object_of,
+)
+
+MOTION_JPEG = OperationSchema(response={MOTION_JPEG_TYPE: {"schema": BYTES}})
+PICTURE = OperationSchema(response={"image/jpeg": {"schema": BYTES}})
+
+_FRAME_STREAM = NamedSchema(
+    "FrameStream",
+    object_of(
+        (),
+        stream_id=TEXT,
+        model=TEXT,
+        version=COUNT,
+        client=TEXT,
+        priority=COUNT,
+        weight=NUMBER,
+        open_s=NUMBER,
+        fps_in=NUMBER,
+        fps_out=NUMBER,
+        received=COUNT,
+        answered=COUNT,
+        waiting=COUNT,
+        dropped={**ANY_OBJECT, "additionalProperties": COUNT},
+        age_p50_ms=NUMBER,
+        age_p99_ms=NUMBER,
+    ),
+)
+STREAMS = OperationSchema(response=json_content(object_of((), streams=list_of(_FRAME_STREAM))))
+
+_PERCEPTION = NamedSchema(
+    "Perception",
+    object_of(
+        (),
+        model=TEXT,
+        version=TEXT,
+        width=COUNT,
+        height=COUNT,
+        classes=list_of(object_of((), index=COUNT, label=TEXT, score=NUMBER)),
+        detections=list_of(
+            object_of(
+                (),
+                x_min=NUMBER,
+                y_min=NUMBER,
+                x_max=NUMBER,
+                y_max=NUMBER,
+                score=NUMBER,
+                class_index=COUNT,
+                label=TEXT,
+                keypoints=list_of(list_of(NUMBER)),
+            )
+        ),
+        mask=object_of(
+            (),
+            classes=list_of(object_of((), index=COUNT, label=TEXT, share=NUMBER)),
+            png={**TEXT, "description": "Class of each pixel, one byte each, as base64."},
+        ),
+    ),
+)
+PERCEPTION = OperationSchema(request=IMAGE, response=json_content(_PERCEPTION))
