@@ -1,4 +1,4 @@
-"""Child process that exchanges JSON lines with the server, for engine builds and tuning trials."""
+"""Child process that exchanges lines of JSON with its parent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_KEPT_LINES = 5
-_LONGEST_LINE = 300
+_MAX_STDERR_LINES = 5
+_MAX_STDERR_LINE_LENGTH = 300
 
 
-class NoAnswer(Exception):
-    """The process lives and sent no message within the time."""
+class ReceiveTimeout(Exception):
+    """The process runs and sent no message within the time."""
 
 
 class JsonProcess:
     """`python -m MODULE`: JSON on its standard input and output, error texts on its standard error.
 
-    Two threads read its output, so that it never waits for a reader. One thread uses everything else. After
-    construction `end`, `kill` or `join` must be called.
+    Two threads read its output, so that it never waits for a reader. One thread uses everything else, and must call
+    `end`, `kill` or `join` at last.
     """
 
     def __init__(self, module: str) -> None:
@@ -37,20 +37,20 @@ class JsonProcess:
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._complaints: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._stderr_lines: deque[str] = deque(maxlen=_MAX_STDERR_LINES)
         self._readers = [
             threading.Thread(target=read, name=f"edge-child-{name}", daemon=True)
-            for name, read in (("out", self._read_lines), ("err", self._read_complaints))
+            for name, read in (("out", self._read_lines), ("err", self._read_stderr))
         ]
         try:
             for reader in self._readers:
                 reader.start()
         except RuntimeError as error:
-            self._let_go()
+            self._release()
             raise OSError(errno.EAGAIN, f"the system grants no thread to read from it: {error}") from None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """End a process for which not all reader threads could be started."""
         self._process.kill()
         self._process.wait()
@@ -65,25 +65,25 @@ class JsonProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Write one line. Does nothing if the process has ended; reading its messages shows that."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
-    def tell_no_more(self) -> None:
+    def close_stdin(self) -> None:
         """Close its standard input."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def hear(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next message, None after the process closed its output. Raises NoAnswer."""
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the next message, None after the process closed its output. Raises ReceiveTimeout."""
         try:
-            return self._said.get(timeout=timeout_s)
+            return self._messages.get(timeout=timeout_s)
         except queue.Empty:
-            raise NoAnswer from None
+            raise ReceiveTimeout from None
 
     def signal(self, number: int) -> None:
         # Only the using thread calls `wait`, so the process number cannot belong to another process yet.
@@ -96,13 +96,13 @@ class JsonProcess:
         self._process.wait()
         for reader in self._readers:
             reader.join()
-        self.tell_no_more()
+        self.close_stdin()
 
-    def end(self, patience_s: float) -> None:
+    def end(self, timeout_s: float) -> None:
         """Close its input, and kill it if it does not end in this time."""
-        self.tell_no_more()
+        self.close_stdin()
         try:
-            self._process.wait(patience_s)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -113,23 +113,26 @@ class JsonProcess:
         self.signal(signal.SIGKILL)
         self.join()
 
-    def end_in_words(self) -> str:
-        """Return how it ended ("ended with code 3: ...", "was ended by SIGKILL, ..."), and its last complaints. Once it
-        is gone."""
+    def exit_description(self) -> str:
+        """Return how it ended ("ended with code 3: ...", "was ended by SIGKILL, ...") and its last error lines. Called
+        after `join`."""
         code = self._process.returncode
-        tail = f": {' | '.join(self._complaints)}" if self._complaints else ""
+        tail = f": {' | '.join(self._stderr_lines)}" if self._stderr_lines else ""
         if code >= 0:
             return f"ended with code {code}{tail}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         hint = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
         return f"was ended by {name}{hint}{tail}"
 
-    def too_much(self, memory_bytes: int, floor_bytes: int, flag: str) -> str:
-        """Return which bound of memory was passed, "" when none. `memory_bytes` is what it may keep, 0: any, as `flag`
-        says; `floor_bytes` is what must be left to the whole box, 0: nothing."""
-        taken = self.resident_bytes() if memory_bytes else 0
-        if taken > memory_bytes:
-            return f"it took {taken >> 20} MiB of memory, more than the {memory_bytes >> 20} MiB that it may ({flag})"
+    def memory_problem(self, memory_bytes: int, floor_bytes: int, flag: str) -> str:
+        """Return which limit of memory was exceeded, "" if none.
+
+        `memory_bytes`: most memory of the process, set by `flag`; 0: any. `floor_bytes`: least available memory of the
+        machine; 0: any.
+        """
+        used = self.resident_bytes() if memory_bytes else 0
+        if used > memory_bytes:
+            return f"it took {used >> 20} MiB of memory, more than the {memory_bytes >> 20} MiB that it may ({flag})"
         if floor_bytes and 0 < available_bytes() < floor_bytes:
             return f"the box had less than {floor_bytes >> 20} MiB of memory left, out of memory"
         return ""
@@ -149,19 +152,19 @@ class JsonProcess:
             with self._process.stdout as lines:
                 for line in lines:
                     with contextlib.suppress(ValueError, RecursionError):
-                        said = json.loads(line)
-                        if isinstance(said, dict):
-                            self._said.put(said)
+                        message = json.loads(line)
+                        if isinstance(message, dict):
+                            self._messages.put(message)
         finally:
-            self._said.put(None)
+            self._messages.put(None)
 
-    def _read_complaints(self) -> None:
+    def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
                 text = line.decode(errors="replace").strip()
                 if text:
-                    self._complaints.append(text[:_LONGEST_LINE])
+                    self._stderr_lines.append(text[:_MAX_STDERR_LINE_LENGTH])
 
 
 def available_bytes() -> int:

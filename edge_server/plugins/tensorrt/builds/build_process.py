@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
 from edge_server.core.tensorrt_engine import EngineOrder
-from edge_server.json_child_process import JsonProcess, NoAnswer
+from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.plugins.tensorrt.builds.engine_build import PLAN
 from edge_server.plugins.tensorrt.engine_options import order_to_json
 
@@ -75,8 +75,8 @@ class _Run:
 
     def until_end(self, job: Mapping[str, object]) -> BuildOutcome:
         try:
-            self._child.tell(job)
-            self._child.tell_no_more()
+            self._child.send(job)
+            self._child.close_stdin()
             end = self._follow()
         except BaseException:
             self._child.kill()
@@ -89,15 +89,15 @@ class _Run:
         then_s = time.monotonic()
         while True:
             try:
-                said = self._child.hear(_LOOK_S)
-            except NoAnswer:
-                said = {}
-            if said is None:
+                message = self._child.receive(_LOOK_S)
+            except ReceiveTimeout:
+                message = {}
+            if message is None:
                 return None
-            if "end" in said:
-                return self._as_outcome(said)
-            if "phase" in said:
-                self._orders.report(str(said["phase"]), float(said["percent"]))
+            if "end" in message:
+                return self._as_outcome(message)
+            if "phase" in message:
+                self._orders.report(str(message["phase"]), float(message["percent"]))
             now_s = time.monotonic()
             if not self._is_paused:
                 self._ran_s += now_s - then_s
@@ -111,13 +111,13 @@ class _Run:
                 self._child.signal(signal.SIGKILL)
             return
         bounds = self._bounds
-        too_much = self._child.too_much(bounds.memory_bytes, bounds.floor_bytes, "--engine-build-memory-mb")
-        self._stop_reason = too_much or self._too_long()
+        memory_problem = self._child.memory_problem(bounds.memory_bytes, bounds.floor_bytes, "--engine-build-memory-mb")
+        self._stop_reason = memory_problem or self._too_long()
         if self._stop_reason or self._orders.should_cancel():
             self._cancel_at_s = now_s
             self._resume()
             # A process that ran too long may write its measurements; one that takes too much memory must free it now.
-            self._child.signal(signal.SIGKILL if too_much else signal.SIGTERM)
+            self._child.signal(signal.SIGKILL if memory_problem else signal.SIGTERM)
         else:
             self._keep_pace()
 
@@ -151,7 +151,7 @@ class _Run:
             return BuildOutcome("failed", {}, self._stop_reason)
         if self._cancel_at_s is not None:
             return BuildOutcome("cancelled", {})
-        return BuildOutcome("failed", {}, f"the process that builds {self._child.end_in_words()}")
+        return BuildOutcome("failed", {}, f"the process that builds {self._child.exit_description()}")
 
 
 def build_job(order: EngineOrder, folder: Path, timing_cache: Path, device: CudaDevice | None) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.json_child_process import JsonProcess, NoAnswer
+from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 
 MODULE = "edge_server.plugins.tuning.trial.child_main"
 
@@ -80,17 +80,17 @@ class CandidateProcess:
     def _exchange(
         self, message: Mapping[str, object], limit_s: float, report: Callable[[str, float], None]
     ) -> dict[str, Any]:
-        self._process.tell(message)
+        self._process.send(message)
         end_s = time.monotonic() + limit_s
         while True:
             try:
-                reply = self._process.hear(_POLL_S)
-            except NoAnswer:
+                reply = self._process.receive(_POLL_S)
+            except ReceiveTimeout:
                 self._enforce_limits(end_s, limit_s)
                 continue
             if reply is None:
                 self.kill()
-                raise CandidateFailed(f"its process {self._process.end_in_words()}")
+                raise CandidateFailed(f"its process {self._process.exit_description()}")
             if "progress" in reply:
                 report(str(reply["progress"]), float(reply["percent"]))
                 continue
@@ -102,7 +102,7 @@ class CandidateProcess:
 
     def _enforce_limits(self, end_s: float, limit_s: float) -> None:
         """Kill the process and raise CandidateFailed if it exceeds its time or memory."""
-        reason = self._process.too_much(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
+        reason = self._process.memory_problem(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
             reason = f"it took longer than {limit_s:g} s (--timeout-secs)"
         if reason:
