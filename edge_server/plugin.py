@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
     from edge_server.serving.execution.frame_admission import FrameAdmission
+    from edge_server.serving.lifecycle.manager import Manager
     from edge_server.telemetry.event_bus import EventBus
     from edge_server.telemetry.metrics_page import Family
     from edge_server.telemetry.trace_record import TraceExport
@@ -80,10 +81,9 @@ class ServingCore(NamedTuple):
     service: InferenceService
     config: ServerConfig
     events: EventBus
+    manager: Manager
     refused_frames: Callable[[], Mapping[str, int]]
     """Frames that the frame admission refused, by model."""
-    resume: Callable[[], None]
-    """Look again for requests that admission control has held back."""
     mark_gpu_lost: Callable[[str | None, str], None]
     """Handle the loss of a GPU, given its UUID (None: the only one) and the reason."""
     access: AccessCheck
@@ -92,6 +92,12 @@ class ServingCore(NamedTuple):
     """The open ports by name: http, grpc, metrics."""
     panels: Callable[[], Mapping[str, Path]]
     """`RunningPlugin.panel` of each plugin that has one."""
+    lost_gpus: Callable[[], Mapping[int, str]]
+    """GPUs that this process can no longer use, with the reason."""
+    heavy_work_refusal: Callable[[], str]
+    """The reason why no heavy work in the background may begin now; "" if it may."""
+    machine_root: Path
+    """Folder with the /sys, /proc and /etc that describe the machine."""
 
 
 class RunningPlugin:
@@ -114,6 +120,12 @@ class RunningPlugin:
     """Model repository given as an address -> the folder that is scanned in its place."""
     panel: Path | None = None
     """ES module of a section of the page, see docs/plugins.md."""
+    onnx_backends: Sequence[str] = ()
+    """Backends for ONNX files whose configuration names none. They are tried before those of the core."""
+    backend_settings: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    """Backend -> settings of it, which the configuration may override."""
+    machine_root: Path | None = None
+    """Folder with the /sys, /proc and /etc that describe the machine; None: this plugin does not choose it."""
     make_trace_export: Callable[[], TraceExport] | None = None
     """For trace mode opentelemetry."""
 
@@ -185,6 +197,9 @@ class Plugin:
     backends: Mapping[str, str] = MappingProxyType({})
     """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
     entry points `edge_server.backends`, which also processes find that know no plugins."""
+    engine_backends: Sequence[str] = ()
+    """Those of `backends` that serve an ONNX file through an engine, which is built first. Until then another runtime
+    serves the file."""
     is_required = False
     """Whether a server is not ready if this plugin fails in it."""
     after: Sequence[str] = ()

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
@@ -25,7 +24,6 @@ from edge_server.core.status_reports import (
     TensorMetadata,
     VersionReport,
 )
-from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
@@ -79,13 +77,6 @@ class Readiness(enum.Enum):
     STRICT = "every model of the desired state"
     KEEPS_SERVING = "every model that has served since it was added"
     ANY = "none"
-
-
-class EngineSource(Protocol):
-    """Source of TensorRT engines; missing ones are built."""
-
-    def find(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified engine that matches; None if it must be built first."""
 
 
 class Handle:
@@ -149,18 +140,18 @@ class InferenceService:
         readiness: Readiness = Readiness.STRICT,
         events: EventBus | None = None,
         traces: Traces | None = None,
-        engines: EngineSource | None = None,
         digest_of: Callable[[str, int, str], str] = lambda name, version, fingerprint: "",
         may_serve: Callable[[], bool] = lambda: True,
+        plugin: Callable[[str], object | None] = lambda name: None,
     ) -> None:
-        """`engines` None: no engines are built on this machine. `digest_of`: see ContentDigests.get. `may_serve`:
-        whether each other part is there without which the server is not ready."""
+        """`digest_of`: see ContentDigests.get. `may_serve`: whether each other part is there without which the server
+        is not ready. `plugin`: see `plugin`."""
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
-        self._engines = engines
+        self._plugin = plugin
         self._digest_of = digest_of
         self._may_serve = may_serve
         self._manager = manager
@@ -389,9 +380,9 @@ class InferenceService:
         """See backends.base.ServerCalls."""
         return self._manager.work_share()
 
-    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+    def plugin(self, name: str) -> object | None:
         """See backends.base.ServerCalls."""
-        return None if self._engines is None else self._engines.find(order)
+        return self._plugin(name)
 
     def model_families(self) -> list[MetricFamilyView]:
         """Return the metric families that models made."""

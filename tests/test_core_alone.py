@@ -79,19 +79,20 @@ def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "named", "plugin"),
     [
-        (("serve", "--power-budget-watts=10"), "--power-budget-watts"),
-        (("check", "m", "--governor=false"), "--governor"),
+        (("serve", "--power-budget-watts=10"), "--power-budget-watts", "governor"),
+        (("check", "m", "--governor=false"), "--governor", "governor"),
+        (("serve", "--engine-builder=false"), "--engine-builder", "tensorrt"),
     ],
 )
 def test_a_setting_of_a_missing_plugin_names_what_to_install(
-    core: Path, arguments: tuple[str, ...], named: str
+    core: Path, arguments: tuple[str, ...], named: str, plugin: str
 ) -> None:
     with program(core, *arguments) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 78
-    assert f"{named} needs the plugin 'governor', which is not in this installation: pip install" in output
+    assert f"{named} needs the plugin '{plugin}', which is not in this installation: pip install" in output
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,11 @@ def test_a_value_that_a_missing_plugin_serves_names_what_to_install(
 
 @pytest.mark.parametrize(
     ("file", "backend", "plugin"),
-    [("model.pt", "pytorch", "runtimes"), ("model.gguf", "openvino_genai", "language")],
+    [
+        ("model.pt", "pytorch", "runtimes"),
+        ("model.plan", "tensorrt", "tensorrt"),
+        ("model.gguf", "openvino_genai", "language"),
+    ],
 )
 def test_a_model_for_a_missing_backend_names_what_to_install(
     core: Path, tmp_path: Path, file: str, backend: str, plugin: str

@@ -29,9 +29,6 @@ _MODULES = {
 _TEST_DOUBLES = frozenset({"scripted_llm", "stub"})
 """Backends that only tests want: no list for users names them."""
 
-TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
-"""The libraries that TensorRT's plugin supports. Its backends have the same names. The preferred one comes first."""
-
 ONNX_ORDER = ("openvino", "onnxruntime")
 """Runtimes for an ONNX file whose configuration names no backend, in this order."""
 
@@ -48,6 +45,11 @@ def _modules() -> Mapping[str, str]:
     for plugin in plugin_objects():
         modules.update(plugin.backends)
     return modules
+
+
+def engine_backends() -> tuple[str, ...]:
+    """Return the backends that serve an ONNX file through an engine, which is built first."""
+    return tuple(name for plugin in plugin_objects() for name in plugin.engine_backends)
 
 
 def backend_names() -> tuple[str, ...]:

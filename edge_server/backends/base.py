@@ -48,7 +48,6 @@ from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_arr
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_spec import ModelFile as ModelFile
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, ResponseSink
-from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.errors import EdgeServerError
 
 if TYPE_CHECKING:
@@ -265,11 +264,8 @@ class ServerCalls(Protocol):
         For models that compute for long on their own, between responses. Returns at once.
         """
 
-    def find_engine(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified TensorRT engine for an order, None if there is none.
-
-        If this server builds engines, it then queues the build, and reloads the model when the engine is ready.
-        """
+    def plugin(self, name: str) -> object | None:
+        """Return the server's part of a plugin, for the backends that the plugin brings; None if it is not there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
 from edge_server.cli.status_cameras import camera_rows, stream_rows
-from edge_server.cli.status_engines import engine_rows
 from edge_server.cli.table import clean, clip, render
 from edge_server.cli.terminal import Screen
 from edge_server.core.status_reports import TensorMetadata
@@ -141,7 +140,6 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
         "models": models,
         "streams": None if streams is None else streams["streams"],
         "cameras": _request_optional(options, "/edge/v1/cameras"),
-        "engines": _request_optional(options, "/edge/v1/engines"),
         **{name: value for plugin in plugins for name, value in plugin.pop("reports", {}).items()},
         "plugins": plugins,
     }
@@ -174,7 +172,6 @@ def _lines(report: dict[str, Any]) -> list[str]:
     rows = [
         *([] if report["streams"] is None else stream_rows(report["streams"])),
         *([] if report["cameras"] is None else camera_rows(report["cameras"])),
-        *([] if report["engines"] is None else engine_rows(report["engines"])),
     ]
     lines += [_render_part(row._asdict()) for row in rows]
     for plugin in report["plugins"]:

@@ -61,6 +61,12 @@ def parse_serve(
         else:
             parsed = _parse(setting, given[-1])
             table[setting.field] = parsed if setting.separator else parsed[-1]
+    for setting in declared.settings:
+        if setting.cache_folder:
+            table = tables.setdefault(setting.section, {})
+            table[setting.field] = table.get(setting.field) or os.path.join(
+                _default_cache_dir(environ), setting.cache_folder
+            )
     plugin_tables = {name: settings(**tables.pop(name, {})) for name, settings in declared.plugin_tables.items()}
     config = ServerConfig(plugin_tables=plugin_tables)
     changes: dict[str, Any] = {
@@ -93,13 +99,9 @@ def _fill_defaults(config: ServerConfig, environ: Mapping[str, str]) -> ServerCo
     repository = config.repository
     if not repository.cache_dir and any("://" in path for path in repository.paths):
         repository = replace(repository, cache_dir=_default_cache_dir(environ))
-    engines = config.engines
-    if not engines.cache_dir:
-        engines = replace(engines, cache_dir=os.path.join(_default_cache_dir(environ), "engines"))
     return replace(
         config,
         repository=repository,
-        engines=engines,
         cache=with_credentials(config.cache, environ),
         grpc=replace(config.grpc, is_tls=config.grpc.is_tls or config.grpc.is_mutual_tls),
         metrics=replace(config.metrics, address=config.metrics.address or config.http.address),
@@ -108,7 +110,7 @@ def _fill_defaults(config: ServerConfig, environ: Mapping[str, str]) -> ServerCo
 
 
 def _default_cache_dir(environ: Mapping[str, str]) -> str:
-    """Return the folder for copies of remote repositories and for engines."""
+    """Return the cache folder of the service manager or the user."""
     # systemd sets a list if its unit names several directories.
     given = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:

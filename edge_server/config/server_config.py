@@ -568,39 +568,6 @@ class RateLimitConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """TensorRT engines built on this machine. `parse_serve` fills in an empty `cache_dir`."""
-
-    is_enabled: bool = setting(
-        True,
-        "--engine-builder",
-        BOOLEAN,
-        "Build TensorRT engines for ONNX models if TensorRT and a GPU are present; other runtimes serve until then.",
-    )
-    cache_dir: str = setting(
-        "",
-        "--engine-cache-dir",
-        OPTIONAL_PATH,
-        "Folder of the built engines; empty: in the cache folder of the service manager, or of the user.",
-    )
-    build_timeout_s: float = setting(
-        3600.0,
-        "--engine-build-timeout-secs",
-        number(1, 604_800),
-        "Seconds that the build of an engine may take, without pauses.",
-    )
-    build_memory_mb: int = setting(
-        0, "--engine-build-memory-mb", integer(0, 2**30), "Most MiB for the process that builds an engine; 0: no limit."
-    )
-    cache_limit_mb: int = setting(
-        8192,
-        "--engine-cache-limit-mb",
-        integer(0, 2**30),
-        "MiB of engines to keep; beyond it the least recently used are deleted. 0: keep all.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Shared memory of clients, and memory that loads must leave free.
 
@@ -745,7 +712,6 @@ class ServerConfig:
     frigate: FrigateConfig = _table("Frigate", FrigateConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)
-    engines: EngineConfig = _table("TensorRT engines", EngineConfig)
     memory: MemoryConfig = _table("Shared memory", MemoryConfig)
     cache: CacheConfig = _table("Response cache", CacheConfig)
     log: LogConfig = _table("Log", LogConfig)

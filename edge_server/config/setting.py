@@ -41,6 +41,7 @@ class Setting:
 
     `default` is a value, or a function that returns it if it depends on the machine. A setting with a `separator` is
     repeatable; the separator stands between the values in its environment variable. `aliases` are other flags for it.
+    `cache_folder`: an empty value becomes this folder, in the cache folder of the service manager or the user.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Setting:
     help: str
     separator: str
     aliases: tuple[str, ...]
+    cache_folder: str
 
     @property
     def variable(self) -> str:
@@ -72,10 +74,14 @@ def setting(
     *,
     separator: str = "",
     aliases: tuple[str, ...] = (),
+    cache_folder: str = "",
     title: str = "",
 ) -> T:
     """Return a dataclass field that declares a setting; see Setting. `title`: heading, if it is a table of its own."""
-    declaration = {"flag": flag, "kind": kind, "help": help, "separator": separator, "aliases": aliases}
+    declaration = {
+        "flag": flag, "kind": kind, "help": help, "separator": separator, "aliases": aliases,
+        "cache_folder": cache_folder,
+    }  # fmt: skip
     metadata = {"setting": declaration, "title": title}
     if callable(default):
         made: Any = field(default_factory=default, metadata=metadata)

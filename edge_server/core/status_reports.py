@@ -1,4 +1,4 @@
-"""Metadata and status reports of the server, its models and engines, independent of the wire format."""
+"""Metadata and status reports of the server and its models, independent of the wire format."""
 
 from __future__ import annotations
 
@@ -166,38 +166,3 @@ class GovernorState(NamedTuple):
 
     level: str = "NORMAL"
     detail: str = ""
-
-
-class EngineReport(NamedTuple):
-    """A TensorRT engine of one model version that is built or will be built.
-
-    `state`: "waiting", "building", "paused", "verifying", "ready", "failed" or "cancelled". `reason` says why it is
-    built, why it waits, or why it failed. `retry_s` is the unix time of the next attempt; None if only new files or a
-    user's command can start one. `difference` is the largest difference to the outputs of the serving runtime; None
-    before the comparison, or if no other runtime serves the model. `took_s` is the duration of the build.
-    """
-
-    model: str
-    version: int
-    library: str
-    precision: str
-    digest: str
-    state: str
-    phase: str
-    percent: float
-    reason: str
-    since_s: float
-    attempt_count: int
-    retry_s: float | None
-    took_s: float
-    difference: float | None
-    tolerance: float
-
-
-class EngineBuildsReport(NamedTuple):
-    """All known engines. `pause` says why no engine is built now; "" if builds are allowed."""
-
-    engines: tuple[EngineReport, ...]
-    cached_count: int
-    cached_bytes: int
-    pause: str

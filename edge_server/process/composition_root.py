@@ -1,14 +1,15 @@
-"""Composition: builds every part of the server from the configuration (repository, manager, service, governor, cache,
-engines). Opens no port."""
+"""Composition: builds every part of the server from the configuration (repository, manager, service, cache,
+plugins). Opens no port."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.backends import ONNX_ORDER
 from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
@@ -24,7 +25,6 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
 from edge_server.plugins.cameras.endpoints.frame_service import FrameService
-from edge_server.plugins.tensorrt.builds.build_support import BuildCapability, find_capability
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
@@ -45,7 +45,6 @@ from edge_server.telemetry.tracing import Traces
 from edge_server.version import __version__
 
 if TYPE_CHECKING:
-    from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
     from edge_server.serving.cache.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
@@ -71,18 +70,13 @@ class ServerParts:
     ports: dict[str, int]
     """Open ports by name: http, grpc, metrics."""
     cache: ResponseCache | None = None
-    engines: EngineBuildQueue | None = None
 
     def close(self, timeout_s: float) -> bool:
         """Refuse new requests, drain for at most `timeout_s`, and close every model. Return False if requests had to
         fail."""
         self.plugins.begin_stop()
         self.service.stop_accepting()
-        if self.engines is not None:
-            self.engines.end()
         is_clean = self.manager.close(timeout_s)
-        if self.engines is not None:
-            self.engines.close()
         if self.cache is not None:
             self.cache.close()
         self.timer.close()
@@ -106,11 +100,9 @@ def build(
     running = RunningPlugins(plugins, config)
     repository = config.repository
     scanner = _scanner(repository, running)
-    capability = find_capability(config.engines)
-    options = _resolve_options(repository, capability, running)
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
-    options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
+    options = _resolve_options(repository, devices.count if devices else 0, gpus, running)
     pins = VersionPins(Path(repository.state_dir) if repository.state_dir else None)
     source = RepositorySource(scanner, options, pins=pins)
     timer = Timer()
@@ -118,17 +110,15 @@ def build(
     cache = _cache(config)
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
     manager = _manager(config, timer, events, running, cache, gpus, lambda: service, on_no_fallback)
-    engines = None if capability is None else _engines(config, manager, events, running, gpus)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
-    service = _service(config, manager, source, events, shared_memory, log_settings, engines, digests, running)
+    service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
     events.subscribe(lambda event: _compute_digest(digests, event))
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions, manager.index)
     events.subscribe(loads.receive)
     frames = FrameService(service, running.frame_admission(), config.frames)
-    on_gpu_loss = _gpu_loss_handler(manager, devices)
     access = AccessCheck(config.http)
     ports: dict[str, int] = {}
     running.build(
@@ -136,17 +126,18 @@ def build(
             service,
             config,
             events,
-            frames.refused_counts,
-            manager.resume,
-            on_gpu_loss,
-            access,
-            ports,
-            running.panels,
+            manager,
+            refused_frames=frames.refused_counts,
+            mark_gpu_lost=_gpu_loss_handler(manager, devices),
+            lost_gpus=gpus.lost,
+            heavy_work_refusal=running.heavy_work_refusal,
+            machine_root=running.machine_root(),
+            access=access,
+            ports=ports,
+            panels=running.panels,
         )
     )
-    return ServerParts(
-        service, manager, source, timer, events, loads, digests, running, frames, access, ports, cache, engines
-    )
+    return ServerParts(service, manager, source, timer, events, loads, digests, running, frames, access, ports, cache)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -168,18 +159,16 @@ def _scanner(config: RepositoryConfig, plugins: RunningPlugins) -> Scanner:
     return scanner
 
 
-def _resolve_options(
-    config: RepositoryConfig, capability: BuildCapability | None, plugins: RunningPlugins
-) -> ResolveOptions:
-    options = ResolveOptions(
+def _resolve_options(config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugins: RunningPlugins) -> ResolveOptions:
+    return ResolveOptions(
         auto_complete=not config.is_auto_complete_disabled,
+        gpu_count=gpu_count,
         checks=(priority_class, *plugins.model_checks()),
         output_checks=plugins.output_checks(),
         trust=trust_policy(config.requires_checksums, config.public_key),
+        onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
+        lost_gpus=gpus.lost,
     )
-    if capability is None:
-        return options
-    return replace(options, gpu_count=capability.gpu_count, onnx_order=capability.onnx_order)
 
 
 def _manager(
@@ -195,7 +184,7 @@ def _manager(
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
     return Manager(
         timer,
-        _with_model_cache(config),
+        _backend_settings(config, plugins),
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
         lifecycle=_lifecycle_settings(config),
@@ -216,7 +205,6 @@ def _service(
     events: EventBus,
     shared_memory: SharedMemoryRegistry,
     log_settings: LogSettings,
-    engines: EngineBuildQueue | None,
     digests: ContentDigests,
     plugins: RunningPlugins,
 ) -> InferenceService:
@@ -231,9 +219,9 @@ def _service(
         readiness=_readiness(config),
         events=events,
         traces=Traces(config.trace, plugins.make_trace_export()),
-        engines=engines,
         digest_of=digests.get,
         may_serve=lambda: plugins.may_serve,
+        plugin=plugins.find,
     )
 
 
@@ -252,12 +240,11 @@ def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemor
     return SharedMemoryRegistry(is_allowed, CudaMemoryRegistry(is_allowed, "", lambda: devices))
 
 
-def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
-    """Return the settings of the backends; OpenVINO's have the folder for models compiled for GPUs and NPUs."""
+def _backend_settings(config: ServerConfig, plugins: RunningPlugins) -> dict[str, Mapping[str, str]]:
+    """Return the settings of the backends: those of the configuration, and below them those of plugins."""
     settings = dict(config.backends)
-    if config.engines.cache_dir:
-        folder = {"MODEL_CACHE_DIR": str(Path(config.engines.cache_dir).parent / "openvino")}
-        settings["openvino"] = {**folder, **settings.get("openvino", {})}
+    for name, table in plugins.backend_settings():
+        settings[name] = {**table, **settings.get(name, {})}
     return settings
 
 
@@ -283,23 +270,6 @@ def _cache(config: ServerConfig) -> ResponseCache | None:
     from edge_server.serving.cache.make_cache import make_cache
 
     return make_cache(config.cache)
-
-
-def _engines(
-    config: ServerConfig, manager: Manager, events: EventBus, plugins: RunningPlugins, gpus: Gpus
-) -> EngineBuildQueue | None:
-    from edge_server.plugins.tensorrt.builds.build_queue_factory import make_build_queue
-
-    return make_build_queue(
-        config.engines,
-        manager,
-        events.publish,
-        plugins.heavy_work_refusal,
-        gpus.lost,
-        floor_mb=config.memory.floor_mb,
-        # Engines read the machine where the governor does.
-        root=Path(getattr(config.plugin_tables.get("governor"), "sysfs_root", "/")),
-    )
 
 
 def _rate_limiter(config: RateLimitConfig) -> RateLimiter | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from edge_server.config import HttpConfig
 from edge_server.errors import NotFound
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
-from edge_server.frontends.http.engine_endpoints import EngineEndpoints, EngineView
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints
@@ -40,7 +39,6 @@ def http_routes(
     cameras: Callable[[], CamerasReport] | None = None,
     plugin_routes: Sequence[Route] = (),
     health_headers: Callable[[], Mapping[str, str]] = dict,
-    engines: EngineView | None = None,
     allows_code_upload: bool = False,
 ) -> Sequence[Route]:
     """Return the routes, in the order of the OpenAPI document.
@@ -58,7 +56,6 @@ def http_routes(
         versions,
         *CameraEndpoints(streams, cameras).routes(),
         activity,
-        *EngineEndpoints(engines, access).routes(),
         *pins,
         *ViewEndpoints(service, access, view).routes(),
         *plugin_routes,

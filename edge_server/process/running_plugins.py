@@ -58,6 +58,16 @@ class RunningPlugins:
     def frame_admission(self) -> FrameAdmission:
         return self._only("frame admission", lambda plugin: plugin.frame_admission) or NoFrameAdmission()
 
+    def machine_root(self) -> Path:
+        return self._only("the folder of the machine", lambda plugin: plugin.machine_root) or Path("/")
+
+    def onnx_backends(self) -> tuple[str, ...]:
+        return tuple(name for _, plugin in self._active() for name in plugin.onnx_backends)
+
+    def backend_settings(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        for _, plugin in self._active():
+            yield from plugin.backend_settings.items()
+
     def model_checks(self) -> tuple[Callable[[ModelSpec], object], ...]:
         return tuple(check for _, plugin in self._active() for check in plugin.model_checks)
 
@@ -106,6 +116,10 @@ class RunningPlugins:
                 log.error("closing the plugin '%s': %s", name, error)
 
     # -- while it serves
+
+    def find(self, name: str) -> RunningPlugin | None:
+        """Return a plugin for its own backends; None if it is not there or has failed."""
+        return None if name in self.failures else self._running.get(name)
 
     def heavy_work_refusal(self) -> str:
         """Return the first reason why no heavy work may begin now, "" if it may."""

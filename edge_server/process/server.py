@@ -239,7 +239,6 @@ class ServerProcess:
             streams=self._frames.reports,
             view=self._frames.view,
             cameras=self._report_cameras if self._config.sources.is_used else None,
-            engines=self._core.engines,
             plugin_routes=self._core.plugins.routes(),
             health_headers=self._core.plugins.health_headers,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -336,8 +335,6 @@ class ServerProcess:
         if self._core.cache is not None:
             metrics.add_source(cache_families(self._core.cache.statistics))
         metrics.add_source(lambda: list(self._core.plugins.families()))
-        if self._core.engines is not None:
-            metrics.add_source(self._core.engines.families)
         return metrics
 
     async def _open_metrics(self) -> None:
@@ -377,8 +374,6 @@ class ServerProcess:
             return True
         core.service.started()
         core.plugins.models_settled()
-        if core.engines is not None:
-            core.engines.start()
         must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
         if not must_end:
             self._accept_grpc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_server.backends import ONNX_ORDER, backend_names
+from edge_server.backends import ONNX_ORDER, backend_names, engine_backends
 from edge_server.errors import BadModelConfig
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.safe_paths import check_relative
@@ -65,13 +65,6 @@ class BackendCandidate(NamedTuple):
     file_name: str
 
 
-ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
-"""Runtimes that need an engine, built from the ONNX file, before they can serve it."""
-
-ENGINE_PRECISIONS = ("fp32", "fp16", "f16", "best")
-"""Values of `precision` that are meant for the engine and not for the runtime that serves until it is built."""
-
-
 def candidates(
     config: ConfigMessage, model: str, version_dir: Path, onnx_order: tuple[str, ...] = ONNX_ORDER
 ) -> tuple[BackendCandidate, ...]:
@@ -88,7 +81,7 @@ def candidates(
     stated = _stated_backend(config, model)
     if config.platform == _SAVED_MODEL and not config.backend:
         return tuple(BackendCandidate(backend, file_name or "model.savedmodel") for backend in _SAVED_MODEL_ORDER)
-    if stated in ENGINE_BACKENDS:
+    if stated in engine_backends():
         return _with_interim_runtimes(stated, file_name, version_dir, onnx_order)
     if stated:
         return (BackendCandidate(stated, file_name or _only_file_of(stated, version_dir)),)
@@ -115,7 +108,9 @@ def _with_interim_runtimes(
     """Return the engine runtime alone for a plan; for an ONNX file, add the runtimes that read ONNX directly."""
     if not file_name and not (version_dir / "model.plan").exists() and (version_dir / "model.onnx").exists():
         file_name = "model.onnx"
-    others = [name for name in onnx_order if name not in ENGINE_BACKENDS] if file_name.lower().endswith(".onnx") else []
+    others = [name for name in onnx_order if name not in engine_backends()]
+    if not file_name.lower().endswith(".onnx"):
+        others = []
     return tuple(BackendCandidate(name, file_name) for name in (stated, *others))
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_server.backends import ONNX_ORDER
+from edge_server.backends import ONNX_ORDER, engine_backends
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
-from edge_server.repository.backend_choice import ENGINE_BACKENDS, ENGINE_PRECISIONS, PLATFORM_OF_BACKEND
+from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
@@ -25,6 +25,9 @@ from edge_server.repository.validate_config import check_complete, check_stated,
 from edge_server.repository.wrong_content import explain_by_content
 
 _NOTHING: Mapping[str, str] = {}
+
+_ENGINE_PRECISIONS = ("fp32", "fp16", "f16", "best")
+"""Values of `precision` that are meant for the engine and not for the runtime that serves until it is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,12 @@ def _output_checks(spec: ModelSpec, options: ResolveOptions) -> tuple[OutputChec
 def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
     """Remove the settings that are meant for the engine, if another runtime serves until the engine is built."""
     precision = config.parameters["precision"].string_value if "precision" in config.parameters else ""
-    if inspected.backend.name in ENGINE_BACKENDS or not any(name in passed_over for name in ENGINE_BACKENDS):
+    need_engines = engine_backends()
+    if inspected.backend.name in need_engines or not any(name in passed_over for name in need_engines):
         return
-    if precision.strip().lower() in ENGINE_PRECISIONS:
+    if precision.strip().lower() in _ENGINE_PRECISIONS:
         del config.parameters["precision"]
-    if config.platform == PLATFORM_OF_BACKEND["tensorrt"]:
+    if BACKEND_OF_PLATFORM.get(config.platform) in need_engines:
         config.platform = ""
 
 

@@ -14,8 +14,8 @@ import pytest
 from edge_server.cli.progress import Progress, format_progress, format_remaining
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
+from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS
 from edge_server.plugins.tuning.trial import report, write_configuration
 from edge_server.plugins.tuning.trial.accelerators import openvino_candidates

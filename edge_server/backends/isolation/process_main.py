@@ -31,7 +31,6 @@ from edge_server.backends.running_batch import current_batch
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
-from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.errors import EdgeServerError, NotReady, ServingFault
 
 if TYPE_CHECKING:
@@ -114,9 +113,8 @@ class ServerCallProxy:
     def add_metrics(self, source: MetricSource) -> None:
         """Do nothing: this process reports its own registry."""
 
-    def find_engine(self, order: EngineOrder) -> EngineFile | None:
-        """Return None: Python models use no TensorRT engines."""
-        return None
+    def plugin(self, name: str) -> None:
+        """Return None: plugins run in the server's process."""
 
     def receive_response(self, number: int, response: Response, offset: int | None) -> None:
         if offset is not None:

@@ -8,7 +8,6 @@ from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.status_reports import (
     CudaRegion,
-    EngineBuildsReport,
     IndexEntry,
     InstanceReport,
     ModelMetadata,
@@ -148,35 +147,6 @@ def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFam
             for version in versions
         ],
         "tokens": tokens,
-    }
-
-
-def engine_builds(report: EngineBuildsReport) -> Json:
-    """Return the response of GET /edge/v1/engines (not in Triton)."""
-    return {
-        "enabled": True,
-        "detail": report.pause,
-        "cached": {"count": report.cached_count, "bytes": report.cached_bytes},
-        "engines": [
-            {
-                "model": item.model,
-                "version": str(item.version),
-                "library": item.library,
-                "precision": item.precision,
-                "digest": item.digest,
-                "state": item.state,
-                "phase": item.phase,
-                "percent": item.percent,
-                "reason": item.reason,
-                "since_s": round(item.since_s, 3),
-                "attempt_count": item.attempt_count,
-                "retry_s": None if item.retry_s is None else round(item.retry_s, 3),
-                "took_s": round(item.took_s, 3),
-                "difference": item.difference,
-                "tolerance": item.tolerance,
-            }
-            for item in report.engines
-        ],
     }
 
 

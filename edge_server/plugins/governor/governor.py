@@ -40,6 +40,7 @@ class Governor(RunningPlugin):
     def __init__(self, config: ServerConfig) -> None:
         self._settings = config.table(GovernorConfig)
         state_dir = config.repository.state_dir
+        self.machine_root = Path(self._settings.sysfs_root)
         self._cap_file = Path(state_dir) / "clock_cap.json" if state_dir else None
         self._has_gpu_metrics = config.metrics.has_gpu_metrics
         admission = GovernorAdmission(self._settings.control_floor_percent / 100)
@@ -63,7 +64,7 @@ class Governor(RunningPlugin):
             refused_frames=core.refused_frames,
             variant_pairs=service.variants.pairs,
             use_variants=service.variants.choose,
-            resume=core.resume,
+            resume=core.manager.resume,
             publish=core.events.publish,
             gpu_lost=lambda gpu: core.mark_gpu_lost(
                 gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"

@@ -9,6 +9,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, StatusPart, StatusRow
+from edge_server.plugins.governor.settings import GovernorConfig
 
 PANEL = Path(__file__).with_name("panel.js")
 _NO_GOVERNOR = {"enabled": False, "detail": "the server was started with --governor=false"}
@@ -28,6 +29,9 @@ class NoGovernor(RunningPlugin):
     """The plugin in a server without governor: its route says why there is none."""
 
     panel = PANEL
+
+    def __init__(self, settings: GovernorConfig) -> None:
+        self.machine_root = Path(settings.sysfs_root)
 
     def routes(self) -> Sequence[Route]:
         return (governor_route(lambda: _NO_GOVERNOR),)

@@ -26,10 +26,11 @@ class GovernorPlugin(Plugin):
     is_required = True  # without it nothing keeps the machine within its limits
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
-        if not config.table(GovernorConfig).is_enabled:
+        settings = config.table(GovernorConfig)
+        if not settings.is_enabled:
             from edge_server.plugins.governor.http_route import NoGovernor
 
-            return NoGovernor()
+            return NoGovernor(settings)
         from edge_server.plugins.governor.governor import Governor
 
         return Governor(config)

@@ -35,6 +35,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import LoadError, OutOfMemory
 from edge_server.plugins.tensorrt.cuda_graphs import configured_graph_sizes
 from edge_server.plugins.tensorrt.engine_options import engine_order, plugin_path
+from edge_server.plugins.tensorrt.engine_order import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
 from edge_server.plugins.tensorrt.session import EngineUse, TensorRTSession
 
@@ -91,7 +92,8 @@ class TensorRTBackend(Backend):
             return self._open_plan(job, path, "as the model says", "")
         # An ONNX file needs an engine that was built for it.
         order = engine_order(job.spec, job.file, job.device_id, self.name, self._library.version, job.settings)
-        engine = job.server.find_engine(order) if job.server is not None else None
+        source = job.server.plugin("tensorrt") if job.server is not None else None
+        engine = source.find_engine(order) if isinstance(source, EngineSource) else None
         if engine is None:
             raise LoadError(
                 f"model '{job.spec.name}' version {job.file.version}: there is no {self.name} engine yet that matches "

@@ -19,8 +19,8 @@ from edge_server.backends.base import Array
 from edge_server.backends.cuda.cuda_ctypes import CudaContext
 from edge_server.core.device_tensor import DeviceArray
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.tensorrt_engine import Shape
 from edge_server.errors import BadModelConfig
+from edge_server.plugins.tensorrt.engine_order import Shape
 from edge_server.plugins.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 from edge_server.plugins.tensorrt.optimization_profiles import EngineProfiles

@@ -21,8 +21,8 @@ from pathlib import Path
 from edge_server.backends.backend_helpers import whole_number, yes_or_no
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.errors import BadModelConfig, LoadError
+from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.plugins.tensorrt.optimization_profiles import configured_profiles
 
 PRECISIONS = {

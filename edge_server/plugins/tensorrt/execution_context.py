@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_server.backends.cuda.cuda_ctypes import CudaContext
-from edge_server.core.tensorrt_engine import Shape
 from edge_server.plugins.tensorrt.buffers import DynamicOutput, TensorBuffer
+from edge_server.plugins.tensorrt.engine_order import Shape
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
 
 

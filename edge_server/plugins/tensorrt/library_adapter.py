@@ -15,8 +15,8 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import import_runtime
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import Profile, Range
 from edge_server.errors import BackendMissing
+from edge_server.plugins.tensorrt.engine_order import Profile, Range
 
 _TYPES = {
     "BF16": DType.BF16, "BOOL": DType.BOOL, "FLOAT": DType.FP32, "HALF": DType.FP16, "INT32": DType.INT32,
@@ -236,7 +236,7 @@ _LIBRARIES: dict[str, type[TensorRTLibrary]] = {"tensorrt": TensorRTLibrary, "te
 
 
 def load_library(name: str) -> TensorRTLibrary:
-    """Import one of TENSORRT_LIBRARIES. Raises BackendMissing."""
+    """Import `tensorrt` or `tensorrt_rtx`. Raises BackendMissing."""
     return _LIBRARIES[name]()
 
 

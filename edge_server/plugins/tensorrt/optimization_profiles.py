@@ -22,8 +22,8 @@ from typing import Any
 from edge_server.backends.base import Array
 from edge_server.core.device_tensor import DeviceArray, to_host_array
 from edge_server.core.model_spec import InputSpec, ModelSpec
-from edge_server.core.tensorrt_engine import Profile, Range, Shape
 from edge_server.errors import BadModelConfig, LoadError
+from edge_server.plugins.tensorrt.engine_order import Profile, Range, Shape
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 
 KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")

@@ -1,20 +1,29 @@
-"""Entry of TensorRT: its backends."""
+"""Entry of TensorRT: its backends, its settings, and engine builds in a server."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from edge_server.plugin import Plugin
+from edge_server.config.setting import SettingTable
+from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugins.tensorrt.settings import EngineConfig
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
 
 
 class TensorRTPlugin(Plugin):
     name = "tensorrt"
-    backends = MappingProxyType(
-        {
-            "tensorrt": "edge_server.plugins.tensorrt.backend",
-            "tensorrt_rtx": "edge_server.plugins.tensorrt.backend",
-        }
-    )
+    tables = (SettingTable("engines", "TensorRT engines", EngineConfig),)
+    engine_backends = ("tensorrt", "tensorrt_rtx")  # the libraries' names, the preferred one first
+    backends = MappingProxyType(dict.fromkeys(engine_backends, "edge_server.plugins.tensorrt.backend"))
+    after = ("governor",)  # a build asks it whether the machine is cool
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin:
+        from edge_server.plugins.tensorrt.engine_builds import EngineBuilds
+
+        return EngineBuilds(config, self.engine_backends)
 
 
 PLUGIN = TensorRTPlugin()

@@ -12,9 +12,9 @@ from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.cuda.cuda_ctypes import CudaContext, CudaFault
 from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import Shape
 from edge_server.errors import BackendError, EdgeServerError, InvalidRequest, OutOfMemory, SessionLost
 from edge_server.plugins.tensorrt.cuda_graphs import CudaGraphs
+from edge_server.plugins.tensorrt.engine_order import Shape
 from edge_server.plugins.tensorrt.execution_context import Bindings, ExecutionContext
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
 from edge_server.plugins.tensorrt.optimization_profiles import EngineProfiles

@@ -23,6 +23,7 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
+from edge_server.plugins.tensorrt.settings import EngineConfig
 from edge_server.plugins.tuning.trial import report
 from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose
 from edge_server.plugins.tuning.trial.child_process import ChildLimits
@@ -69,7 +70,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     )
     rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
-        engines, limits = config.engines, _limits(options, config)
+        engines, limits = config.table(EngineConfig), _limits(options, config)
         device_lister = functools.partial(list_devices, limits=dataclasses.replace(limits, open_s=limits.answer_s))
         environment = TrialEnvironment(
             config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), device_lister
@@ -97,9 +98,8 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
 
 def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
     answer_s: float = options.timeout_secs
-    return ChildLimits(
-        answer_s, answer_s + config.engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
-    )
+    open_s = answer_s + config.table(EngineConfig).build_timeout_s
+    return ChildLimits(answer_s, open_s, options.memory_mb << 20, options.memory_floor_mb << 20)
 
 
 def _run_limits(options: argparse.Namespace) -> RunLimits:

@@ -19,12 +19,12 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
 from edge_server.plugins.tensorrt.builds.builder import answers, requests_for
 from edge_server.plugins.tensorrt.builds.engine_build import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, verify_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
+from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner

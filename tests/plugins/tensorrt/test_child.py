@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, BuildOutcome, run_child
 from edge_server.plugins.tensorrt.engine_options import order_to_json
+from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 
 pytestmark = pytest.mark.full
 

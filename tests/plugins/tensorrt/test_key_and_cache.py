@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
-from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, FileHashes, GpuIdentity, key_of, read_gpu_identity
+from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 
 DEVICE = CudaDevice("Orin (nvgpu)", (8, 7), 8 << 30, True)
 BOX = GpuIdentity("36.4.3", "248")

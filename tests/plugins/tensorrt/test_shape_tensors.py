@@ -18,10 +18,10 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import BackendError, InvalidRequest, LoadError
 from edge_server.plugins.tensorrt.builds.engine_build import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
+from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner

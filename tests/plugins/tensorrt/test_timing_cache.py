@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelFile
-from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.plugins.tensorrt.builds.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build_engine
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import TensorRTLibrary, load_library
 
 pytestmark = pytest.mark.full

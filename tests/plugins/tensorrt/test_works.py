@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.errors import DeviceLost
 from edge_server.json_child_process import JsonProcess
 from edge_server.plugins.tensorrt.builds.build_process import Bounds
@@ -27,6 +26,7 @@ from edge_server.plugins.tensorrt.builds.build_registry import MOST_ATTEMPTS
 from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
+from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.serving.execution.gpu_state import Gpus
 
 SPEC = ModelSpec(

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
-from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.json_child_process import JsonProcess, ReceiveTimeout
 from edge_server.plugins.tensorrt.builds.engine_build import PLAN
 from edge_server.plugins.tensorrt.engine_options import order_to_json
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
 
 MODULE = "edge_server.plugins.tensorrt.builds.build_process_main"
 

@@ -10,24 +10,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge_server.core.status_reports import EngineReport
-from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.errors import UnknownModel
+from edge_server.plugins.tensorrt.builds.build_report import EngineReport
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey
-from edge_server.telemetry.event_bus import (
-    ENGINE_BUILD_CANCELLED,
-    ENGINE_BUILD_FAILED,
-    ENGINE_BUILD_PAUSED,
-    ENGINE_BUILD_PROGRESS,
-    ENGINE_BUILD_RESUMED,
-    ENGINE_BUILD_STARTED,
-    ENGINE_READY,
-    EventValue,
-    PublishEvent,
-)
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
+from edge_server.telemetry.event_bus import EventValue, PublishEvent
 
 log = logging.getLogger(__name__)
+
+ENGINE_BUILD_STARTED = "engine.build_started"
+ENGINE_BUILD_PROGRESS = "engine.build_progress"
+ENGINE_BUILD_PAUSED = "engine.build_paused"
+ENGINE_BUILD_RESUMED = "engine.build_resumed"
+ENGINE_BUILD_FAILED = "engine.build_failed"
+ENGINE_BUILD_CANCELLED = "engine.build_cancelled"
+ENGINE_READY = "engine.ready"
 
 _CHANGED = "the model, or what is asked of its engine, changed"
 

@@ -16,7 +16,6 @@ from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.plugins.tensorrt.builds.build_process import (
     Bounds,
@@ -30,6 +29,7 @@ from edge_server.plugins.tensorrt.builds.build_process import (
 from edge_server.plugins.tensorrt.builds.build_registry import Build, BuildRegistry
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, save_samples
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.execution.warmup import build
 from edge_server.telemetry.event_bus import PublishEvent

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
-from edge_server.core.tensorrt_engine import EngineOrder
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
 
 _CHUNK = 1 << 20
 

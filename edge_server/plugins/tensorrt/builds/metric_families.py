@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_server.core.status_reports import EngineBuildsReport
 from edge_server.plugins.tensorrt.builds.build_registry import BuildState
+from edge_server.plugins.tensorrt.builds.build_report import EngineBuildsReport
 from edge_server.telemetry.metrics_page import Family
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from edge_server.backends.base import Array, SessionInfo
 from edge_server.backends.cuda import cuda_driver
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import EngineOrder
+from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import TensorRTLibrary
 from edge_server.plugins.tensorrt.session import EngineUse, TensorRTSession
 

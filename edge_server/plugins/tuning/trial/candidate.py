@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.backends import TENSORRT_LIBRARIES
+from edge_server.backends import engine_backends
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS
 from edge_server.repository.pbtxt import ConfigMessage
 
@@ -46,7 +46,7 @@ class RuntimeCandidate:
     @property
     def is_engine(self) -> bool:
         """Whether a TensorRT engine must be built first."""
-        return self.runtime in TENSORRT_LIBRARIES
+        return self.runtime in engine_backends()
 
 
 def config_of(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, backend_names, list_backends, onnx_file_info
+from edge_server.backends import ONNX_ORDER, backend_names, engine_backends, list_backends, onnx_file_info
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.tuning.trial.accelerators import DeviceLister, onnxruntime_candidates, openvino_candidates
 from edge_server.plugins.tuning.trial.candidate import GPU, RuntimeCandidate
@@ -73,12 +73,12 @@ def candidates_for(
     found: list[RuntimeCandidate] = []
     left_out: list[str] = []
     for name in runtimes:
-        if name in TENSORRT_LIBRARIES and is_onnx:
+        if name in engine_backends() and is_onnx:
             if importlib.util.find_spec(name) is None:
                 left_out.append(f"{name}: it is not installed")
                 continue
             found += [RuntimeCandidate(name, precision, GPU) for precision in _engine_precisions(name, file_precision)]
-        elif name in TENSORRT_LIBRARIES:
+        elif name in engine_backends():
             found.append(RuntimeCandidate(name, "", GPU))
         else:
             found += _cpu_candidates(name, file_precision, is_onnx=is_onnx)
@@ -133,7 +133,7 @@ def _runtimes_and_file(base: ConfigMessage, model: str, version_dir: Path) -> tu
     file_name = file_name or by_file[0].file_name
     names = tuple(one.backend for one in by_file)
     if file_name.lower().endswith(".onnx"):
-        names = (*ONNX_ORDER, *TENSORRT_LIBRARIES)
+        names = (*ONNX_ORDER, *engine_backends())
     elif file_name.lower().endswith(".tflite"):
         names = (*names, "litert")
     return tuple(dict.fromkeys((*stated, *names))), file_name

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_server.backends import TENSORRT_LIBRARIES, load_backend
+from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import Profile
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
+from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_child, write_message
 from edge_server.plugins.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
@@ -62,7 +62,7 @@ class OpenedModel:
         name = f"{group.name}_0" if device is None else f"{group.name}_0_{device}"
         settings: Mapping[str, str] = job["settings"].get(spec.backend, {})
         server: ServerCalls | None = None
-        if spec.backend in TENSORRT_LIBRARIES and resolved.file.path.suffix.lower() == ".onnx":
+        if spec.backend in engine_backends() and resolved.file.path.suffix.lower() == ".onnx":
             server = self._engines.engine_source(device, settings)
         try:
             session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))

@@ -15,13 +15,13 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request, ResponseSink
-from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.errors import LoadError, Unsupported
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, build_job, facts_of, run_child
 from edge_server.plugins.tensorrt.builds.engine_build import PLAN
 from edge_server.plugins.tensorrt.builds.engine_cache import BuildLock, EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
 from edge_server.plugins.tensorrt.engine_options import engine_order
+from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder, EngineSource
 from edge_server.plugins.tensorrt.library_adapter import load_library
 
 _LOCK_POLL_S = 0.5
@@ -143,11 +143,14 @@ class CandidateEngines:
         return facts_of(order, outcome.facts)
 
 
-class _EngineServer:
+class _EngineServer(EngineSource):
     """Server interface for a backend session outside a server: provides the engine and refuses all other calls."""
 
     def __init__(self, engine: EngineFile) -> None:
         self._engine = engine
+
+    def plugin(self, name: str) -> EngineSource:
+        return self
 
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         return self._engine

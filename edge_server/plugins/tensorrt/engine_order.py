@@ -1,7 +1,8 @@
-"""Data types of a TensorRT engine build: the order with all inputs of the build, and the finished engine file."""
+"""Order for a TensorRT engine with all inputs of its build, the finished file, and who finds it."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,3 +79,14 @@ class EngineFile:
     path: Path
     digest: str
     reject: Callable[[str], None]
+
+
+class EngineSource(abc.ABC):
+    """The plugin in a server, as its backend asks it. Thread-safe."""
+
+    @abc.abstractmethod
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        """Return the verified engine for an order, None if there is none.
+
+        If this server builds engines, it then queues the build, and reloads the model when the engine is ready.
+        """

@@ -1,0 +1,107 @@
+"""TensorRT engines of one server: finds and builds them, and gives the routes, metrics and status lines about them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.config import ServerConfig
+from edge_server.frontends.http.routes import Route
+from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
+from edge_server.plugins.tensorrt.builds.build_support import supported_library
+from edge_server.plugins.tensorrt.builds.http_routes import engine_routes, engines_json
+from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder, EngineSource
+from edge_server.plugins.tensorrt.settings import EngineConfig
+from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.telemetry.metrics_page import Family
+
+if TYPE_CHECKING:
+    from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
+
+log = logging.getLogger(__name__)
+
+_MIN_FLOOR_MB = 128
+
+
+class EngineBuilds(RunningPlugin, EngineSource):
+    """The plugin in a server. Where no engines can be built it has no queue, and its routes say why."""
+
+    def __init__(self, config: ServerConfig, libraries: Sequence[str]) -> None:
+        self._settings = settings = config.table(EngineConfig)
+        self._library = supported_library(libraries) if settings.is_enabled else ""
+        if self._library:
+            self.onnx_backends = (self._library,)
+        if settings.cache_dir:
+            # OpenVINO compiles models for GPUs and NPUs: they are kept beside the engines.
+            folder = Path(settings.cache_dir).parent / "openvino"
+            self.backend_settings = {"openvino": {"MODEL_CACHE_DIR": str(folder)}}
+        self._queue: EngineBuildQueue | None = None
+
+    def build(self, core: ServingCore) -> None:
+        """Make the build queue, unless engines cannot be stored, which is logged."""
+        self._access = core.access
+        if not self._library:
+            return
+        # Imported here: most machines have no GPU.
+        from edge_server.plugins.tensorrt.builds.build_process import Bounds
+        from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
+        from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
+        from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
+        from edge_server.plugins.tensorrt.builds.engine_key import read_gpu_identity
+
+        settings, manager = self._settings, core.manager
+        cache = EngineCache(Path(settings.cache_dir), settings.cache_limit_mb << 20)
+        try:
+            cache.open()
+        except EngineCacheFault as error:
+            log.warning("%s; --engine-cache-dir names another folder. ONNX models are served by other runtimes", error)
+            return
+
+        def serving(name: str, version: int) -> ServedVersion | None:
+            return next((item for item in manager.ready_versions(name) if item.version == version), None)
+
+        floor_mb = max(core.config.memory.floor_mb, _MIN_FLOOR_MB)
+        self._queue = EngineBuildQueue(
+            cache,
+            read_gpu_identity(core.machine_root),
+            Bounds(settings.build_timeout_s, settings.build_memory_mb << 20, floor_mb << 20),
+            ServingCallbacks(
+                serving=serving,
+                is_settled=lambda name: manager.wait_settled([name], 0),
+                renew=manager.renew,
+                may_build=core.heavy_work_refusal,
+                announce=core.events.publish,
+                lost_gpus=core.lost_gpus,
+            ),
+        )
+
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        return None if self._queue is None else self._queue.find(order)
+
+    def models_settled(self) -> None:
+        if self._queue is not None:
+            self._queue.start()
+
+    def begin_stop(self) -> None:
+        if self._queue is not None:
+            self._queue.end()
+
+    def stop(self, timeout_s: float) -> None:
+        if self._queue is not None:
+            self._queue.close()
+
+    def families(self) -> Iterable[Family]:
+        return () if self._queue is None else self._queue.families()
+
+    def routes(self) -> Sequence[Route]:
+        return engine_routes(self._queue, self._access)
+
+    def status(self) -> Sequence[StatusPart]:
+        from edge_server.plugins.tensorrt.builds.status_rows import engine_rows
+
+        return engine_rows(engines_json(self._queue))
+
+    def reports(self) -> Mapping[str, object]:
+        return {"engines": engines_json(self._queue)}
