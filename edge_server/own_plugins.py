@@ -51,6 +51,9 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
 }
 """Path of HTTP that people open -> the plugin that serves it. tests/test_core_alone.py asks for each."""
 
+PLUGIN_OF_BODY: Mapping[str, str] = dict.fromkeys(("image/", "multipart/form-data"), "vision")
+"""Beginning of a content type -> the plugin that decodes such a body. tests/plugins/vision compares it."""
+
 PLUGIN_OF_SCHEME: Mapping[str, str] = dict.fromkeys(("s3", "gs", "as", "file"), "remote")
 """Scheme of a model repository's address -> the plugin that copies it. tests/plugins/remote compares it."""
 
@@ -76,6 +79,12 @@ def missing_path(path: str) -> str:
 def missing_trace_mode(mode: str) -> str:
     """Return the error for a trace mode whose plugin is not installed."""
     return _install_line(f"trace mode {mode}", "tracing")
+
+
+def missing_body_decoder(content_type: str) -> str:
+    """Return the error for a body whose plugin is not installed, given a content type of PLUGIN_OF_BODY."""
+    plugin = next(name for start, name in PLUGIN_OF_BODY.items() if content_type.startswith(start))
+    return _install_line(f"a body of type {content_type[:80]}", plugin)
 
 
 def unknown_address(address: str) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.errors import EdgeServerError
     from edge_server.frontends.http.access_check import AccessCheck
+    from edge_server.frontends.http.inference_route import BodyDecoder
     from edge_server.frontends.http.request_head import RequestHead
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
@@ -116,6 +117,8 @@ class RunningPlugin:
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
+    body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
+    """Beginning of a content type -> decoder of such bodies of inference requests over HTTP."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
     """Model repository given as an address -> the folder that is scanned in its place."""
     panel: Path | None = None

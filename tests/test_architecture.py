@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "frontends", "backends", "client", "plugin", "cli", "json_child_process",
     },
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
-    "frontends": {"core", "errors", "config", "telemetry", "memory", "plugins", "service", "protocol"},
+    "frontends": {"core", "errors", "config", "telemetry", "memory", "service", "protocol"},
     "process": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
         "frontends", "plugin", "plugins", "backends",

@@ -65,6 +65,14 @@ def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) ->
     with served(core, models) as (http, grpc):
         with urllib.request.urlopen(f"http://{http}/v2/models/efficientnet_lite0", timeout=60) as reply:
             assert json.load(reply)["outputs"][0]["name"] == "probabilities"
+        request = urllib.request.Request(
+            f"http://{http}/v2/models/efficientnet_lite0/infer", b"", {"Content-Type": "image/jpeg"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        line = "needs the plugin 'vision', which is not in this installation: pip install"
+        with refused.value as answer:
+            assert (answer.code, line in json.load(answer)["error"]) == (501, True)
         client = tritonclient.grpc.InferenceServerClient(grpc)
         metadata = client.get_model_metadata("efficientnet_lite0").inputs[0]
         tensor = tritonclient.grpc.InferInput(metadata.name, [1, *metadata.shape[1:]], metadata.datatype)

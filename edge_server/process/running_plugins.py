@@ -12,6 +12,7 @@ from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck
 from edge_server.errors import EdgeServerError
+from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, json_response
@@ -84,6 +85,9 @@ class RunningPlugins:
 
     def local_folders(self) -> dict[str, Path]:
         return {address: folder for _, plugin in self._active() for address, folder in plugin.local_folders.items()}
+
+    def body_decoders(self) -> dict[str, BodyDecoder]:
+        return {start: decode for _, plugin in self._active() for start, decode in plugin.body_decoders.items()}
 
     # -- the moments of a server
 

@@ -229,6 +229,7 @@ class ServerProcess:
             access=self._core.access,
             budget=self._budget,
             limit=self._connection_limit,
+            body_decoders=self._core.plugins.body_decoders(),
         )
         events = EventEndpoints(service.events)
         routes = http_routes(

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints, refusal_body
@@ -315,6 +316,7 @@ class Site:
         config: HttpConfig,
         access: AccessCheck | None = None,
         more: Sequence[Route] = (),
+        body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
         **parts: Any,
     ) -> None:
         """`more` are routes besides those of the server's parts and OpenAI's."""
@@ -323,7 +325,12 @@ class Site:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.frontend = HttpFrontend(service, config, access=access)  # type: ignore[arg-type]
+        self.frontend = HttpFrontend(
+            service,  # type: ignore[arg-type]
+            config,
+            access=access,
+            body_decoders=body_decoders,
+        )
         self.events = EventEndpoints(service.events)
         parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
         openai = OpenAiEndpoints(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
@@ -378,12 +385,13 @@ def open_site() -> Iterator[Callable[..., Site]]:
         tokens: Tokens | None = None,
         view: Any = None,
         more: Sequence[Route] = (),
+        body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
         **config: Any,
     ) -> Site:
         settings = HttpConfig(port=0, **config)
         access = AccessCheck(settings, tokens)
         parts = {"allows_code_upload": allows_code_upload, **({"view": view} if view else {})}
-        sites.append(Site(StubService(), settings, access, more, **parts))
+        sites.append(Site(StubService(), settings, access, more, body_decoders, **parts))
         return sites[-1]
 
     yield start

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 from edge_server.config import HttpConfig
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
@@ -18,7 +19,7 @@ from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarg
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.host_check import HostNames
-from edge_server.frontends.http.inference_route import INFER_ROUTES, InferenceContext
+from edge_server.frontends.http.inference_route import INFER_ROUTES, BodyDecoder, InferenceContext
 from edge_server.frontends.http.request import HttpRequest, RequestContext, TaskTarget
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response, json_response, plain_error
@@ -49,16 +50,19 @@ class HttpFrontend:
         access: AccessCheck | None = None,
         budget: MemoryBudget | None = None,
         limit: ConnectionLimit | None = None,
+        body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
     ) -> None:
         """`budget` limits the bodies being received, `limit` the connections of all listeners. Without them, the front
         end has its own.
 
-        `access` knows the tokens; without it, only `config` counts.
+        `access` knows the tokens; without it, only `config` counts. `body_decoders`: beginning of a content type -> the
+        decoder of such a body of an inference request.
         """
         largest = config.max_input_size_bytes
         self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
         self.access_check = access or AccessCheck(config)
         self._limit = limit
+        self._body_decoders = body_decoders
         self._service = service
         self._config = config
         self._cors = CorsPolicy(config.allowed_origins)
@@ -97,7 +101,7 @@ class HttpFrontend:
         tokens = self.access_check.tokens
         self._context = context = RequestContext(self._workers, self._blocking)
         self._inference = InferenceContext(
-            self._service, context.dispatch, self._workers, tokens, config.header_pattern
+            self._service, context.dispatch, self._workers, tokens, config.header_pattern, self._body_decoders
         )
         # The access of cached headers was checked with the previous tokens: check it again.
         tokens.on_change(lambda: loop.call_soon_threadsafe(self._server.drop_cached_headers))

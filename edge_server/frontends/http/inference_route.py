@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Parameter, Response, SubmittedRequest
+from edge_server.core.request_response import Parameter, Request, Response, SubmittedRequest
+from edge_server.core.tensor import Tensor
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.compression import accepted_encoding, compress, request_encoding
 from edge_server.frontends.http.connection import HttpConnection
-from edge_server.frontends.http.image_bodies import FORM_TYPE, ImageBodies, form_file, is_image_body
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import (
     BINARY_HEAD,
@@ -36,11 +37,20 @@ from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
+from edge_server.memory.region_pins import RequestRegions
+from edge_server.own_plugins import PLUGIN_OF_BODY, missing_body_decoder
 from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
+
+BodyDecoder = Callable[[str, Body, ModelSpec], tuple[dict[str, Tensor], dict[str, RequestedOutput]]]
+"""Given the content type, the body and the model: the inputs, and the requested outputs (empty: all as they are).
+
+Called on a worker thread. Raises InvalidRequest and Unsupported.
+"""
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
@@ -68,7 +78,17 @@ DECOUPLED = "HTTP end point doesn't support models with decoupled transaction po
 class InferenceContext:
     """Shared objects of all inference requests. Lives on one event loop; `workers` run the slow work."""
 
-    __slots__ = ("_header_pattern", "dispatch", "images", "infer_json_cache", "service", "tokens", "traces", "workers")
+    __slots__ = (
+        "_body_decoders",
+        "_decoded_types",
+        "_header_pattern",
+        "dispatch",
+        "infer_json_cache",
+        "service",
+        "tokens",
+        "traces",
+        "workers",
+    )
 
     def __init__(
         self,
@@ -77,6 +97,7 @@ class InferenceContext:
         workers: Executor,
         tokens: Tokens,
         header_pattern: re.Pattern[str] | None,
+        body_decoders: Mapping[str, BodyDecoder],
     ) -> None:
         self.service = service
         self.traces = service.traces
@@ -84,8 +105,9 @@ class InferenceContext:
         self.workers = workers
         self.tokens = tokens
         self.infer_json_cache = InferJsonCache(service.shared_memory)
-        self.images = ImageBodies()
         self._header_pattern = header_pattern
+        self._body_decoders = body_decoders
+        self._decoded_types = (*body_decoders, *PLUGIN_OF_BODY)
 
     def target(self, head: RequestHead, model: str, version: str, caller: str) -> InferTarget:
         """Return the target of requests with this head. `caller` is the name of their token, or "".
@@ -96,7 +118,9 @@ class InferenceContext:
         text = headers.get(HEADER_LENGTH)
         json_size = None if text is None else parse_header_length(text)
         content_type = headers.get("Content-Type") or ""
-        image_type = content_type if json_size is None and is_image_body(content_type) else ""
+        decode_body = None
+        if json_size is None and content_type.startswith(self._decoded_types):
+            decode_body = partial(self._find_decoder(content_type), content_type)
         extra = header_parameters(headers.items(), self._header_pattern)
         encoding = request_encoding(headers.get("Content-Encoding"))
         return InferTarget(
@@ -109,17 +133,23 @@ class InferenceContext:
             head,
             encoding,
             accepted_encoding(headers.get("Accept-Encoding")),
-            image_type,
-            not (extra or encoding or image_type),
+            decode_body,
+            not (extra or encoding or decode_body),
             max(0, json_size or 0),
         )
+
+    def _find_decoder(self, content_type: str) -> BodyDecoder:
+        for beginning, decoder in self._body_decoders.items():
+            if content_type.startswith(beginning):
+                return decoder
+        raise Unsupported(missing_body_decoder(content_type))
 
 
 class InferTarget(NamedTuple):
     """Target of the inference requests with one head.
 
     `json_size` is the `header_length` of `decode_infer`; `extra` are the parameters from forwarded headers.
-    `image_type` is the content type of an image body, "" for other bodies.
+    `decode_body` is a plugin's decoder for this content type, None for the bodies of KServe.
     """
 
     inference: InferenceContext
@@ -131,7 +161,7 @@ class InferTarget(NamedTuple):
     head: RequestHead
     encoding: str | None
     accepts: str | None
-    image_type: str
+    decode_body: Callable[[Body, ModelSpec], tuple[dict[str, Tensor], dict[str, RequestedOutput]]] | None
     is_plain: bool
     """Whether the body is decoded as received, and the head adds nothing to the request."""
     aligned_at: int
@@ -240,9 +270,10 @@ class HttpInferCall:
         target = self._target
         inference = target.inference
         regions, version, extra = inference.service.shared_memory, target.version, target.extra
-        if target.image_type:
-            image = form_file(body, target.image_type) if target.image_type.startswith(FORM_TYPE) else body
-            return inference.images.decode(image, spec, regions, version=version, extra=extra)
+        if target.decode_body is not None:
+            inputs, outputs = target.decode_body(body, spec)
+            request = Request(spec.name, inputs, version, outputs=tuple(outputs), parameters=extra)
+            return DecodedRequest(request, outputs, False, RequestRegions(regions))
         return decode_infer(body, target.json_size, spec, regions, version=version, extra=extra)
 
     def _submit(self, handle: Handle, decoded: DecodedRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from edge_server.plugin import Plugin, RunningPlugin
@@ -9,31 +10,48 @@ from edge_server.plugin import Plugin, RunningPlugin
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.core.model_spec import ModelSpec
+    from edge_server.core.tensor import Tensor
     from edge_server.core.version_lifecycle import OutputCheck
+    from edge_server.frontends.http.body_reader import Body
+    from edge_server.frontends.v2.requested_outputs import RequestedOutput
+    from edge_server.plugins.vision.image_bodies import ImageBodies
 
 
 class VisionPlugin(Plugin):
     name = "vision"
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
-        return _Vision()
+        return Vision()
 
 
-class _Vision(RunningPlugin):
+class Vision(RunningPlugin):
+    """Image request bodies, and the check of detectors with a picture. Imports the rest with the first image or model
+    that needs it: a server without images saves the memory."""
+
     def __init__(self) -> None:
-        self.output_checks = (_sample_check,)
+        self.output_checks = (self._check_sample,)
+        self.body_decoders = {"image/": self._decode_image, "multipart/form-data": self._decode_image}
 
+    def _check_sample(self, spec: ModelSpec) -> OutputCheck | None:
+        """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of
+        a model do not fit it."""
+        if not spec.parameters:
+            return None
+        from edge_server.plugins.vision.demo_picture import PICTURE
+        from edge_server.plugins.vision.sample_check import sample_check
 
-def _sample_check(spec: ModelSpec) -> OutputCheck | None:
-    """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of a
-    model do not fit it."""
-    if not spec.parameters:
-        return None
-    # Imported only for models with parameters: a server without image models does not need it.
-    from edge_server.plugins.vision.demo_picture import PICTURE
-    from edge_server.plugins.vision.sample_check import sample_check
+        return sample_check(spec, PICTURE)
 
-    return sample_check(spec, PICTURE)
+    @functools.cached_property
+    def _images(self) -> ImageBodies:
+        from edge_server.plugins.vision.image_bodies import ImageBodies
+
+        return ImageBodies()
+
+    def _decode_image(
+        self, content_type: str, body: Body, spec: ModelSpec
+    ) -> tuple[dict[str, Tensor], dict[str, RequestedOutput]]:
+        return self._images.decode(content_type, body, spec)
 
 
 PLUGIN = VisionPlugin()

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from input_reader import InputReader
 from stubs import result_of
 
-from edge_server.frontends.http.image_bodies import MAX_PARTS, form_file, form_parts
 from edge_server.plugins.cameras.endpoints.deepstack_endpoints import _least_score
 from edge_server.plugins.cameras.endpoints.zmq_detector import _header, _image
+from edge_server.plugins.vision.multipart_form import MAX_PARTS, form_file, form_parts
 
 
 def _form(boundary: bytes, *parts: tuple[bytes, bytes]) -> bytes:

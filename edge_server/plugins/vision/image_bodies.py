@@ -1,0 +1,50 @@
+"""Image request bodies: an image file becomes the input of a model that declares the conversion."""
+
+from __future__ import annotations
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_file
+
+
+class ImageBodies:
+    """Decoder of image bodies. Caches the conversion plan of each model until its spec changes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, tuple[ModelSpec, ImagePlan]] = {}
+
+    def decode(
+        self, content_type: str, body: Body, spec: ModelSpec
+    ) -> tuple[dict[str, Tensor], dict[str, RequestedOutput]]:
+        """Return the input made of an image file, alone or as the only part of a form, and the requested outputs.
+
+        If the model declares `image_top_k`, each output is requested as classes. Raises InvalidRequest for a damaged
+        image, and for a model that declares no valid image input.
+        """
+        image = form_file(body, content_type) if content_type.startswith(FORM_TYPE) else body
+        plan = self._plan(spec)
+        tensor = plan.tensor(image, model=spec.name)
+        outputs = {}
+        if plan.top_k:
+            outputs = {output.name: RequestedOutput(output.name, False, plan.top_k) for output in spec.outputs}
+        return {tensor.name: tensor}, outputs
+
+    def _plan(self, spec: ModelSpec) -> ImagePlan:
+        cached = self._plans.get(spec.name)
+        if cached is not None and cached[0] is spec:
+            return cached[1]
+        try:
+            plan = image_plan(spec)
+        except BadModelConfig as error:
+            raise InvalidRequest(f"model '{spec.name}' cannot take an image as a body: {error.message}") from None
+        if plan is None:
+            raise InvalidRequest(
+                f"model '{spec.name}' does not take an image as a body: its configuration has no parameters "
+                "'image_...' or 'network_image_...' that say how an image becomes its input"
+            )
+        self._plans[spec.name] = (spec, plan)
+        return plan

@@ -1,0 +1,97 @@
+"""Images as bodies of inference requests over HTTP, alone and in forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_server.errors import InvalidRequest
+from edge_server.own_plugins import PLUGIN_OF_BODY
+from edge_server.plugins.vision.multipart_form import form_parts
+from edge_server.plugins.vision.plugin import Vision
+from tests.frontends.conftest import open_site  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def site(open_site):  # noqa: F811 - the fixture
+    return open_site(body_decoders=Vision().body_decoders)
+
+
+def test_the_core_knows_which_bodies_this_plugin_decodes():
+    assert dict.fromkeys(Vision().body_decoders, "vision") == PLUGIN_OF_BODY
+
+
+@pytest.fixture
+def png() -> bytes:
+    cv2 = pytest.importorskip("cv2")
+    picture = np.zeros((4, 4, 3), np.uint8)
+    picture[:, :, 1] = 200
+    picture[:, :, 2] = 100
+    return cv2.imencode(".png", picture)[1].tobytes()
+
+
+def test_an_image_body_is_answered_with_the_best_labels(site, png):
+    reply = site.post("/v2/models/image/infer", png, {"Content-Type": "image/png"})
+    assert reply.status == 200
+    assert reply.json["outputs"] == [
+        {
+            "name": "scores",
+            "datatype": "BYTES",
+            "shape": [1, 2],
+            "data": ["200.000000:1:green", "100.000000:0:red"],
+        }
+    ]
+
+
+def test_images_that_cannot_be_used_are_refused_by_name(site, png):
+    damaged = site.post("/v2/models/image/infer", png[:40], {"Content-Type": "image/png"})
+    assert damaged.status == 400
+    assert "model 'image'" in damaged.error
+    none = site.post("/v2/models/float/infer", png, {"Content-Type": "image/jpeg"})
+    assert none.status == 400
+    assert "model 'float' does not take an image as a body" in none.error
+    assert "'image_...'" in none.error
+
+
+FORM = {"Content-Type": 'multipart/form-data; boundary="x+y"'}
+
+
+def form(*parts):
+    head = b'Content-Disposition: form-data; name="image"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    return b"".join(b"--x+y\r\n" + head + part + b"\r\n" for part in parts) + b"--x+y--\r\n"
+
+
+def test_an_image_may_come_as_the_one_file_of_a_form(site, png):
+    plain = site.post("/v2/models/image/infer", png, {"Content-Type": "image/png"})
+    reply = site.post("/v2/models/image/infer", form(png), FORM)
+    assert (reply.status, reply.json["outputs"]) == (200, plain.json["outputs"])
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", form(), form(b"a", b"b"), form(b"a")[:-6], b"--x+y\r\n--x+y--\r\n", b"--x+y--\r\n--x+y\r\n"]
+)
+def test_a_form_that_is_not_one_file_is_refused(site, body):
+    reply = site.post("/v2/models/image/infer", body, FORM)
+    assert reply.status == 400
+    assert reply.error.startswith("a body of type multipart/form-data must have ")
+    bare = site.post("/v2/models/image/infer", form(b"a"), {"Content-Type": "multipart/form-data"})
+    assert bare.status == 400
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "; boundary*=\u07dd\xff", "; boundary*0=a; boundary*=b", "; boundary=\u00e4\udcff", '; boundary="',
+        "; boundary*=''x", "; boundary=" + "x" * 5000,
+    ],
+)  # fmt: skip
+def test_a_content_type_that_cannot_be_read_is_a_clients_error(parameter):
+    with pytest.raises(InvalidRequest, match="must have 1 to 16 parts"):
+        form_parts(form(b"a"), f"multipart/form-data{parameter}")
+
+
+@pytest.mark.parametrize(
+    "parameter", ['; charset=x; Boundary = "x+y"', ";boundary=x+y; a=b", r'; boundary="x\+y"', "; boundary=x+y ;a"]
+)
+def test_a_boundary_is_a_token_or_a_quoted_text(parameter):
+    assert form_parts(form(b"a"), f"multipart/form-data{parameter}") == [("image", b"a")]
