@@ -43,7 +43,7 @@ def engine_run(engine: OpenVinoEngine, prompt: list[int], count: int, numbers: l
         steps += 1
         for event in engine.step():
             tokens += len(event.tokens)
-            first.setdefault(event.number, time.perf_counter() - begin)
+            first.setdefault(event.sequence_id, time.perf_counter() - begin)
     return tokens / (time.perf_counter() - begin), statistics.median(first.values()), steps
 
 

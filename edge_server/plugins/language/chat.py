@@ -96,7 +96,7 @@ class Chat:
                 self._messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _stream(self, messages: Sequence[dict[str, str]]) -> Generator[str]:
-        """Yield the pieces of an answer, then a line end and the figures."""
+        """Yield the pieces of an answer, then a line end and the statistics."""
         options = self._options
         body: dict[str, Any] = {
             "model": options.model,
@@ -124,7 +124,7 @@ class Chat:
                         yield text
         print(flush=True)
         if usage is not None:
-            _print_figures(usage, begin_s, first_s or time.monotonic(), time.monotonic())
+            _print_stats(usage, begin_s, first_s or time.monotonic(), time.monotonic())
 
 
 def _safe(text: str) -> str:
@@ -132,7 +132,7 @@ def _safe(text: str) -> str:
     return "".join(character for character in text if character.isprintable() or character in "\n\t")
 
 
-def _print_figures(usage: dict[str, int], begin_s: float, first_s: float, end_s: float) -> None:
+def _print_stats(usage: dict[str, int], begin_s: float, first_s: float, end_s: float) -> None:
     made = usage["completion_tokens"]
     speed = f", {(made - 1) / (end_s - first_s):.1f} tokens a second" if made > 1 and end_s > first_s else ""
     words = (

@@ -63,9 +63,9 @@ class Driven:
         self.steps += 1
         for event in self.engine.step():
             assert event.error == ""
-            self.tokens[event.number] += event.tokens
+            self.tokens[event.sequence_id] += event.tokens
             if event.finish is not None:
-                self.finish[event.number] = event.finish
+                self.finish[event.sequence_id] = event.finish
 
     def run(self, number: int = 0) -> str:
         """Step until the engine is idle; return the text of one sequence."""
@@ -143,7 +143,7 @@ def test_a_cancelled_sequence_leaves_its_neighbour_intact_and_its_room_free(star
         driven.engine.cancel(leaver)
         assert driven.run(neighbour) == ANSWERS["say hello"]
         assert len(driven.tokens[leaver]) == steps
-        assert driven.engine.figures().used_blocks == 0
+        assert driven.engine.stats().used_blocks == 0
 
 
 def test_cancelling_the_only_sequence_makes_the_engine_idle(start: Callable[..., Driven]) -> None:
@@ -155,17 +155,17 @@ def test_cancelling_the_only_sequence_makes_the_engine_idle(start: Callable[...,
     assert driven.engine.is_idle()
 
 
-def test_the_figures_are_the_blocks_that_batches_reserve(start: Callable[..., Driven]) -> None:
+def test_the_statistics_count_the_blocks_that_batches_reserve(start: Callable[..., Driven]) -> None:
     driven = start()
     number = driven.add("say hello", max_tokens=40)
     driven.add("say hello", max_tokens=2)
-    assert driven.engine.figures().used_blocks == 0
+    assert driven.engine.stats().used_blocks == 0
     driven.step()
     prompt = len(driven.engine.encode(driven.engine.chat_prompt([{"role": "user", "content": "say hello"}], ())))
     blocks = 2 * -(-(prompt + 40) // 32)
-    figures = driven.engine.figures()
-    assert (figures.used_blocks, figures.total_blocks) == (blocks, 8 * CONTEXT // 32)
-    assert figures.cache_bytes == blocks * 32 * 512
+    stats = driven.engine.stats()
+    assert (stats.used_blocks, stats.total_blocks) == (blocks, 8 * CONTEXT // 32)
+    assert stats.cache_bytes == blocks * 32 * 512
     assert driven.run(number) == ANSWERS["say hello"]
 
 
@@ -245,10 +245,10 @@ def test_a_batch_that_fails_leaves_the_others_intact(start: Callable[..., Driven
     errors: list[str] = []
     while not driven.engine.is_idle():
         for event in driven.engine.step():
-            if event.number == 90:
+            if event.sequence_id == 90:
                 errors.append(event.error)
             else:
-                driven.tokens[event.number] += event.tokens
+                driven.tokens[event.sequence_id] += event.tokens
     assert len(errors) == 1
     assert errors[0]
     assert driven.text(good) == ANSWERS["say hello"]

@@ -60,9 +60,9 @@ class Driven:
             self.steps += 1
             for event in self.engine.step():
                 assert not event.error, event.error
-                self.tokens[event.number] += event.tokens
+                self.tokens[event.sequence_id] += event.tokens
                 if event.finish is not None:
-                    self.finished[event.number] = event.finish
+                    self.finished[event.sequence_id] = event.finish
 
     def run(self) -> int:
         """Step until the engine is idle. Return the number of steps."""
@@ -117,7 +117,7 @@ def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its
         driven.engine.cancel(gone)
         driven.step(3)
         assert driven.engine.is_idle()
-    assert driven.engine.figures().used_blocks == 0
+    assert driven.engine.stats().used_blocks == 0
     neighbour, gone = driven.add("count from three", 60), driven.add("count from zero", 60)
     driven.step(4)
     driven.engine.cancel(gone)
@@ -140,7 +140,7 @@ def test_a_sequence_whose_schema_is_compiled_frees_its_blocks_as_soon_as_its_cli
         driven.engine.cancel(gone)
         driven.step(2)
         assert driven.engine.is_idle()
-        assert driven.engine.figures().used_blocks == 0
+        assert driven.engine.stats().used_blocks == 0
         neighbour, gone = (driven.add("count from three", 60), driven.add("count from zero", 400, json_schema=schema))
         driven.engine.cancel(gone)
         driven.run()

@@ -223,7 +223,7 @@ def test_a_stop_string_ends_the_text_before_it_and_the_sequence(serve: Callable[
     assert client.text == "one two "
     assert client.responses[-1]["finish_reason"] == b"stop"
     assert served.ask("greet").text == ANSWERS["greet"]
-    assert served.engine.figures().used_blocks == 0
+    assert served.engine.stats().used_blocks == 0
 
 
 def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callable[..., Served]) -> None:
@@ -235,7 +235,7 @@ def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callab
         leaver.cancel()
         assert neighbour.text == ANSWERS["count"]
         assert leaver.ended.wait(20)
-    assert served.engine.figures().used_blocks == 0
+    assert served.engine.stats().used_blocks == 0
 
 
 def test_a_prompt_that_can_never_fit_is_refused_before_the_engine_sees_it(serve: Callable[..., Served]) -> None:
@@ -256,7 +256,7 @@ def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[
     served = serve(num_kv_blocks="6")
     clients = [served.ask("long", max_tokens=30) for _ in range(6)]
     assert [client.text for client in clients] == ["x" * 30] * 6
-    assert served.engine.figures().used_blocks == 0
+    assert served.engine.stats().used_blocks == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
@@ -460,7 +460,7 @@ def test_one_bad_request_of_a_step_fails_alone(serve: Callable[..., Served], mon
         bad = [number for number in served.engine.added if number % 2 and number in served.engine._left]
         for number in bad:
             served.engine.cancel(number)
-        return [event for event in events if event.number not in bad] + [
+        return [event for event in events if event.sequence_id not in bad] + [
             TokenEvent(number, error="bad grammar") for number in bad
         ]
 

@@ -20,10 +20,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """GGUF's type number of a value -> code of `struct`."""
 _TEXT, _ARRAY = 8, 9
 
-_MOST_ENTRIES = 1_000
-_MOST_TEXT_BYTES = 16 << 20
-_MOST_ELEMENTS = 4 << 20
-_MOST_TENSORS = 100_000
+_MAX_ENTRIES = 1_000
+_MAX_TEXT_BYTES = 16 << 20
+_MAX_ELEMENTS = 4 << 20
+_MAX_TENSORS = 100_000
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures that OpenVINO GenAI reads from a GGUF file."""
@@ -174,8 +174,8 @@ def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:
     magic, version, tensor_count, count = struct.unpack("<4sIQQ", _exactly(file, 24))
     if magic != b"GGUF" or version not in (2, 3):
         raise BadModelFile(f"expected a GGUF file of version 2 or 3, got {magic!r} version {version}")
-    if count > _MOST_ENTRIES:
-        raise BadModelFile(f"metadata: expected at most {_MOST_ENTRIES} entries, got {count}")
+    if count > _MAX_ENTRIES:
+        raise BadModelFile(f"metadata: expected at most {_MAX_ENTRIES} entries, got {count}")
     fields: dict[str, object] = {}
     for _ in range(count):
         key = _text(file)
@@ -185,8 +185,8 @@ def _gguf_fields(file: BinaryIO) -> tuple[dict[str, object], int]:
 
 def _tensors_end(file: BinaryIO, count: int) -> int:
     """Return the end of the last tensor, in bytes from the beginning of the data."""
-    if count > _MOST_TENSORS:
-        raise BadModelFile(f"expected at most {_MOST_TENSORS} tensors, got {count}")
+    if count > _MAX_TENSORS:
+        raise BadModelFile(f"expected at most {_MAX_TENSORS} tensors, got {count}")
     end = 0
     for _ in range(count):
         name = _text(file)
@@ -214,8 +214,8 @@ def _value(file: BinaryIO, kind: int) -> object:
         return _text(file)
     if kind == _ARRAY:
         element, length = struct.unpack("<IQ", _exactly(file, 12))
-        if length > _MOST_ELEMENTS:
-            raise BadModelFile(f"metadata: expected arrays of at most {_MOST_ELEMENTS} elements, got {length}")
+        if length > _MAX_ELEMENTS:
+            raise BadModelFile(f"metadata: expected arrays of at most {_MAX_ELEMENTS} elements, got {length}")
         if element in _SCALARS:
             _exactly(file, length * struct.calcsize(_SCALARS[element]))
         elif element == _TEXT:
@@ -232,8 +232,8 @@ def _value(file: BinaryIO, kind: int) -> object:
 
 def _text(file: BinaryIO) -> str:
     (length,) = struct.unpack("<Q", _exactly(file, 8))
-    if length > _MOST_TEXT_BYTES:
-        raise BadModelFile(f"metadata: expected texts of at most {_MOST_TEXT_BYTES} bytes, got {length}")
+    if length > _MAX_TEXT_BYTES:
+        raise BadModelFile(f"metadata: expected texts of at most {_MAX_TEXT_BYTES} bytes, got {length}")
     return _exactly(file, length).decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Token engine over ONNX Runtime GenAI's Engine, on the CPU.
+"""ONNX Runtime GenAI on the CPU, as a TokenEngine.
 
 Loading a model holds the GIL, 0.75 s for 293 MB, so this runs in a child process; see `backend`. Checked against
 onnxruntime-genai 0.18.
@@ -19,7 +19,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (
     ChatMessage,
-    EngineFigures,
+    EngineStats,
     FinishReason,
     Sampling,
     TokenEvent,
@@ -28,7 +28,7 @@ from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 log = logging.getLogger(__name__)
 
-_MOST_ROWS = 4
+_MAX_BATCH_ROWS = 4
 """Sequences that the library computes together on a CPU. Its option max_batch_size does not change this number."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -40,7 +40,7 @@ class _Batch:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.events = engine.create_event_buffer(2 * _MOST_ROWS)
+        self.events = engine.create_event_buffer(2 * _MAX_BATCH_ROWS)
         self.requests: dict[int, Any] = {}
         """The library's request of each sequence that has not ended."""
         self.prompt_tokens = 0
@@ -59,7 +59,7 @@ class OnnxEngine:
 
     The KV cache of a batch is one piece of memory, reserved when it begins: a row for each sequence, as long as the
     longest may become (prompt and max_tokens). It is free when the last sequence has ended. `total_blocks` is
-    `max_num_seqs` times the blocks of `max_context`; `figures` counts reserved rows. A batch waits while its rows would
+    `max_num_seqs` times the blocks of `max_context`; `stats` counts reserved rows. A batch waits while its rows would
     exceed `max_num_seqs`.
 
     The prompts of a batch have `max_context` tokens at most, because the step that reads them takes memory for each.
@@ -87,7 +87,7 @@ class OnnxEngine:
         described = json.loads((folder / "genai_config.json").read_bytes())
         self.vocabulary_size = int(described["model"].get("vocab_size", 0))
         self._tokenizer.update_options(add_special_tokens="false", skip_special_tokens="true")
-        self._most_rows = settings.max_num_seqs
+        self._max_rows = settings.max_num_seqs
         self._bytes_per_token = bytes_per_token
         self._batches: list[_Batch] = []
         """In the order of arrival. Those at the end may not have begun."""
@@ -110,27 +110,27 @@ class OnnxEngine:
             said = message_line(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
 
-    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         _check_sampling(sampling)
         last = self._batches[-1] if self._batches else None
         if (
             last is None
             or last.reserved_rows
-            or len(last.requests) >= min(_MOST_ROWS, self._most_rows)
+            or len(last.requests) >= min(_MAX_BATCH_ROWS, self._max_rows)
             or last.prompt_tokens + len(prompt) > self.max_context
         ):
             last = _Batch(self._library.Engine(self._model))
         most_tokens = len(prompt) + sampling.max_tokens
-        last.requests[number] = self._begin_turn(last.engine, prompt, sampling, most_tokens)
+        last.requests[sequence_id] = self._create_request(last.engine, prompt, sampling, most_tokens)
         last.row_tokens = max(last.row_tokens, most_tokens)
         last.prompt_tokens += len(prompt)
         if last not in self._batches:
             self._batches.append(last)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, sequence_id: int) -> None:
         for batch in self._batches:
-            if number in batch.requests:
-                batch.requests.pop(number).close()
+            if sequence_id in batch.requests:
+                batch.requests.pop(sequence_id).close()
         self._remove_ended()
 
     def step(self) -> list[TokenEvent]:
@@ -142,9 +142,9 @@ class OnnxEngine:
     def is_idle(self) -> bool:
         return not self._batches
 
-    def figures(self) -> EngineFigures:
+    def stats(self) -> EngineStats:
         used = sum(batch.reserved_rows * -(-batch.row_tokens // self.block_tokens) for batch in self._batches)
-        return EngineFigures(used, self.total_blocks, used * self.block_tokens * self._bytes_per_token)
+        return EngineStats(used, self.total_blocks, used * self.block_tokens * self._bytes_per_token)
 
     def close(self) -> None:
         for batch in self._batches:
@@ -152,7 +152,7 @@ class OnnxEngine:
                 request.close()
         self._batches.clear()
 
-    def _begin_turn(self, engine: Any, prompt: Sequence[int], sampling: Sampling, most_tokens: int) -> Any:
+    def _create_request(self, engine: Any, prompt: Sequence[int], sampling: Sampling, most_tokens: int) -> Any:
         """Return the library's request for a sequence. Raises InvalidRequest."""
         try:
             session = self._library.RequestOptions()
@@ -180,7 +180,7 @@ class OnnxEngine:
 
     def _begin_batches(self) -> None:
         """Reserve rows for waiting batches, in order."""
-        free = self._most_rows - sum(batch.reserved_rows for batch in self._batches)
+        free = self._max_rows - sum(batch.reserved_rows for batch in self._batches)
         for batch in self._batches:
             if not batch.reserved_rows:
                 if len(batch.requests) > free:
@@ -190,29 +190,29 @@ class OnnxEngine:
 
     def _run(self, batch: _Batch) -> list[TokenEvent]:
         flags, reasons = self._library.EngineEventFlags, self._library.FinishReason
-        numbers = {id(request): number for number, request in batch.requests.items()}
+        sequence_ids = {id(request): sequence_id for sequence_id, request in batch.requests.items()}
         events: list[TokenEvent] = []
         try:
             for event in batch.engine.run(batch.events):
-                number = numbers.get(id(event.request))
-                if number is None:
+                sequence_id = sequence_ids.get(id(event.request))
+                if sequence_id is None:
                     continue
                 tokens = (int(event.token),) if event.flags & flags.TOKEN else ()
                 if event.flags & flags.FAILED:
-                    events.append(TokenEvent(number, error=event.error_code.name))
+                    events.append(TokenEvent(sequence_id, error=event.error_code.name))
                 elif event.flags & flags.TURN_FINISHED:
                     is_stop = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
                     cached = int(event.usage.cached_prompt_tokens)
                     finish: FinishReason = "stop" if is_stop else "length"
-                    events.append(TokenEvent(number, tokens, finish=finish, cached_tokens=cached))
+                    events.append(TokenEvent(sequence_id, tokens, finish=finish, cached_tokens=cached))
                 elif tokens:
-                    events.append(TokenEvent(number, tokens))
+                    events.append(TokenEvent(sequence_id, tokens))
         except RuntimeError as error:
             log.warning("a step of ONNX Runtime GenAI failed for %d requests: %s", len(batch.requests), error)
-            events = [TokenEvent(number, error=message_line(error)) for number in batch.requests]
+            events = [TokenEvent(sequence_id, error=message_line(error)) for sequence_id in batch.requests]
         for item in events:
             if item.finish or item.error:
-                batch.requests.pop(item.number).close()
+                batch.requests.pop(item.sequence_id).close()
         return events
 
     def _remove_ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Token engine over OpenVINO GenAI's ContinuousBatchingPipeline.
+"""OpenVINO GenAI's ContinuousBatchingPipeline, as a TokenEngine.
 
 A step holds the GIL for as long as it computes, so this runs only in a child process; see `backend`. Checked against
 openvino-genai 2026.4.
@@ -22,14 +22,14 @@ from edge_server.plugins.language.engines.compact_grammar import compact_grammar
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
 from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineStats, Sampling, TokenEvent
 
 log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 32
 """Tokens of a KV block on a CPU."""
 
-_MOST_FAILED_STEPS = 4
+_MAX_FAILED_STEPS = 4
 """Failures in a row after which the pipeline is given up. A failure is usually one bad request's, and ends with it."""
 
 _SOURCE_PATH = re.compile(r"(Exception from |Check '.*' failed at |\[[\d:]+\] )?/?\S+\.(cpp|cc|hpp|h):\d+:?\s*")
@@ -97,30 +97,30 @@ class OpenVinoEngine:
             said = _without_source_path(error)
         raise InvalidRequest(f"the model's chat template cannot write these messages: {said}")
 
-    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
         try:
             config = self._config(sampling)
             config.validate()
             ids = self._tensor(np.array([prompt], np.int64))
-            self._handles[number] = self._pipeline.add_request(number, ids, config)
+            self._handles[sequence_id] = self._pipeline.add_request(sequence_id, ids, config)
         except (RuntimeError, TypeError, ValueError) as error:
             said = _without_source_path(error)
         else:
             if sampling.json_schema:
-                self._structured.add(number)
+                self._structured.add(sequence_id)
             return
         raise InvalidRequest(f"OpenVINO GenAI cannot sample like this: {said}")
 
-    def cancel(self, number: int) -> None:
-        handle = self._handles.pop(number, None)
-        self._structured.discard(number)
+    def cancel(self, sequence_id: int) -> None:
+        handle = self._handles.pop(sequence_id, None)
+        self._structured.discard(sequence_id)
         if handle is not None:
             handle.cancel()
 
     def step(self) -> list[TokenEvent]:
         events = self._step_without_offenders()
-        for number, handle in list(self._handles.items()):
-            event = self._read(number, handle)
+        for sequence_id, handle in list(self._handles.items()):
+            event = self._read(sequence_id, handle)
             if event is not None:
                 events.append(event)
         return events
@@ -128,10 +128,10 @@ class OpenVinoEngine:
     def is_idle(self) -> bool:
         return not self._pipeline.has_non_finished_requests()
 
-    def figures(self) -> EngineFigures:
+    def stats(self) -> EngineStats:
         metrics = self._pipeline.get_metrics()
         used = round(metrics.cache_usage / 100 * self.total_blocks)
-        return EngineFigures(used, self.total_blocks, int(metrics.kv_cache_size_in_bytes))
+        return EngineStats(used, self.total_blocks, int(metrics.kv_cache_size_in_bytes))
 
     def close(self) -> None:
         for handle in self._handles.values():
@@ -171,7 +171,7 @@ class OpenVinoEngine:
             config.structured_output_config = self._library.StructuredOutputConfig(**kind)
         return config
 
-    def _read(self, number: int, handle: Any) -> TokenEvent | None:
+    def _read(self, sequence_id: int, handle: Any) -> TokenEvent | None:
         tokens: list[int] = []
         logprobs: list[float] = []
         while handle.can_read():
@@ -182,18 +182,18 @@ class OpenVinoEngine:
         statuses = self._library.GenerationStatus
         status = handle.get_status()
         if tokens:
-            self._structured.discard(number)
+            self._structured.discard(sequence_id)
         if status == statuses.RUNNING:
-            return TokenEvent(number, tuple(tokens), tuple(logprobs)) if tokens else None
-        del self._handles[number]
-        self._structured.discard(number)
+            return TokenEvent(sequence_id, tuple(tokens), tuple(logprobs)) if tokens else None
+        del self._handles[sequence_id]
+        self._structured.discard(sequence_id)
         if status == statuses.IGNORED:
             # The KV cache is too small for it, as it is alone now.
-            return TokenEvent(number, tuple(tokens), tuple(logprobs), "length")
+            return TokenEvent(sequence_id, tuple(tokens), tuple(logprobs), "length")
         is_stopped = bool(tokens) and tokens[-1] in self._end_tokens
         if is_stopped:
             tokens, logprobs = tokens[:-1], logprobs[:-1]
-        return TokenEvent(number, tuple(tokens), tuple(logprobs), "stop" if is_stopped else "length")
+        return TokenEvent(sequence_id, tuple(tokens), tuple(logprobs), "stop" if is_stopped else "length")
 
     def _step_without_offenders(self) -> list[TokenEvent]:
         """Take a step. If it fails, remove the sequences that may be the cause, and try again. Return their events.
@@ -202,7 +202,7 @@ class OpenVinoEngine:
         and no token yet are suspected first, then the newest sequence.
         """
         removed: list[TokenEvent] = []
-        for attempt in range(_MOST_FAILED_STEPS):
+        for attempt in range(_MAX_FAILED_STEPS):
             try:
                 self._pipeline.step()
             except RuntimeError as error:
@@ -211,10 +211,10 @@ class OpenVinoEngine:
                 return removed
             suspects = sorted(self._structured) or (sorted(self._handles)[-1:] if attempt else [])
             log.warning("a step of OpenVINO GenAI failed, and is tried without %d requests: %s", len(suspects), said)
-            for number in suspects:
-                self.cancel(number)
-                removed.append(TokenEvent(number, error=said))
-        raise RuntimeError(f"OpenVINO GenAI failed {_MOST_FAILED_STEPS} steps in a row: {said}")
+            for sequence_id in suspects:
+                self.cancel(sequence_id)
+                removed.append(TokenEvent(sequence_id, error=said))
+        raise RuntimeError(f"OpenVINO GenAI failed {_MAX_FAILED_STEPS} steps in a row: {said}")
 
 
 def _without_source_path(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Fake token engine that answers with texts from a JSON file, without a library. For tests of everything around an
+"""A TokenEngine that answers with texts from a JSON file, without a library. For tests of everything around an
 engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,
@@ -19,7 +19,7 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.settings import LlmSettings
-from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineFigures, Sampling, TokenEvent
+from edge_server.plugins.language.engines.token_engine import ChatMessage, EngineStats, Sampling, TokenEvent
 from edge_server.plugins.language.text.text_request import DEFAULT_SAMPLING
 
 _FIRST_SPECIAL = 257
@@ -71,20 +71,20 @@ class ScriptedEngine:
                 raise InvalidRequest(f"the model's chat template knows no role '{message['role']}'")
         return "\n".join(str(message["content"]) for message in messages)
 
-    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        assert number not in self.added
-        self.added.append(number)
+    def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        assert sequence_id not in self.added
+        self.added.append(sequence_id)
         lines = self.decode([prompt])[0].split("\n")
         text = next((self._answers[line] for line in reversed(lines) if line in self._answers), lines[-1])
         self._hangs |= self._hangs_on in lines
-        self._left[number] = list(text.encode())
-        self._sampling[number] = sampling
-        self._given[number] = 0
-        self._prompt_sizes[number] = len(prompt)
+        self._left[sequence_id] = list(text.encode())
+        self._sampling[sequence_id] = sampling
+        self._given[sequence_id] = 0
+        self._prompt_sizes[sequence_id] = len(prompt)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, sequence_id: int) -> None:
         for entries in (self._left, self._sampling, self._given, self._prompt_sizes):
-            entries.pop(number, None)
+            entries.pop(sequence_id, None)
 
     def step(self) -> list[TokenEvent]:
         self.steps += 1
@@ -93,24 +93,27 @@ class ScriptedEngine:
         if self._step_s:
             time.sleep(self._step_s)
         events = []
-        for number in list(self._left)[: self._most]:
-            left = self._left[number]
+        for sequence_id in list(self._left)[: self._most]:
+            left = self._left[sequence_id]
             tokens = (left.pop(0),) if left else ()
-            self._given[number] += len(tokens)
+            self._given[sequence_id] += len(tokens)
             finish = None if left else "stop"
-            if finish is None and self._given[number] >= self._sampling[number].max_tokens:
+            if finish is None and self._given[sequence_id] >= self._sampling[sequence_id].max_tokens:
                 finish = "length"
-            events.append(TokenEvent(number, tokens, (0.0,) * len(tokens), finish))  # type: ignore[arg-type]
+            events.append(TokenEvent(sequence_id, tokens, (0.0,) * len(tokens), finish))  # type: ignore[arg-type]
             if finish is not None:
-                self.cancel(number)
+                self.cancel(sequence_id)
         return events
 
     def is_idle(self) -> bool:
         return not self._left
 
-    def figures(self) -> EngineFigures:
-        used = sum(-(-(size + self._given[number]) // self.block_tokens) for number, size in self._prompt_sizes.items())
-        return EngineFigures(used, self.total_blocks, 0)
+    def stats(self) -> EngineStats:
+        used = sum(
+            -(-(size + self._given[sequence_id]) // self.block_tokens)
+            for sequence_id, size in self._prompt_sizes.items()
+        )
+        return EngineStats(used, self.total_blocks, 0)
 
     def close(self) -> None:
         self._left.clear()

@@ -45,7 +45,7 @@ class TokenEvent:
     `cached_tokens`, with `finish`: tokens of the prompt that were not computed, None if the engine does not tell.
     """
 
-    number: int
+    sequence_id: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish: FinishReason | None = None
@@ -54,7 +54,7 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFigures:
+class EngineStats:
     """Use of the KV cache in blocks, and its size in bytes (0 before the engine has taken any memory)."""
 
     used_blocks: int
@@ -94,13 +94,13 @@ class TokenEngine(Protocol):
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt that the model's chat template makes. Raises InvalidRequest with the template's message."""
 
-    def add(self, number: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Add a sequence; the next step takes it into the batch. `number` was never used before.
+    def add(self, sequence_id: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        """Add a sequence; the next step takes it into the batch. `sequence_id` was never used before.
 
         Raises InvalidRequest if the engine cannot sample like this.
         """
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, sequence_id: int) -> None:
         """Remove a sequence; its blocks are free after the next step. Does nothing for one that has ended."""
 
     def step(self) -> list[TokenEvent]:
@@ -109,6 +109,6 @@ class TokenEngine(Protocol):
     def is_idle(self) -> bool:
         """Return whether there is no sequence to continue."""
 
-    def figures(self) -> EngineFigures: ...
+    def stats(self) -> EngineStats: ...
 
     def close(self) -> None: ...

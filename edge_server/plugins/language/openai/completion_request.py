@@ -27,7 +27,7 @@ from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.plugins.language.text_parameters import SAME_AS, UNSUPPORTED
 from edge_server.protocol.raw_tensors import Buffer
 
-_MOST_CHOICES = 16
+_MAX_CHOICES = 16
 _DEFAULT_COMPLETION_TOKENS = 16
 
 _LARGEST_SEED = (1 << 63) - 1
@@ -157,8 +157,8 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
     choices = members.get("n", 1)
     if choices is None:
         choices = 1
-    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
-        raise BadMember("n", f"'n': expected 1 to {_MOST_CHOICES}, got {str(choices)[:40]}")
+    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
+        raise BadMember("n", f"'n': expected 1 to {_MAX_CHOICES}, got {str(choices)[:40]}")
     has_tools = is_chat and bool(members.get("tools"))
     echoes = not is_chat and _boolean(members, "echo")
     if echoes and is_stream:
@@ -315,8 +315,8 @@ def _content(content: object, place: int) -> str:
 def _prompts(members: Mapping[str, Any]) -> tuple[str, ...]:
     given = members.get("prompt")
     prompts: Sequence[object] = given if isinstance(given, list) else [given]
-    if not prompts or len(prompts) > _MOST_CHOICES or not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadMember("prompt", f"'prompt': expected a text or a list of 1 to {_MOST_CHOICES} texts")
+    if not prompts or len(prompts) > _MAX_CHOICES or not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadMember("prompt", f"'prompt': expected a text or a list of 1 to {_MAX_CHOICES} texts")
     return tuple(str(prompt) for prompt in prompts)
 
 

@@ -22,7 +22,7 @@ from edge_server.plugins.language.openai.completion_request import BadMember, ch
 from edge_server.protocol.raw_tensors import Buffer
 
 _SUPPORTED = {"model", "input", "encoding_format", "dimensions", "keep_alive"}
-_MOST_TEXTS = 2048
+_MAX_TEXTS = 2048
 _TOKEN_COUNT = "num_input_tokens"
 
 
@@ -127,8 +127,8 @@ def read_embedding_call(body: Buffer) -> EmbeddingCall:
     check_names(members, _SUPPORTED)
     given = members.get("input")
     texts: list[object] = given if isinstance(given, list) else [given]
-    if not 1 <= len(texts) <= _MOST_TEXTS:
-        raise BadMember("input", f"'input': expected a text or a list of 1 to {_MOST_TEXTS} texts, got {len(texts)}")
+    if not 1 <= len(texts) <= _MAX_TEXTS:
+        raise BadMember("input", f"'input': expected a text or a list of 1 to {_MAX_TEXTS} texts, got {len(texts)}")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             where = f"[{place}]" if isinstance(given, list) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_server.backends.custom_metrics import REGISTRY, MetricSeries
-from edge_server.plugins.language.engines.token_engine import EngineFigures
+from edge_server.plugins.language.engines.token_engine import EngineStats
 
 _TOKEN_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _REQUEST_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -63,10 +63,10 @@ class LlmMetrics:
         if tokens > 1:
             self._each_s.observe((now_s - first_token_s) / (tokens - 1))
 
-    def set_load(self, running: int, waiting: int, figures: EngineFigures) -> None:
+    def set_load(self, running: int, waiting: int, stats: EngineStats) -> None:
         self._running.set(running)
         self._waiting.set(waiting)
-        self._cache_use.set(figures.used_blocks / max(figures.total_blocks, 1))
+        self._cache_use.set(stats.used_blocks / max(stats.total_blocks, 1))
 
     def close(self) -> None:
-        self.set_load(0, 0, EngineFigures(0, 1, 0))
+        self.set_load(0, 0, EngineStats(0, 1, 0))

@@ -33,11 +33,11 @@ from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCall
 
 log = logging.getLogger(__name__)
 
-_LEAST_SHARE = 0.05
+_MIN_SHARE = 0.05
 """Work share below which steps are not slowed further: a stream must not end in a time-out of its client."""
 _GUESS_TOKENS = 256
 """Length of an answer that is expected before any has been seen."""
-_MOST_KNOWN = 128
+_MAX_KNOWN = 128
 """Answers whose lengths are remembered."""
 _NOT_ENFORCED = "not enforced, because the grammar would take too long to compile (docs/limits.md)"
 _MAX_NAMED = 8
@@ -61,7 +61,7 @@ class _Generation:
         self.prompt = prompt
         self.sampling = request.sampling
         self.text = IncrementalDetokenizer(engine.decode, request.sampling.stop)
-        self.number = 0
+        self.sequence_id = 0
         self.arrived_s = time.monotonic()
         self.first_token_s = 0.0
         self.output_tokens = 0
@@ -102,13 +102,13 @@ class LlmSession(RequestSession):
         """Length that is expected of an answer."""
         self._is_closed = False
         self._running: dict[int, _Generation] = {}
-        """By the engine's number. Only the engine's thread changes it, and holds `_changed` for it. It alone uses
+        """By sequence id. Only the engine's thread changes it, and holds `_changed` for it. It alone uses
         everything below."""
-        self._numbers = itertools.count(1)
+        self._sequence_ids = itertools.count(1)
         self._run_number = 0
         self._compiles = False
         """Whether the last step compiled a schema."""
-        self._lengths: deque[int] = deque(maxlen=_MOST_KNOWN)
+        self._lengths: deque[int] = deque(maxlen=_MAX_KNOWN)
         options = {
             name: str(value) for name, value in dataclasses.asdict(settings).items() if not name.startswith("is_")
         }
@@ -217,7 +217,7 @@ class LlmSession(RequestSession):
                 if not self._engine.is_idle():
                     took_s = self._step()
                     self._pause(took_s)
-                self._metrics.set_load(len(self._running), len(self._waiting), self._engine.figures())
+                self._metrics.set_load(len(self._running), len(self._waiting), self._engine.stats())
         except Exception as failure:
             log.exception("model '%s': the token engine failed", self._model)
             error = SessionLost(f"model '{self._model}': the token engine failed: {failure}")
@@ -249,7 +249,7 @@ class LlmSession(RequestSession):
         for generation in left:
             generation.execution.finish()
         for generation in [item for item in self._running.values() if item.execution.is_cancelled()]:
-            self._engine.cancel(generation.number)
+            self._engine.cancel(generation.sequence_id)
             self._end(generation)
             generation.execution.finish()
 
@@ -272,12 +272,12 @@ class LlmSession(RequestSession):
                 if not may_compile:
                     continue
                 may_compile, self._compiles = False, True
-            generation.number = next(self._numbers)
+            generation.sequence_id = next(self._sequence_ids)
             with self._changed:
                 self._waiting.remove(generation)
-                self._running[generation.number] = generation
+                self._running[generation.sequence_id] = generation
             try:
-                engine.add(generation.number, generation.prompt, generation.sampling)
+                engine.add(generation.sequence_id, generation.prompt, generation.sampling)
             except EdgeServerError as error:
                 self._end(generation)
                 generation.execution.fail(error.detached())
@@ -290,7 +290,7 @@ class LlmSession(RequestSession):
         share = self._work_share()
         if share < 1.0:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed, took_s * (1 / max(share, _LEAST_SHARE) - 1))
+                self._changed.wait_for(lambda: self._is_closed, took_s * (1 / max(share, _MIN_SHARE) - 1))
 
     def _step(self) -> float:
         """Take a step, and send the new text. Return the seconds of the step."""
@@ -301,7 +301,7 @@ class LlmSession(RequestSession):
         self._run_number += 1
         took_s = time.monotonic() - begin_s
         self._metrics.count_step(took_s, reads_prompt=reads_prompt)
-        found = [(self._running.get(event.number), event) for event in events]
+        found = [(self._running.get(event.sequence_id), event) for event in events]
         running = [(generation, event) for generation, event in found if generation is not None]
         texts = self._engine.decode([item.text.add_tokens(event.tokens) for item, event in running]) if running else ()
         with one_message():
@@ -340,7 +340,7 @@ class LlmSession(RequestSession):
         text = generation.text.add_text(decoded, is_last=finish is not None)
         if generation.text.is_stopped:
             if finish is None:
-                self._engine.cancel(generation.number)
+                self._engine.cancel(generation.sequence_id)
             finish = "stop"
         if generation.tool_calls is not None:
             text, calls = generation.tool_calls.add(text, is_last=finish is not None)
@@ -387,7 +387,7 @@ class LlmSession(RequestSession):
 
     def _end(self, generation: _Generation) -> None:
         with self._changed:
-            del self._running[generation.number]
+            del self._running[generation.sequence_id]
 
 
 def _texts(*texts: str) -> Array:

@@ -28,7 +28,7 @@ _ELSEWHERE = {"max_completion_tokens", "response_format", "tool_choice", "tools"
 """What constrains a text in OpenAI's API only. As a request parameter it is an error, as all that is unsupported is;
 other unknown request parameters are not for the model."""
 
-_MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 1024
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ def read_sampling(
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(item, str) for item in stops):
         raise bad("stop", "a text or a list of texts")
-    if len(stops) > _MOST_STOPS or any(len(item) > _MOST_STOP_CHARACTERS for item in stops):
-        raise bad("stop", f"at most {_MOST_STOPS} texts of at most {_MOST_STOP_CHARACTERS} characters")
+    if len(stops) > _MAX_STOPS or any(len(item) > _MAX_STOP_CHARACTERS for item in stops):
+        raise bad("stop", f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARACTERS} characters")
     schema = values.get("json_schema") or ""
     if schema and isinstance(schema, dict):
         schema = json.dumps(schema)

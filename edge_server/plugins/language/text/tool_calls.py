@@ -25,7 +25,7 @@ ToolCallDelta: TypeAlias = dict[str, Any]
 
 _START, _END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_TOOLS = 128
+_MAX_TOOLS = 128
 _HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
@@ -89,8 +89,8 @@ def _parameters(function: Mapping[str, Any]) -> Any:
 
 def read_tools(tools: object, choice: object, title: str) -> Tools | None:
     """Return the checked tools; None if there are none or the choice is "none". Raises InvalidRequest."""
-    if not isinstance(tools, list | None) or len(tools or ()) > _MOST_TOOLS:
-        raise InvalidRequest(f"{title}: tools: expected a list of at most {_MOST_TOOLS}")
+    if not isinstance(tools, list | None) or len(tools or ()) > _MAX_TOOLS:
+        raise InvalidRequest(f"{title}: tools: expected a list of at most {_MAX_TOOLS}")
     for place, item in enumerate(tools or ()):
         function = item.get("function") if isinstance(item, dict) and item.get("type") == "function" else None
         if not isinstance(function, dict):
