@@ -30,7 +30,7 @@ class GovernorAdmission:
     """Admits work by priority class. Thread-safe; one lock, held for a few additions.
 
     The control loop calls `apply`; the serving core and the frame streams call the other methods. `is_open` and
-    `share` may be read without the lock: they are replaced as a whole.
+    `allowed_fraction` may be read without the lock: they are replaced as a whole.
     """
 
     def __init__(

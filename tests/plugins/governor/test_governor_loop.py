@@ -154,7 +154,7 @@ def test_a_sensor_that_falls_silent_is_missed_within_five_seconds_and_greeted_wh
     assert Cause.SENSOR_LOST in decision.causes
     assert machine.kinds().count("governor.sensor_lost") == len(decision.lost)
     machine.run(10)
-    assert machine.admission.share == pytest.approx(0.5)
+    assert machine.admission.allowed_fraction == pytest.approx(0.5)
     machine.temperature_c, machine.more = 60.0, {}
     decision = machine.run(60)
     assert (decision.lost, decision.share) == (frozenset(), 1.0)
@@ -185,7 +185,7 @@ def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
     plant = ThermalModel(ambient_c=50.0)
 
     def heat() -> None:
-        plant.step(machine.admission.share, STEP_S)
+        plant.step(machine.admission.allowed_fraction, STEP_S)
         machine.temperature_c, machine.power_w = plant.chip_c, plant.power_w
 
     machine.run(1200, heat)
