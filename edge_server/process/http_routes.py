@@ -57,6 +57,6 @@ def http_routes(
         *CameraEndpoints(streams, cameras).routes(),
         activity,
         *pins,
-        *ViewEndpoints(service, access, view).routes(),
+        *ViewEndpoints(access, view).routes(),
         *plugin_routes,
     )

@@ -1,4 +1,4 @@
-"""Live pictures over HTTP: Motion JPEG, who may look, and viewers that do not read; the results of an image file."""
+"""Live pictures over HTTP: Motion JPEG, who may look, and viewers that do not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -221,28 +220,3 @@ def test_another_site_needs_a_key_even_if_its_origin_is_allowed(open_site: Any, 
     )
     with looking(guarded, Origin="https://dashboard.example", **{"x-key": "s3cret"}) as answer:
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "*")
-
-
-def test_an_image_is_answered_with_classes(site: Any) -> None:
-    body = (Path(__file__).parents[1] / "data/coffee.jpg").read_bytes()
-    reply = site.post("/edge/v1/models/image/perception", body, headers={"Content-Type": "image/jpeg"})
-    assert reply.status == 200, reply.body
-    assert (reply.json["width"], reply.json["height"], reply.json["detections"]) == (600, 400, [])
-    assert {item["label"] for item in reply.json["classes"]} <= {"red", "green", "blue"}
-    assert len(reply.json["classes"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("model", "body", "status", "text"),
-    [
-        ("image", b"not a picture", 400, "image"),
-        ("image", b"", 400, "image"),
-        ("add", b"x", 400, "does not give classes or detections"),
-        ("absent", b"x", 404, "unknown model"),
-    ],
-)
-def test_what_is_no_image_or_no_model_for_images_is_refused(
-    site: Any, model: str, body: bytes, status: int, text: str
-) -> None:
-    reply = site.post(f"/edge/v1/models/{model}/perception", body)
-    assert (reply.status, text in reply.error) == (status, True), reply.error

@@ -1,11 +1,12 @@
-"""Entry of images: image request bodies, and the checks of models that take images."""
+"""Entry of images: image request bodies, the results of an image, and the checks of models that take images."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edge_server.plugin import Plugin, RunningPlugin
+from edge_server.plugin import Plugin, RunningPlugin, ServingCore
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from edge_server.core.tensor import Tensor
     from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.frontends.http.body_reader import Body
+    from edge_server.frontends.http.routes import Route
     from edge_server.frontends.v2.requested_outputs import RequestedOutput
     from edge_server.plugins.vision.image_bodies import ImageBodies
+    from edge_server.service import InferenceService
 
 
 class VisionPlugin(Plugin):
@@ -25,8 +28,12 @@ class VisionPlugin(Plugin):
 
 
 class Vision(RunningPlugin):
-    """Image request bodies, and the check of detectors with a picture. Imports the rest with the first image or model
-    that needs it: a server without images saves the memory."""
+    """Image request bodies, the results of an image, and the check of detectors with a picture.
+
+    Imports the rest with the first image or model that needs it: a server without images saves the memory.
+    """
+
+    _service: InferenceService
 
     def __init__(self) -> None:
         self.output_checks = (self._check_sample,)
@@ -41,6 +48,14 @@ class Vision(RunningPlugin):
         from edge_server.plugins.vision.sample_check import sample_check
 
         return sample_check(spec, PICTURE)
+
+    def build(self, core: ServingCore) -> None:
+        self._service = core.service
+
+    def routes(self) -> Sequence[Route]:
+        from edge_server.plugins.vision.http_route import perception_route
+
+        return (perception_route(self._service),)
 
     @functools.cached_property
     def _images(self) -> ImageBodies:

@@ -42,7 +42,6 @@ INFERENCES = [
     "/v3/chat/completions",
     "/v1/vision/detection",
     "/v1/vision/custom/image",
-    "/edge/v1/models/image/perception",
 ]
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "http://evil.example"}

@@ -1,20 +1,30 @@
-"""Images as bodies of inference requests over HTTP, alone and in forms."""
+"""Images over HTTP: as bodies of inference requests, alone and in forms, and the results of an image file."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from edge_server.config import HttpConfig
 from edge_server.errors import InvalidRequest
 from edge_server.own_plugins import PLUGIN_OF_BODY
 from edge_server.plugins.vision.multipart_form import form_parts
 from edge_server.plugins.vision.plugin import Vision
-from tests.frontends.conftest import open_site  # noqa: F401 - a fixture
+from tests.frontends.conftest import Site, StubService
+
+PERCEPTION = "/edge/v1/models/image/perception"
 
 
 @pytest.fixture
-def site(open_site):  # noqa: F811 - the fixture
-    return open_site(body_decoders=Vision().body_decoders)
+def site():
+    service, vision = StubService(), Vision()
+    vision.build(SimpleNamespace(service=service))
+    started = Site(service, HttpConfig(port=0), None, vision.routes(), vision.body_decoders)
+    yield started
+    started.close()
 
 
 def test_the_core_knows_which_bodies_this_plugin_decodes():
@@ -95,3 +105,33 @@ def test_a_content_type_that_cannot_be_read_is_a_clients_error(parameter):
 )
 def test_a_boundary_is_a_token_or_a_quoted_text(parameter):
     assert form_parts(form(b"a"), f"multipart/form-data{parameter}") == [("image", b"a")]
+
+
+def test_an_image_is_answered_with_classes(site):
+    body = (Path(__file__).parents[2] / "data/coffee.jpg").read_bytes()
+    reply = site.post(PERCEPTION, body, headers={"Content-Type": "image/jpeg"})
+    assert reply.status == 200, reply.body
+    assert (reply.json["width"], reply.json["height"], reply.json["detections"]) == (600, 400, [])
+    assert {item["label"] for item in reply.json["classes"]} <= {"red", "green", "blue"}
+    assert len(reply.json["classes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "status", "text"),
+    [
+        ("image", b"not a picture", 400, "image"),
+        ("image", b"", 400, "image"),
+        ("add", b"x", 400, "does not give classes or detections"),
+        ("absent", b"x", 404, "unknown model"),
+    ],
+)
+def test_what_is_no_image_or_no_model_for_images_is_refused(site, model, body, status, text):
+    reply = site.post(f"/edge/v1/models/{model}/perception", body)
+    assert (reply.status, text in reply.error) == (status, True), reply.error
+
+
+def test_a_page_of_another_site_gets_no_results(site):
+    for content_type in ("image/jpeg", "text/plain"):
+        reply = site.post(PERCEPTION, b"x", {"Origin": "http://evil.example", "Content-Type": content_type})
+        assert (reply.status, site.service.requests) == (403, [])
+        assert "--http-allowed-origin" in reply.error

@@ -7,7 +7,6 @@ from edge_server.frontends.http.schemas import (
     ANY_OBJECT,
     BYTES,
     COUNT,
-    IMAGE,
     NUMBER,
     TEXT,
     NamedSchema,
@@ -42,34 +41,3 @@ _FRAME_STREAM = NamedSchema(
     ),
 )
 STREAMS = OperationSchema(response=json_content(object_of((), streams=list_of(_FRAME_STREAM))))
-
-_PERCEPTION = NamedSchema(
-    "Perception",
-    object_of(
-        (),
-        model=TEXT,
-        version=TEXT,
-        width=COUNT,
-        height=COUNT,
-        classes=list_of(object_of((), index=COUNT, label=TEXT, score=NUMBER)),
-        detections=list_of(
-            object_of(
-                (),
-                x_min=NUMBER,
-                y_min=NUMBER,
-                x_max=NUMBER,
-                y_max=NUMBER,
-                score=NUMBER,
-                class_index=COUNT,
-                label=TEXT,
-                keypoints=list_of(list_of(NUMBER)),
-            )
-        ),
-        mask=object_of(
-            (),
-            classes=list_of(object_of((), index=COUNT, label=TEXT, share=NUMBER)),
-            png={**TEXT, "description": "Class of each pixel, one byte each, as base64."},
-        ),
-    ),
-)
-PERCEPTION = OperationSchema(request=IMAGE, response=json_content(_PERCEPTION))

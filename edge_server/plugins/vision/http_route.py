@@ -1,0 +1,124 @@
+"""HTTP route for the results of an image file: classes, detections and mask."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BadModelConfig, InvalidRequest, ServingFault
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.http.routes import Route
+from edge_server.frontends.loop_dispatch import run_model
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.plugins.vision.perception import Perception, PerceptionPlan
+    from edge_server.plugins.vision.resize import FittedPicture
+    from edge_server.protocol.frame_messages import Mask
+
+_MAX_MASK_SIDE = 960
+"""Pixels of a mask in an answer. Larger masks lose rows and columns."""
+
+
+def perception_route(service: InferenceService) -> Route:
+    """Return the route that runs a model on an image file."""
+
+    async def perception(request: HttpRequest) -> HttpResponse:
+        """Return the classes, detections and mask in the picture's pixels."""
+        handle = service.find(request.names["model"], None)
+        try:
+            body = await request.read_body()
+            plan, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
+            del body
+        finally:
+            request.release_body()
+        response = await run_model(handle, request.context.dispatch, tensor)
+        return await request.run_on_worker(partial(_perceived, handle.spec, plan, fit, response))
+
+    return Route(
+        "POST",
+        "/edge/v1/models/{model}/perception",
+        "inference",
+        "Classes, detections and mask of an image file",
+        perception,
+        schema="edge_server.plugins.vision.schemas:PERCEPTION",
+    )
+
+
+def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
+    """Return the plan for the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
+    # Imported for the first image: a server without images saves the memory.
+    from edge_server.plugins.vision.image_plan import image_plan
+    from edge_server.plugins.vision.perception import perception_plan
+
+    try:
+        images, plan = image_plan(spec), perception_plan(spec)
+    except BadModelConfig as error:
+        raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
+    if images is None or plan is None:
+        raise InvalidRequest(
+            f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
+            "parameters how an image becomes its input and what its outputs mean"
+        )
+    return plan, *images.fit_file(memoryview(body), model=spec.name)
+
+
+def _perceived(spec: ModelSpec, plan: PerceptionPlan, fit: FittedPicture, response: Response) -> HttpResponse:
+    outputs = {tensor.name: tensor.array for tensor in response.outputs}
+    row = 0 if spec.max_batch_size else None
+    seen = plan.read(outputs, row, fit, plan.what, model=spec.name)
+    head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
+    return json_response(head | results_as_json(seen) | ({} if seen.mask is None else {"mask": _mask(seen.mask)}))
+
+
+def _mask(mask: Mask) -> dict[str, Any]:
+    """Return the share of the picture that each class has, the largest first, and the classes of its pixels as PNG.
+
+    The PNG has one byte for each pixel, the lowest eight bits of the class index, and sides of at most _MAX_MASK_SIDE
+    pixels.
+    """
+    import numpy as np
+
+    from edge_server.plugins.vision.decode import opencv
+
+    classes = np.frombuffer(mask.data, np.uint8 if mask.encoding == "mono8" else "<u2").reshape(mask.height, mask.width)
+    step = -(-max(mask.height, mask.width) // _MAX_MASK_SIDE)
+    is_done, png = opencv().imencode(".png", np.ascontiguousarray(classes[::step, ::step]).astype(np.uint8))
+    if not is_done:
+        raise ServingFault("OpenCV does not encode the mask")
+    found, counts = np.unique(classes, return_counts=True)
+    fractions = sorted(zip((counts / classes.size).tolist(), found.tolist(), strict=True), reverse=True)
+    return {
+        "classes": [
+            {"index": index, "label": mask.labels[index] if index < len(mask.labels) else "", "share": fraction}
+            for fraction, index in fractions
+        ],
+        "png": base64.b64encode(bytes(png)).decode(),
+    }
+
+
+def results_as_json(seen: Perception) -> dict[str, Any]:
+    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects."""
+    return {
+        "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
+        "detections": [
+            {
+                "x_min": item.x_min,
+                "y_min": item.y_min,
+                "x_max": item.x_max,
+                "y_max": item.y_max,
+                "score": item.score,
+                "class_index": item.class_index,
+                "label": item.label,
+                "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
+                **({"track_id": item.track_id} if item.track_id else {}),
+            }
+            for item in seen.detections
+        ],
+    }
