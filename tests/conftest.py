@@ -477,6 +477,54 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[Callable[..., str]]:
+    """Return a function that starts the installed server in an environment and returns its HTTP address."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(repository: Path, *flags: str, environment: Mapping[str, str]) -> str:
+        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+        command = [
+            str(Path(sys.executable).parent / "edge-server"),
+            "serve",
+            f"--model-repository={repository}",
+            *ports,
+            *flags,
+        ]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        assert running[-1].stdout is not None
+        for line in running[-1].stdout:
+            ready = re.search(r"is ready: HTTP http://([^;\s]+)", line)
+            if ready is not None:
+                return ready[1]
+        raise AssertionError("the server ended before it was ready")
+
+    yield start
+    for process in running:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture
+def run_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a command in this process, for tests of its output and exit code."""
+    from edge_server.cli.main import main
+
+    for name in [name for name in os.environ if name.startswith("EDGE_SERVER_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            code: Any = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run
+
+
 @contextlib.contextmanager
 def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Start the installed server with more environment; yield the addresses of HTTP, gRPC and metrics."""

@@ -23,7 +23,7 @@ COMMAND = Path(sys.executable).with_name("edge-server")
 
 
 @pytest.fixture(scope="module")
-def url(serve: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(start_server: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
     models = tmp_path_factory.mktemp("models")
     for name, script in (
         ("talker", {"answers": {"hello": HELLO, "again": "Yes.", "steer": "a\x1b[2Jb"}}),
@@ -32,19 +32,19 @@ def url(serve: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> 
         (models / name / "1").mkdir(parents=True)
         (models / name / "config.pbtxt").write_text('backend: "scripted_llm"')
         (models / name / "1/script.json").write_text(json.dumps(script))
-    return serve(models, environment=dict(os.environ))
+    return start_server(models, environment=dict(os.environ))
 
 
-def test_one_question_is_answered_and_the_figures_go_beside_it(url: str, edge_here: Any) -> None:
-    done = edge_here("chat", "talker", f"--url={url}", "--prompt=hello", "--seed=3", "--temperature=0")
+def test_one_question_is_answered_and_the_figures_go_beside_it(url: str, run_command: Any) -> None:
+    done = run_command("chat", "talker", f"--url={url}", "--prompt=hello", "--seed=3", "--temperature=0")
     assert (done.returncode, done.stdout) == (0, f"{HELLO}\n")
     assert re.fullmatch(
         r"5 tokens of prompt, 26 of answer, the first after \d+ ms, [\d.]+ tokens a second\n", done.stderr
     )
 
 
-def test_max_tokens_cuts_the_answer(url: str, edge_here: Any) -> None:
-    done = edge_here("chat", "talker", f"--url={url}", "--prompt=hello", "--max-tokens=5")
+def test_max_tokens_cuts_the_answer(url: str, run_command: Any) -> None:
+    done = run_command("chat", "talker", f"--url={url}", "--prompt=hello", "--max-tokens=5")
     assert done.stdout == "Hello\n"
 
 
@@ -63,8 +63,8 @@ def test_without_a_terminal_the_input_is_the_question(url: str) -> None:
         ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
     ],
 )
-def test_an_error_is_one_line(url: str, edge_here: Any, model: str, more: tuple[str, ...], said: str) -> None:
-    done = edge_here("chat", model, f"--url={url}", "--prompt=hello", *more)
+def test_an_error_is_one_line(url: str, run_command: Any, model: str, more: tuple[str, ...], said: str) -> None:
+    done = run_command("chat", model, f"--url={url}", "--prompt=hello", *more)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("edge-server chat: ")
     assert said in done.stderr

@@ -115,9 +115,9 @@ def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
 )
 @pytest.mark.parametrize("command", ["status", "models"])
 def test_what_answers_and_is_no_edge_server_is_told_in_a_line(
-    answering: Callable[[bytes], str], edge_here: Edge, command: str, answer: bytes, words: str
+    answering: Callable[[bytes], str], run_command: Edge, command: str, answer: bytes, words: str
 ) -> None:
-    done = edge_here(command, "--url", answering(answer))
+    done = run_command(command, "--url", answering(answer))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert words in done.stderr
@@ -142,8 +142,8 @@ def test_output_that_a_full_disk_does_not_take_is_told_in_a_line(command: tuple[
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
-def test_a_time_limit_that_is_none_is_refused(edge_here: Edge, value: str) -> None:
-    done = edge_here("status", f"--timeout={value}")
+def test_a_time_limit_that_is_none_is_refused(run_command: Edge, value: str) -> None:
+    done = run_command("status", f"--timeout={value}")
     assert done.returncode == 2
     assert f"got '{value}'" in done.stderr
 
@@ -188,7 +188,7 @@ def test_help_of_the_scripts_is_no_error(script: str) -> None:
     assert (wrong.returncode, wrong.stdout) == (64, "")
 
 
-def test_models_and_status_tell_of_folders_that_hold_no_model(serve: Callable[..., str], tmp_path: Path) -> None:
+def test_models_and_status_tell_of_folders_that_hold_no_model(start_server: Callable[..., str], tmp_path: Path) -> None:
     repository = tmp_path / "models"
     (repository / "good" / "1").mkdir(parents=True)
     (repository / "good" / "config.pbtxt").write_text(IDENTITY)
@@ -196,7 +196,7 @@ def test_models_and_status_tell_of_folders_that_hold_no_model(serve: Callable[..
     (repository / "flat" / "model.onnx").write_bytes(b"")
     (repository / "misspelt" / "1").mkdir(parents=True)
     (repository / "misspelt" / "config.pbtxt").write_text(IDENTITY + "max_batch_siez: 3")
-    url = serve(repository, environment=environment())
+    url = start_server(repository, environment=environment())
     listed = edge("models", "--url", url)
     assert listed.returncode == 0
     rows = {line.split()[0]: line for line in listed.stdout.splitlines() if "UNAVAILABLE" in line}

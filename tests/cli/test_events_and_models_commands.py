@@ -151,9 +151,9 @@ def test_rollback_says_what_serves_and_how_long_the_pin_lasts(url: str) -> None:
     ],
 )
 def test_a_rollback_that_cannot_be_says_why(
-    url: str, edge_here: Edge, arguments: tuple[str, ...], code: int, words: str
+    url: str, run_command: Edge, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    done = edge_here("rollback", *arguments, "--url", url)
+    done = run_command("rollback", *arguments, "--url", url)
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -191,8 +191,8 @@ def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -
 
 @pytest.mark.parametrize("command", [("models",), ("rollback", "one"), ("events", "--no-follow")])
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://127.0.0.1:1/", "127.0.0.1:1"])
-def test_without_a_server_there_is_one_line_of_words(edge_here: Edge, command: tuple[str, ...], address: str) -> None:
-    done = edge_here(*command, "--url", address, "--timeout=5")
+def test_without_a_server_there_is_one_line_of_words(run_command: Edge, command: tuple[str, ...], address: str) -> None:
+    done = run_command(*command, "--url", address, "--timeout=5")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "no answer from http://127.0.0.1:1: connection refused: nothing listens there" in done.stderr
@@ -201,16 +201,16 @@ def test_without_a_server_there_is_one_line_of_words(edge_here: Edge, command: t
 @pytest.mark.parametrize("command", [("models",), ("status",), ("rollback", "one"), ("events",)])
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://", "127.0.0.1:port", "box:8000 x"])
 def test_an_address_that_is_none_is_refused_before_anything_is_asked(
-    edge_here: Edge, command: tuple[str, ...], address: str
+    run_command: Edge, command: tuple[str, ...], address: str
 ) -> None:
-    done = edge_here(*command, "--url", address)
+    done = run_command(*command, "--url", address)
     assert done.returncode == 2
     assert f"argument --url: expected http://HOST:PORT, got '{address}'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}", b"no json", b'{"versions": [1]}', b'{"versions": [{}]}'])
-def test_an_answer_that_is_not_ours_is_no_traceback(edge_here: Edge, text: bytes) -> None:
+def test_an_answer_that_is_not_ours_is_no_traceback(run_command: Edge, text: bytes) -> None:
     class Odd(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -223,7 +223,7 @@ def test_an_answer_that_is_not_ours_is_no_traceback(edge_here: Edge, text: bytes
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as odd:
         threading.Thread(target=odd.serve_forever).start()
         try:
-            done = edge_here("models", "--url", f"http://127.0.0.1:{odd.server_port}")
+            done = run_command("models", "--url", f"http://127.0.0.1:{odd.server_port}")
         finally:
             odd.shutdown()
     assert "Traceback" not in done.stderr

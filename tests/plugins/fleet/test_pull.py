@@ -151,9 +151,9 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pull(edge_here: Edge, models: Path) -> Edge:
+def pull(run_command: Edge, models: Path) -> Edge:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return edge_here("pull", f"--model-repository={models}", "--timeout=20", *arguments)
+        return run_command("pull", f"--model-repository={models}", "--timeout=20", *arguments)
 
     return run
 

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.cli.main import main
 
 COMMAND = Path(sys.executable).parent / "edge-server"
-BUNDLED = Path(__file__).parents[2] / "model_repository"
+BUNDLED = Path(__file__).parents[3] / "model_repository"
 CPU_RUNTIMES = "--runtimes=openvino,onnxruntime"
 QUICK = ("--runs=20", "--seconds=1", "--samples=3")
 
@@ -162,7 +162,7 @@ def add(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_server_serves(
-    add: Callable[..., Path], serve: Callable[..., str]
+    add: Callable[..., Path], start_server: Callable[..., str]
 ) -> None:
     folder = add(config='max_batch_size: 4 parameters { key: "a" value { string_value: "é" } }')
     found = found_by(folder, "--write=fast", "--objective=throughput", CPU_RUNTIMES)
@@ -179,7 +179,7 @@ def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_serve
     assert f'backend: "{chosen["runtime"]}"' in text
     assert list((folder / "configs").iterdir()) == [folder / "configs" / "fast.pbtxt"]
     client = tritonclient.http.InferenceServerClient(
-        serve(folder.parent, "--model-config-name=fast", environment=environment())
+        start_server(folder.parent, "--model-config-name=fast", environment=environment())
     )
     config = client.get_model_config("net")
     assert config["backend"] == chosen["runtime"]
@@ -394,7 +394,7 @@ def test_the_bundled_classifier_gets_a_table_and_plain_lines_of_progress() -> No
 
 @pytest.mark.full
 def test_an_engine_is_built_measured_and_kept_for_the_server(
-    add: Callable[..., Path], faulty: Path, fake_gpu: Any, tmp_path: Path, serve: Callable[..., str]
+    add: Callable[..., Path], faulty: Path, fake_gpu: Any, tmp_path: Path, start_server: Callable[..., str]
 ) -> None:
     """The builder is real; the GPU behind the last call is not."""
     folder, cache = add(config="max_batch_size: 4"), tmp_path / "engines"
@@ -412,7 +412,7 @@ def test_an_engine_is_built_measured_and_kept_for_the_server(
     (kept,) = (cache / "engines").iterdir()
     built_s = (kept / "engine.plan").stat().st_mtime_ns
     assert json.loads((kept / "engine.json").read_text())["compared_with"] == "slow"
-    address = serve(
+    address = start_server(
         folder.parent,
         "--model-config-name=engine",
         f"--engine-cache-dir={cache}",

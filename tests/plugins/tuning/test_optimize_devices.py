@@ -137,7 +137,7 @@ def optimize(folder: Path, site: Path, *words: str, **more: str) -> dict[str, An
 
 
 def test_a_device_that_fails_is_a_row_with_its_reason_and_the_one_that_works_is_what_a_server_opens(
-    double: Path, model: Path, serve: Callable[..., str]
+    double: Path, model: Path, start_server: Callable[..., str]
 ) -> None:
     found = optimize(model, double, "--runtimes=openvino", "--precision=f16", "--write=found", NO_CPU="1")
     gpu = found["by_title"]["openvino f16 on GPU"]
@@ -149,7 +149,7 @@ def test_a_device_that_fails_is_a_row_with_its_reason_and_the_one_that_works_is_
     assert [item["rows"] for item in npu["latency_ms"]] == [1, 4]
     assert found["chosen"] == "openvino f16 on NPU"
     client = tritonclient.http.InferenceServerClient(
-        serve(model.parent, "--model-config-name=found", environment=environment(double, NO_CPU="1"))
+        start_server(model.parent, "--model-config-name=found", environment=environment(double, NO_CPU="1"))
     )
     stated = {key: value["string_value"] for key, value in client.get_model_config("net")["parameters"].items()}
     assert (stated["TARGET_DEVICE"], stated["precision"]) == ("NPU", "f16")
