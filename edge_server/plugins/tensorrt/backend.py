@@ -35,7 +35,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import LoadError, OutOfMemory
 from edge_server.plugins.tensorrt.cuda_graphs import configured_graph_sizes
 from edge_server.plugins.tensorrt.engine_options import engine_order, plugin_path
-from edge_server.plugins.tensorrt.engine_order import EngineSource
+from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, load_library
 from edge_server.plugins.tensorrt.session import EngineUse, TensorRTSession
 

@@ -12,13 +12,14 @@ from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.tensorrt.builds.build_support import supported_library
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes, engines_json
-from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder, EngineSource
+from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.settings import EngineConfig
-from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
     from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
+    from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
+    from edge_server.serving.execution.version_interface import ServedVersion
 
 log = logging.getLogger(__name__)
 

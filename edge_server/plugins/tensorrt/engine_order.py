@@ -1,8 +1,7 @@
-"""Order for a TensorRT engine with all inputs of its build, the finished file, and who finds it."""
+"""Order for a TensorRT engine with all inputs of its build, and the finished file."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,14 +78,3 @@ class EngineFile:
     path: Path
     digest: str
     reject: Callable[[str], None]
-
-
-class EngineSource(abc.ABC):
-    """The plugin in a server, as its backend asks it. Thread-safe."""
-
-    @abc.abstractmethod
-    def find_engine(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified engine for an order, None if there is none.
-
-        If this server builds engines, it then queues the build, and reloads the model when the engine is ready.
-        """

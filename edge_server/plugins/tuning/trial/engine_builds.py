@@ -21,7 +21,8 @@ from edge_server.plugins.tensorrt.builds.engine_build import PLAN
 from edge_server.plugins.tensorrt.builds.engine_cache import BuildLock, EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
 from edge_server.plugins.tensorrt.engine_options import engine_order
-from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder, EngineSource
+from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
+from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import load_library
 
 _LOCK_POLL_S = 0.5
