@@ -45,7 +45,7 @@ from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.inference_route import BodyDecoder
 from edge_server.frontends.http.routes import Route
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints, refusal_body
+from edge_server.plugins.language.openai.routes import openai_routes, refusal_body
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.event_bus import EventBus
@@ -333,8 +333,8 @@ class Site:
         )
         self.events = EventEndpoints(service.events)
         parts_routes = http_routes(self.frontend, service, config, self.events, **parts)  # type: ignore[arg-type]
-        openai = OpenAiEndpoints(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
-        self.routes = [*parts_routes, *openai.routes(), *engine_routes(None, self.frontend.access_check), *more]
+        openai = openai_routes(service, self.frontend.access_check.may_change_models)  # type: ignore[arg-type]
+        self.routes = [*parts_routes, *openai, *engine_routes(None, self.frontend.access_check), *more]
         self.port = self.run(self._start())
 
     async def _start(self) -> int:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, ServingFault
-from edge_server.frontends.http.request import Handler
+from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import HttpResponse
 from edge_server.own_plugins import missing_path
 
 _NAME = re.compile(r"\{(\w+)\}")
 _CACHED_ROUTES = 256
+
+T = TypeVar("T")
 
 
 class Route(NamedTuple):
@@ -36,6 +39,21 @@ class Route(NamedTuple):
     """Whether aiohttp runs the handler; else it runs in a task of its own."""
     schema: str = ""
     """`module:NAME` of its OperationSchema, see `schemas`. Without one, it needs no body and answers a JSON object."""
+
+
+class DeferredEndpoints(Generic[T]):
+    """Handlers of an object that is made, and its module imported, for the first request to one of them."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = functools.cache(make)
+
+    def handler(self, method: Callable[[T], Handler]) -> Handler:
+        """Return a handler, given the function that takes it from the object."""
+
+        async def handle(request: HttpRequest) -> HttpResponse | None:
+            return await method(self._make())(request)
+
+        return handle
 
 
 RefusalBody: TypeAlias = Callable[[RequestHead, EdgeServerError], "bytes | None"]

@@ -5,15 +5,12 @@ Nothing is kept in memory: each file is read when a browser asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from edge_server.config import CATEGORIES
 from edge_server.errors import Forbidden, NotFound
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.http.routes import Route
 from edge_server.plugin import ServingCore
 
 _FOLDER = Path(__file__).parent / "page"
@@ -36,23 +33,11 @@ _HEADERS = {
 }
 
 
-_SCHEMAS = "edge_server.plugins.dashboard.schemas"
-
-
 class PageEndpoints:
     """The handlers. They are open to everyone: a browser cannot send a key for the page itself."""
 
     def __init__(self, core: ServingCore) -> None:
         self._core = core
-
-    def routes(self) -> Sequence[Route]:
-        get = partial(Route, "GET")
-        return (
-            get("/", "", "The page of the server", self.index, schema=f"{_SCHEMAS}:PAGE"),
-            get("/page/{file}", "", "Files of the page", self.file, schema=f"{_SCHEMAS}:FILE"),
-            get("/edge/v1/page", "", "What the page may show and change for this caller", self.access),
-            get("/docs/api", "", "Reference of this API as a page", self.reference, schema=f"{_SCHEMAS}:PAGE"),
-        )
 
     async def index(self, request: HttpRequest) -> HttpResponse:
         return await self._page_file(request, "index.html")

@@ -10,6 +10,7 @@ from edge_server.plugin import Plugin, RunningPlugin, ServingCore
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.frontends.http.routes import Route
+    from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
 
 
 class DashboardPlugin(Plugin):
@@ -24,9 +25,24 @@ class _Dashboard(RunningPlugin):
         self._core = core
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
+        from edge_server.frontends.http.routes import DeferredEndpoints, Route
 
-        return PageEndpoints(self._core).routes()
+        def make() -> PageEndpoints:
+            from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
+
+            return PageEndpoints(self._core)
+
+        handler = DeferredEndpoints(make).handler
+        index, file = handler(lambda page: page.index), handler(lambda page: page.file)
+        access, reference = handler(lambda page: page.access), handler(lambda page: page.reference)
+        schemas = "edge_server.plugins.dashboard.schemas"
+        # Open to everyone: a browser cannot send a key for the page itself.
+        return (
+            Route("GET", "/", "", "The page of the server", index, schema=f"{schemas}:PAGE"),
+            Route("GET", "/page/{file}", "", "Files of the page", file, schema=f"{schemas}:FILE"),
+            Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", access),
+            Route("GET", "/docs/api", "", "Reference of this API as a page", reference, schema=f"{schemas}:PAGE"),
+        )
 
 
 PLUGIN = DashboardPlugin()

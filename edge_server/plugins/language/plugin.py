@@ -41,12 +41,12 @@ class _Language(RunningPlugin):
         self._core = core
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.language.openai.endpoints import OpenAiEndpoints
+        from edge_server.plugins.language.openai.routes import openai_routes
 
-        return OpenAiEndpoints(self._core.service, self._core.access.may_change_models).routes()
+        return openai_routes(self._core.service, self._core.access.may_change_models)
 
     def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
-        from edge_server.plugins.language.openai.endpoints import refusal_body
+        from edge_server.plugins.language.openai.routes import refusal_body
 
         return refusal_body(head, error)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import HttpConfig
+from edge_server.config import HttpConfig, ServerConfig
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
+from edge_server.plugins.dashboard.plugin import PLUGIN
 
 
 def _front_ends() -> Any:
@@ -41,7 +41,9 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         settings, service = HttpConfig(port=0, **config), helpers.StubService()
         access = AccessCheck(settings, tokens)
         core = SimpleNamespace(service=service, access=access, ports={}, panels=lambda: {"site": panel})
-        sites.append(helpers.Site(service, settings, access, PageEndpoints(core).routes()))  # type: ignore[arg-type]
+        dashboard = PLUGIN.prepare(ServerConfig())
+        dashboard.build(core)  # type: ignore[arg-type]
+        sites.append(helpers.Site(service, settings, access, dashboard.routes()))  # type: ignore[arg-type]
         return sites[-1]
 
     yield start

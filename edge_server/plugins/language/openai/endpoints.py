@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,13 +18,11 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
-from edge_server.frontends.http.routes import NoSuchPath, Route
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, TextCall, read_call
 from edge_server.plugins.language.openai.completion_response import (
     TextChoice,
-    UnknownPath,
     chunks,
     error_object,
     first_chunk,
@@ -55,41 +53,12 @@ _STREAM_HEADERS = {
 }
 
 
-def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
-    """Return OpenAI's form of an error for each of its paths, also if no route has this path; None for other paths."""
-    if not head.target.startswith(("/v1/", "/v3/")) or head.target.startswith("/v1/vision/"):  # DeepStack's
-        return None
-    if isinstance(error, NoSuchPath):
-        error = UnknownPath(head.method, head.target)
-    return to_json(error_object(error))
-
-
-_SCHEMAS = "edge_server.plugins.language.openai.schemas"
-
-
 class OpenAiEndpoints:
     """The handlers. `may_change_models` returns whether the sender of a request may load and unload models."""
 
     def __init__(self, service: InferenceService, may_change_models: Callable[[RequestHead], bool]) -> None:
         self._service = service
         self._may_change_models = may_change_models
-
-    def routes(self) -> Sequence[Route]:
-        lines: list[Route] = []
-        completion = f"{_SCHEMAS}:COMPLETION"
-        chat, complete = "Continue a chat, as in OpenAI's API", "Complete a text, as in OpenAI's API"
-        embed = "Embed texts, as in OpenAI's API"
-        post = partial(Route, "POST", category="inference")
-        get = partial(Route, "GET", category="metadata")
-        for base in ("/v1", "/v3"):  # OpenVINO Model Server has this API under /v3
-            lines += (
-                post(f"{base}/chat/completions", summary=chat, handler=self.chat, schema=completion),
-                post(f"{base}/completions", summary=complete, handler=self.complete, schema=completion),
-                post(f"{base}/embeddings", summary=embed, handler=self.embed, schema=f"{_SCHEMAS}:EMBEDDING"),
-                get(f"{base}/models", summary="List the models for text, as in OpenAI's API", handler=self.models),
-                get(f"{base}/models/{{model}}", summary="One model, as in OpenAI's API", handler=self.model),
-            )
-        return lines
 
     async def chat(self, request: HttpRequest) -> HttpResponse | None:
         return await self._respond(request, partial(self._generate, request, is_chat=True))
