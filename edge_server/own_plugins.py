@@ -47,6 +47,7 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
 PLUGIN_OF_PATH: Mapping[str, str] = {
     "/": "dashboard",
     "/docs/api": "dashboard",
+    "/edge/v1/cameras": "cameras",
     "/edge/v1/governor": "governor",
 }
 """Path of HTTP that people open -> the plugin that serves it. tests/test_core_alone.py asks for each."""

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from edge_server.core.model_spec import ModelFile, ModelSpec
     from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.errors import EdgeServerError
+    from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.frontends.http.access_check import AccessCheck
     from edge_server.frontends.http.inference_route import BodyDecoder
     from edge_server.frontends.http.request_head import RequestHead
     from edge_server.frontends.http.routes import Route
     from edge_server.service import InferenceService
     from edge_server.serving.execution.admission_control import AdmissionControl
-    from edge_server.serving.execution.frame_admission import FrameAdmission
     from edge_server.serving.lifecycle.manager import Manager
     from edge_server.telemetry.event_bus import EventBus
     from edge_server.telemetry.metrics_page import Family
@@ -83,8 +83,8 @@ class ServingCore(NamedTuple):
     config: ServerConfig
     events: EventBus
     manager: Manager
-    refused_frames: Callable[[], Mapping[str, int]]
-    """Frames that the frame admission refused, by model."""
+    admission: AdmissionControl
+    """Refuses work for now. Requests ask it themselves; for a plugin that has costly work before its requests."""
     mark_gpu_lost: Callable[[str | None, str], None]
     """Handle the loss of a GPU, given its UUID (None: the only one) and the reason."""
     access: AccessCheck
@@ -103,8 +103,8 @@ class ServingCore(NamedTuple):
 
 class RunningPlugin:
     """A plugin in one server. Its methods are called in this order: `build`, `start`, `before_first_scan`,
-    `models_settled`, `begin_stop`, `stop`. `edge-server check` calls only `build`, `before_first_scan` and `stop`. All
-    have a default that does nothing.
+    `models_known`, `models_settled`, `begin_stop`, `stop`. `edge-server check` calls only `build`, `before_first_scan`
+    and `stop`. All have a default that does nothing.
 
     A ConfigError or EdgeServerError of `prepare` and of the methods until `before_first_scan` ends the start. After any
     other exception, which is logged and shown in `status`, the server goes on without the plugin.
@@ -112,7 +112,6 @@ class RunningPlugin:
 
     # Read before the models' manager is made.
     admission: AdmissionControl | None = None
-    frame_admission: FrameAdmission | None = None
     model_checks: Sequence[Callable[[ModelSpec], object]] = ()
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
@@ -145,17 +144,21 @@ class RunningPlugin:
         """Make what needs the serving core. No thread, port or device is opened."""
 
     def start(self) -> None:
-        """Start threads, before the ports open. Called on the server's event loop."""
+        """Start threads, and open ports of other wires than HTTP and gRPC, which open later. Called on the server's
+        event loop."""
 
     def before_first_scan(self) -> None:
         """Wait until the model repositories can be scanned. *Blocking*, until `stop` is called at most. Called on a
         thread, also by `edge-server check`. Raises EdgeServerError."""
 
+    def models_known(self) -> None:
+        """The models to serve are known; their loads have just begun. Called on a thread."""
+
     def models_settled(self) -> None:
         """Each model of the start is loaded or has failed."""
 
     def begin_stop(self) -> None:
-        """The server is about to refuse requests. *Blocking* for a moment at most."""
+        """The server is about to refuse requests. *Blocking* for a few seconds at most."""
 
     def stop(self, timeout_s: float) -> None:
         """End everything. *Blocking* for `timeout_s` at most. The models are closed by now. Legal without `start`."""
@@ -172,6 +175,14 @@ class RunningPlugin:
         """Return the body of the HTTP response that refuses a request before a handler runs, also one whose path has no
         route; None for the usual JSON object. For an API with a form of its own for errors."""
         return None
+
+    def rpcs(self) -> Sequence[StreamService]:
+        """Return services of gRPC, whose messages `protocol` describes. Called once, before the port opens."""
+        return ()
+
+    def addresses(self) -> Sequence[str]:
+        """Return the addresses that `start` has opened, for the line that says that the server is ready."""
+        return ()
 
     def status(self) -> Sequence[StatusPart]:
         """Return the plugin's part of `edge-server status`. Called on a worker thread, as is `reports`."""

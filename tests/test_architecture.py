@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontends": {"core", "errors", "config", "telemetry", "memory", "service", "protocol"},
     "process": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service",
-        "frontends", "plugin", "plugins", "backends",
+        "frontends", "plugin", "backends",
     },
     "ray": {"config", "errors", "process"},
     "cli": {

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -34,9 +35,18 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PROGRAM = """
+import sys
+# An editable installation would find the plugins in the folder that was copied.
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+from edge_server.cli.main import main
+sys.exit(main())
+"""
+
+
 def program(core: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "edge_server", *arguments], cwd=core, env={**os.environ, "PYTHONPATH": str(core)},
+        [sys.executable, "-c", PROGRAM, *arguments], cwd=core, env={**os.environ, "PYTHONPATH": str(core)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -62,7 +72,7 @@ def served(core: Path, models: Path) -> Iterator[tuple[str, str]]:
 def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
     shutil.copytree(BUNDLED / "efficientnet_lite0", models / "efficientnet_lite0")
-    with served(core, models) as (http, grpc):
+    with served(core, models) as (http, address):
         with urllib.request.urlopen(f"http://{http}/v2/models/efficientnet_lite0", timeout=60) as reply:
             assert json.load(reply)["outputs"][0]["name"] == "probabilities"
         request = urllib.request.Request(
@@ -73,7 +83,7 @@ def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) ->
         line = "needs the plugin 'vision', which is not in this installation: pip install"
         with refused.value as answer:
             assert (answer.code, line in json.load(answer)["error"]) == (501, True)
-        client = tritonclient.grpc.InferenceServerClient(grpc)
+        client = tritonclient.grpc.InferenceServerClient(address)
         metadata = client.get_model_metadata("efficientnet_lite0").inputs[0]
         tensor = tritonclient.grpc.InferInput(metadata.name, [1, *metadata.shape[1:]], metadata.datatype)
         tensor.set_data_from_numpy(np.zeros([1, *metadata.shape[1:]], np.float32))
@@ -161,9 +171,16 @@ def test_a_path_of_a_missing_plugin_names_what_to_install(core: Path, tmp_path: 
             assert (refused.value.code, line in json.load(refused.value)["error"]) == (404, True)
 
 
+def test_frame_streams_are_unimplemented(core: Path, tmp_path: Path) -> None:
+    with served(core, tmp_path) as (_, address), grpc.insecure_channel(address) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            next(channel.stream_stream("/edge.frames.v1.FrameService/Stream")(iter([b""])))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_its_commands_are_those_of_the_core(core: Path) -> None:
     with program(core, "--help") as process:
         output, _ = process.communicate(timeout=60)
     commands = re.findall(r"^  (\w+) ", output, re.MULTILINE)
     assert "serve" in commands
-    assert "governor" not in commands
+    assert {"governor", "stream"} & set(commands) == set()

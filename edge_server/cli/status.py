@@ -13,7 +13,6 @@ from typing import Any, cast
 from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.options import number
-from edge_server.cli.status_cameras import camera_rows, stream_rows
 from edge_server.cli.table import clean, clip, render
 from edge_server.cli.terminal import Screen
 from edge_server.core.status_reports import TensorMetadata
@@ -130,7 +129,6 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
         for item in http_client.request_json(options, "/edge/v1/models")["models"]
     }
     models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
-    streams = _request_optional(options, "/edge/v1/streams")
     plugins = (_request_optional(options, "/edge/v1/plugins") or {}).get("plugins", [])
     return {
         "server": "edge-server",
@@ -138,8 +136,6 @@ def read_report(options: argparse.Namespace) -> dict[str, Any]:
         "url": options.url,
         "ready": is_ready,
         "models": models,
-        "streams": None if streams is None else streams["streams"],
-        "cameras": _request_optional(options, "/edge/v1/cameras"),
         **{name: value for plugin in plugins for name, value in plugin.pop("reports", {}).items()},
         "plugins": plugins,
     }
@@ -169,11 +165,6 @@ def _lines(report: dict[str, Any]) -> list[str]:
     else:
         lines.append("there is no model")
     lines += [line for model in models if (line := _sequences(model))]
-    rows = [
-        *([] if report["streams"] is None else stream_rows(report["streams"])),
-        *([] if report["cameras"] is None else camera_rows(report["cameras"])),
-    ]
-    lines += [_render_part(row._asdict()) for row in rows]
     for plugin in report["plugins"]:
         if plugin["error"]:
             lines.append(f"FAILED plugin {plugin['name']}: {plugin['error']}")

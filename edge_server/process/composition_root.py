@@ -24,7 +24,6 @@ from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.own_plugins import unknown_address
 from edge_server.plugin import Plugin, ServingCore
-from edge_server.plugins.cameras.endpoints.frame_service import FrameService
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
@@ -33,6 +32,7 @@ from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
+from edge_server.serving.execution.admission_control import AdmissionControl
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
@@ -65,7 +65,6 @@ class ServerParts:
     loads: LoadCounts
     digests: ContentDigests
     plugins: RunningPlugins
-    frames: FrameService
     access: AccessCheck
     ports: dict[str, int]
     """Open ports by name: http, grpc, metrics."""
@@ -108,8 +107,9 @@ def build(
     timer = Timer()
     events = EventBus()
     cache = _cache(config)
+    admission = running.admission()
     # Models call the service, and the service needs the manager: the manager gets a function that returns the service.
-    manager = _manager(config, timer, events, running, cache, gpus, lambda: service, on_no_fallback)
+    manager = _manager(config, timer, events, running, admission, cache, gpus, lambda: service, on_no_fallback)
     shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
     digests = ContentDigests(scanner.find, Path(repository.state_dir) if repository.state_dir else None)
     service = _service(config, manager, source, events, shared_memory, log_settings, digests, running)
@@ -118,7 +118,6 @@ def build(
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions, manager.index)
     events.subscribe(loads.receive)
-    frames = FrameService(service, running.frame_admission(), config.frames)
     access = AccessCheck(config.http)
     ports: dict[str, int] = {}
     running.build(
@@ -127,7 +126,7 @@ def build(
             config,
             events,
             manager,
-            refused_frames=frames.refused_counts,
+            admission=admission,
             mark_gpu_lost=_gpu_loss_handler(manager, devices),
             lost_gpus=gpus.lost,
             heavy_work_refusal=running.heavy_work_refusal,
@@ -137,7 +136,7 @@ def build(
             panels=running.panels,
         )
     )
-    return ServerParts(service, manager, source, timer, events, loads, digests, running, frames, access, ports, cache)
+    return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, cache)
 
 
 def _compute_digest(digests: ContentDigests, event: Event) -> None:
@@ -176,6 +175,7 @@ def _manager(
     timer: Timer,
     events: EventBus,
     plugins: RunningPlugins,
+    admission: AdmissionControl,
     cache: ResponseCache | None,
     gpus: Gpus,
     server: Callable[[], ServerCalls],
@@ -188,7 +188,7 @@ def _manager(
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
         lifecycle=_lifecycle_settings(config),
-        admission_control=plugins.admission(),
+        admission_control=admission,
         ask_room=plugins.load_gate(memory.refusal),
         limiter=_rate_limiter(config.rate_limit),
         cache=cache,

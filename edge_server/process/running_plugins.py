@@ -19,10 +19,10 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import LoadCheck, Plugin, RunningPlugin, ServingCore
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.serving.execution.frame_admission import FrameAdmission, NoFrameAdmission
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
+    from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.telemetry.trace_record import TraceExport
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,6 @@ class RunningPlugins:
 
     def admission(self) -> AdmissionControl:
         return self._only("admission control", lambda plugin: plugin.admission) or ADMIT_ALL
-
-    def frame_admission(self) -> FrameAdmission:
-        return self._only("frame admission", lambda plugin: plugin.frame_admission) or NoFrameAdmission()
 
     def machine_root(self) -> Path:
         return self._only("the folder of the machine", lambda plugin: plugin.machine_root) or Path("/")
@@ -104,6 +101,10 @@ class RunningPlugins:
         for name, plugin in self._active():
             self._call(name, plugin.before_first_scan)
 
+    def models_known(self) -> None:
+        for name, plugin in self._active():
+            self._call(name, plugin.models_known)
+
     def models_settled(self) -> None:
         for name, plugin in self._active():
             self._call(name, plugin.models_settled)
@@ -143,6 +144,13 @@ class RunningPlugins:
     def refusal_body(self, head: RequestHead, error: EdgeServerError) -> bytes | None:
         answers = (self._call(name, partial(plugin.refusal_body, head, error)) for name, plugin in self._active())
         return next(filter(None, answers), None)
+
+    def rpcs(self) -> list[StreamService]:
+        """Return the services of gRPC. Raises ConfigError, EdgeServerError."""
+        return [service for name, plugin in self._active() for service in self._call(name, plugin.rpcs) or ()]
+
+    def addresses(self) -> list[str]:
+        return [address for name, plugin in self._active() for address in self._call(name, plugin.addresses) or ()]
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         return json_response({"plugins": await request.run_on_worker(self._status)})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.errors import EdgeServerError
 from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
 from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
@@ -29,7 +29,6 @@ from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
-from edge_server.plugins.cameras.endpoints.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
@@ -50,8 +49,6 @@ from edge_server.version import __version__
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.server import GrpcFrontend
     from edge_server.frontends.http.frontend import HttpFrontend
-    from edge_server.plugins.cameras.cameras import Cameras
-    from edge_server.plugins.cameras.reports import CamerasReport
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +119,6 @@ class ServerProcess:
                 trust_policy(new.repository.requires_checksums, new.repository.public_key)
             ),
         )
-        self._frames = core.frames
-        self._cameras: Cameras | None = None
-        """Set before the models are loaded, if there are sources or sinks."""
         self._tokens = core.access.tokens
         if config.auth.tokens_file:
             self._tokens.load(config.auth.tokens_file)
@@ -158,9 +152,9 @@ class ServerProcess:
         self._loop = asyncio.get_running_loop()
         if self._must_stop:
             self._stop.set()
-        self._core.plugins.start()
-        self._supervision.begin()
         try:
+            self._core.plugins.start()
+            self._supervision.begin()
             await self._open_front_ends()
             if not await self._load(on_started):
                 return ExitCode.FAILED
@@ -208,8 +202,7 @@ class ServerProcess:
             await self._open_http()
         if self._config.grpc.is_enabled:
             await self._open_grpc()
-        if self._config.frigate.zmq_address:
-            self._open_frigate(self._config.frigate.zmq_address)
+        self._addresses += self._core.plugins.addresses()
         if self._config.metrics.is_enabled:
             await self._open_metrics()
         if open_categories := open_without_token(self._config, self._tokens.requires_token):
@@ -237,9 +230,6 @@ class ServerProcess:
             service,
             self._config.http,
             events,
-            streams=self._frames.reports,
-            view=self._frames.view,
-            cameras=self._report_cameras if self._config.sources.is_used else None,
             plugin_routes=self._core.plugins.routes(),
             health_headers=self._core.plugins.health_headers,
             allows_code_upload=self._config.repository.allows_code_upload,
@@ -271,14 +261,12 @@ class ServerProcess:
         self._certificate_expiries[wire] = read_expiry(certificate)
 
     async def _open_grpc(self) -> None:
-        from edge_server.frontends.grpc.rpc_table import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.open})
         front = GrpcFrontend(
             self._core.service,
             self._config.grpc,
-            [frames],
+            self._core.plugins.rpcs(),
             budget=self._budget,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
@@ -301,17 +289,6 @@ class ServerProcess:
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
-    def _open_frigate(self, address: str) -> None:
-        from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
-
-        restricted = self._config.http.restricted
-        if self._tokens.requires_token("inference") or any("inference" in group.categories for group in restricted):
-            raise InvalidRequest("--frigate-zmq: inference needs a key here, and ZeroMQ clients of Frigate send none")
-        front = ZmqDetector(self._core.service, address)
-        front.start()
-        self._closers.append(front.stop)
-        self._addresses.append(f"Frigate {address}")
-
     def _make_metrics(self) -> Metrics:
         service = self._core.service
         metrics = Metrics(
@@ -322,9 +299,6 @@ class ServerProcess:
         )
         for source in (self._budget.families, self._core.loads.families):
             metrics.add_source(source)
-        metrics.add_source(self._frames.families)
-        if self._config.sources.is_used:
-            metrics.add_source(lambda: () if self._cameras is None else self._cameras.families())
         metrics.add_source(self._tokens.families)
         metrics.add_source(certificate_families(self._certificate_expiries))
         if self._config.repository.state_dir:
@@ -363,9 +337,7 @@ class ServerProcess:
         if not await self._run_unless_stopped(core.plugins.before_first_scan):
             return True
         await self._set_first_desired_state()
-        if self._config.sources.is_used:
-            # Each waits for its own model.
-            await asyncio.to_thread(self._start_cameras)
+        await asyncio.to_thread(core.plugins.models_known)
         building = asyncio.ensure_future(self._accept_grpc_while_engines_build())
         is_settled = await self._run_unless_stopped(core.manager.wait_settled)
         building.cancel()
@@ -401,19 +373,6 @@ class ServerProcess:
         if self._grpc_waits and not manager.wait_settled(timeout_s=0):
             log.warning("gRPC accepts connections, although engines are still being built")
             self._accept_grpc()
-
-    def _start_cameras(self) -> None:
-        from edge_server.plugins.cameras.cameras import Cameras
-
-        cameras = Cameras(self._config.sources, self._frames.stream_registry(), self._core.events.publish)
-        cameras.start()
-        self._closers.append(lambda: asyncio.to_thread(cameras.close))
-        self._cameras = cameras
-
-    def _report_cameras(self) -> CamerasReport:
-        from edge_server.plugins.cameras.reports import CamerasReport
-
-        return CamerasReport() if self._cameras is None else self._cameras.report()
 
     async def _set_first_desired_state(self) -> None:
         """Set the first desired state. In mode poll, follow the repositories from then on."""
@@ -485,10 +444,6 @@ class ServerProcess:
             await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("refusing new requests, draining %d request(s) for at most %g s", in_flight, timeout_s)
-        if self._cameras is not None:
-            await asyncio.to_thread(self._cameras.stop_sources)
-        # Before the core refuses work, so that streams end with their last results instead of a refusal for each frame.
-        self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)
         if not is_clean:
             log.error("requests were still in flight after %g s and were failed", timeout_s)

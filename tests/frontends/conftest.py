@@ -383,15 +383,13 @@ def open_site() -> Iterator[Callable[..., Site]]:
         *,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
-        view: Any = None,
         more: Sequence[Route] = (),
         body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({}),
         **config: Any,
     ) -> Site:
         settings = HttpConfig(port=0, **config)
         access = AccessCheck(settings, tokens)
-        parts = {"allows_code_upload": allows_code_upload, **({"view": view} if view else {})}
-        sites.append(Site(StubService(), settings, access, more, body_decoders, **parts))
+        sites.append(Site(StubService(), settings, access, more, body_decoders, allows_code_upload=allows_code_upload))
         return sites[-1]
 
     yield start

@@ -103,7 +103,7 @@ def test_grpc_accepts_clients_at_the_start_if_asked_to_or_if_nothing_is_loaded_t
         repository=RepositoryConfig(control_mode=mode, load_models=load_models), grpc=GrpcConfig(listen=listen)
     )
     made = server(
-        config=config, core=SimpleNamespace(service=None), frames=SimpleNamespace(open=None), closers=[], addresses=[],
+        config=config, core=SimpleNamespace(service=None, plugins=SimpleNamespace(rpcs=list)), closers=[], addresses=[],
         budget=None, tokens=None, connection_limit=None, grpc_waits=False,
     )  # fmt: skip
     made.ports = {}

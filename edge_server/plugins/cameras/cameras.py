@@ -1,125 +1,114 @@
-"""Cameras of the server: reads the entries of sources and sinks, follows their file, and connects the two."""
+"""Cameras of one server: frame streams, the cameras that it opens itself, and the wires of video recorders."""
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Collection
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge_server.config import ConfigError, SourceEntry, SourcesConfig
-from edge_server.config.sources_config import read_entries
-from edge_server.plugins.cameras.reports import CamerasReport
-from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
-from edge_server.plugins.cameras.sinks.sink_set import SinkSet
-from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
-from edge_server.plugins.cameras.sources.source_set import SourceSet
-from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
-from edge_server.protocol.frame_messages import FrameResult
-from edge_server.telemetry.event_bus import SOURCES_FILE_REFUSED, PublishEvent
+from edge_server.config import ServerConfig
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.http.routes import Route
+from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
+from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
+from edge_server.plugins.cameras.reports import NO_CAMERAS, CamerasReport, cameras_as_json, streams_as_json
 from edge_server.telemetry.metrics_page import Family
 
-_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from edge_server.frontends.grpc.rpc_table import StreamService
+    from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
+    from edge_server.plugins.cameras.server_cameras import ServerCameras
 
-POLL_S = 1.0
-"""Time between two looks at the file. A change counts once two looks find the same size and time."""
-
-_CLOSE_S = 2.0
-"""Longest time for the sources to end, and again for the sinks to send what waits."""
+_DETECTOR_STOP_S = 2.0
 
 
-class Cameras:
-    """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported."""
+class Cameras(RunningPlugin):
+    """Imports and starts only what the configuration asks for; the rest with the first camera."""
 
-    def __init__(self, config: SourcesConfig, streams: StreamRegistry, publish: PublishEvent) -> None:
+    panel = Path(__file__).with_name("panel.js")
+
+    def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._publish = publish
-        self._sinks = SinkSet(publish)
-        self._sources = SourceSet(streams, publish, self._on_result, self._on_state)
-        self._entries: dict[str, SourceEntry] = {}
-        self._problem = ""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._server_cameras: ServerCameras | None = None
+        self._detector: ZmqDetector | None = None
+
+    def build(self, core: ServingCore) -> None:
+        self._core = core
+        self._frames = FrameService(core.service, core.admission, self._config.frames)
 
     def start(self) -> None:
-        """Start the sources. From then on a thread follows the file, if there is one."""
-        look = _file_identity(self._config.file)
-        self._apply()
-        if self._config.file:
-            self._thread = threading.Thread(target=self._follow, args=(look,), name="sources-file", daemon=True)
-            self._thread.start()
+        """Raises InvalidRequest if Frigate's clients would need a key, ServingFault for an address in use."""
+        address = self._config.frigate.zmq_address
+        if not address:
+            return
+        if self._core.access.is_guarded("inference"):
+            raise InvalidRequest("--frigate-zmq: inference needs a key here, and ZeroMQ clients of Frigate send none")
+        from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
 
-    def stop_sources(self) -> None:
-        """Stop all sources; their last results still go to the sinks."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._sources.close(_CLOSE_S)
+        self._loop = asyncio.get_running_loop()
+        detector = ZmqDetector(self._core.service, address)
+        detector.start()
+        self._detector = detector
 
-    def close(self) -> None:
-        """Stop the sources, if not done, and close the sinks."""
-        self.stop_sources()
-        self._sinks.close(_CLOSE_S)
+    def addresses(self) -> Sequence[str]:
+        return () if self._detector is None else (f"Frigate {self._config.frigate.zmq_address}",)
 
-    def report(self) -> CamerasReport:
-        return CamerasReport(tuple(self._sources.reports()), tuple(self._sinks.reports()), self._problem)
+    def models_known(self) -> None:
+        if not self._config.sources.is_used:
+            return
+        from edge_server.plugins.cameras.server_cameras import ServerCameras
+
+        self._server_cameras = ServerCameras(
+            self._config.sources, self._frames.stream_registry(), self._core.events.publish
+        )
+        self._server_cameras.start()
+
+    def begin_stop(self) -> None:
+        """End the streams with their last results, instead of a refusal for each frame."""
+        if self._server_cameras is not None:
+            self._server_cameras.stop_sources()
+        self._frames.stop()
+
+    def stop(self, timeout_s: float) -> None:
+        if self._server_cameras is not None:
+            self._server_cameras.close()
+        if self._detector is not None:
+            asyncio.run_coroutine_threadsafe(self._detector.stop(), self._loop).result(_DETECTOR_STOP_S)
+
+    def rpcs(self) -> Sequence[StreamService]:
+        from edge_server.frontends.grpc.rpc_table import StreamService
+
+        return (StreamService(SERVICE, {"Stream": self._frames.open}),)
+
+    def routes(self) -> Sequence[Route]:
+        from edge_server.plugins.cameras.endpoints.camera_endpoints import camera_routes
+        from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
+        from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+
+        return (
+            *DeepStackEndpoints(self._core.service).routes(),
+            *camera_routes(self._stream_reports, self._camera_report),
+            *ViewEndpoints(self._core.access, self._frames.view).routes(),
+        )
 
     def families(self) -> list[Family]:
-        """Return the metrics of sources and sinks."""
-        return [*self._sources.families(), *self._sinks.families()]
+        own = [] if self._server_cameras is None else self._server_cameras.families()
+        return [*self._frames.families(), *own]
 
-    def _apply(self) -> None:
-        try:
-            sources, sinks = read_entries(self._config)
-        except ConfigError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                _LOG.error("the cameras are unchanged: %s", error)
-                self._publish(SOURCES_FILE_REFUSED, reason=self._problem)
-            return
-        self._problem = ""
-        # New sinks first and old ones last, so that no result finds its sink absent.
-        if sources:
-            self._sinks.apply(sinks)
-        self._sources.apply(sources)
-        for name, entry in self._entries.items():
-            kept = _sink_names(sources[name], sinks) if name in sources else set()
-            gone = _sink_names(entry, sinks) - kept
-            self._sinks.put(sorted(gone), SinkMessage(name, state=REMOVED))
-        self._entries = sources
-        self._sinks.apply(sinks)
+    def status(self) -> Sequence[StatusPart]:
+        from edge_server.plugins.cameras.status_rows import camera_rows, stream_rows
 
-    def _follow(self, seen: object) -> None:
-        applied = seen
-        while not self._stop.wait(POLL_S):
-            before, seen = seen, _file_identity(self._config.file)
-            if seen == before and seen != applied:
-                applied = seen
-                self._apply()
+        return (*stream_rows(self._stream_reports()), *camera_rows(self._camera_report()))
 
-    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str) -> None:
-        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock))
+    def reports(self) -> Mapping[str, object]:
+        return {"streams": self._stream_reports(), "cameras": self._camera_report()}
 
-    def _on_state(self, runner: SourceRunner) -> None:
-        if runner.state != CONNECTING:
-            message = SinkMessage(
-                runner.entry.name,
-                state=runner.state,
-                reason=runner.reason,
-                labels=runner.labels,
-                has_classes=runner.has_classes,
-            )
-            self._sinks.put(runner.entry.sinks, message)
+    def _stream_reports(self) -> Sequence[Mapping[str, object]]:
+        return streams_as_json(self._frames.reports())
 
-
-def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:
-    return set(sinks if entry.sinks is None else entry.sinks)
-
-
-def _file_identity(path: str) -> object:
-    """Return inode, size and time of a file, or None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    def _camera_report(self) -> Mapping[str, object]:
+        if not self._config.sources.is_used:
+            return NO_CAMERAS
+        own = self._server_cameras
+        return cameras_as_json(CamerasReport() if own is None else own.report())

@@ -1,8 +1,13 @@
-"""Entry of cameras: their commands."""
+"""Entry of cameras: their commands, and what they do in a server."""
 
 from __future__ import annotations
 
-from edge_server.plugin import Command, Plugin
+from typing import TYPE_CHECKING
+
+from edge_server.plugin import Command, Plugin, RunningPlugin
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
 
 
 class CamerasPlugin(Plugin):
@@ -19,6 +24,11 @@ class CamerasPlugin(Plugin):
             "edge_server.plugins.cameras.commands.view",
         ),
     )
+
+    def prepare(self, config: ServerConfig) -> RunningPlugin:
+        from edge_server.plugins.cameras.cameras import Cameras
+
+        return Cameras(config)
 
 
 PLUGIN = CamerasPlugin()

@@ -1,7 +1,8 @@
-"""Status reports of frame streams, sources and sinks."""
+"""Status reports of frame streams, sources and sinks, and their JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -74,3 +75,42 @@ class CamerasReport(NamedTuple):
     sources: tuple[SourceReport, ...] = ()
     sinks: tuple[SinkReport, ...] = ()
     problem: str = ""
+
+
+NO_CAMERAS: Mapping[str, object] = {"enabled": False, "sources": [], "sinks": []}
+"""Response of GET /edge/v1/cameras of a server that opens no cameras itself."""
+
+
+def streams_as_json(reports: Iterable[FrameStreamReport]) -> list[dict[str, object]]:
+    """Return rates and counts of the open frame streams."""
+    return [
+        {
+            "stream_id": report.stream_id,
+            "model": report.model,
+            "version": report.version,
+            "client": report.client,
+            "priority": report.priority,
+            "weight": round(report.weight, 6),
+            "open_s": round(report.open_s, 3),
+            "fps_in": round(report.fps_in, 2),
+            "fps_out": round(report.fps_out, 2),
+            "received": report.counts.received,
+            "answered": report.counts.answered,
+            "waiting": report.waiting_count,
+            "dropped": {reason.name: count for reason, count in report.counts.dropped.items()},
+            "age_p50_ms": round(report.age_p50_ms, 3),
+            "age_p99_ms": round(report.age_p99_ms, 3),
+        }
+        for report in reports
+    ]
+
+
+def cameras_as_json(report: CamerasReport) -> dict[str, object]:
+    """Return the response of GET /edge/v1/cameras."""
+    sources = [{**source._asdict(), "offline_s": round(source.offline_s, 3)} for source in report.sources]
+    return {
+        "enabled": True,
+        "problem": report.problem,
+        "sources": sources,
+        "sinks": [sink._asdict() for sink in report.sinks],
+    }

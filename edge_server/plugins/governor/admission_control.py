@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from edge_server.core.model_spec import ModelSpec
@@ -44,6 +45,7 @@ class GovernorAdmission:
         self._decision = PolicyDecision()
         self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
+        self._refused_frames: Counter[str] = Counter()
 
     def apply(self, decision: PolicyDecision, capacity: float) -> None:
         """Apply a decision from now on. `capacity`: see RateAllocator."""
@@ -86,8 +88,8 @@ class GovernorAdmission:
         with self._lock:
             self._allocator.settle(charge, took_s)
 
-    def refuse_frame(self, priority: int) -> str | None:
-        """Return the reason why a frame of that priority must not start now, or None if it may. Charges nothing.
+    def refuse_frame(self, model: str, priority: int) -> str | None:
+        """See serving.execution.admission_control.AdmissionControl.
 
         Cameras often run in step. With equal requirements, the second of two equal streams could always find the
         budget empty. So each frame needs a small random margin.
@@ -98,18 +100,27 @@ class GovernorAdmission:
         with self._lock:
             if self._allocator.wait_s(level, self._clock(), _MOST_FRAME_MARGIN * self._random.random()) == 0.0:
                 return None
-            self._count_rejected(level)
+            self._count_refused_frame(model, level)
             return _reason(self._decision)
 
-    def count_refused(self, priority: int) -> None:
-        """Count one more rejected frame that was part of a rejected request."""
+    def count_refused(self, model: str, priority: int) -> None:
+        """See serving.execution.admission_control.AdmissionControl."""
         with self._lock:
-            self._count_rejected(PriorityClass.of_priority(priority))
+            self._count_refused_frame(model, PriorityClass.of_priority(priority))
 
     def shed(self) -> Mapping[tuple[PriorityClass, str], int]:
         """Return the number of rejected requests and frames, by class and by the cause that limits the share."""
         with self._lock:
             return dict(self._shed)
+
+    def refused_frames(self) -> Mapping[str, int]:
+        """Return the number of rejected frames by model, without the one of each rejected request."""
+        with self._lock:
+            return dict(self._refused_frames)
+
+    def _count_refused_frame(self, model: str, priority: PriorityClass) -> None:
+        self._refused_frames[model] += 1
+        self._count_rejected(priority)
 
     def _count_rejected(self, priority: PriorityClass) -> None:
         decision = self._decision

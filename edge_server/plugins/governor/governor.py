@@ -44,7 +44,7 @@ class Governor(RunningPlugin):
         self._cap_file = Path(state_dir) / "clock_cap.json" if state_dir else None
         self._has_gpu_metrics = config.metrics.has_gpu_metrics
         admission = GovernorAdmission(self._settings.control_floor_percent / 100)
-        self.admission = self.frame_admission = self._admission = admission
+        self.admission = self._admission = admission
         self._load_throttle = LoadThrottle(lambda: admission.decision, self._settings.load_wait_s)
         self._server = ServerCallbacks()
         self._loop: GovernorLoop | None = None
@@ -61,7 +61,7 @@ class Governor(RunningPlugin):
         self._server = ServerCallbacks(
             statistics=lambda: service.statistics(None, None),
             token_work=lambda: token_work(service.model_families()),
-            refused_frames=core.refused_frames,
+            refused_frames=self._admission.refused_frames,
             variant_pairs=service.variants.pairs,
             use_variants=service.variants.choose,
             resume=core.manager.resume,

@@ -1,4 +1,4 @@
-"""Admission control interface: asked before a batch runs, so that the governor can shed load."""
+"""Admission control interface: asked before work starts, so that the governor can shed load."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
+from edge_server.core.status_reports import GovernorState
 
 
 class AdmissionControl(Protocol):
@@ -28,17 +29,39 @@ class AdmissionControl(Protocol):
     def correct_charge(self, charged_s: float, took_s: float) -> None:
         """Correct the charge after the request took `took_s` seconds; 0 if it never ran."""
 
+    def state(self) -> GovernorState:
+        """Return the state that each result of a frame carries: heat, power and memory."""
+
+    def refuse_frame(self, model: str, priority: int) -> str | None:
+        """Return the reason why no frame of this priority (1 is the highest) may start, or None if it may.
+
+        Asked before the frame is decoded, and charges nothing: its request is admitted as any other.
+        """
+
+    def count_refused(self, model: str, priority: int) -> None:
+        """Count one more refused frame of a batch that was refused as one request."""
+
 
 class NoAdmissionControl:
     """Admits everything: the server has no governor."""
 
     is_open = True
     allowed_fraction = 1.0
+    _STATE = GovernorState()
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
         return 0.0
 
     def correct_charge(self, charged_s: float, took_s: float) -> None:
+        pass
+
+    def state(self) -> GovernorState:
+        return self._STATE
+
+    def refuse_frame(self, model: str, priority: int) -> str | None:
+        return None
+
+    def count_refused(self, model: str, priority: int) -> None:
         pass
 
 

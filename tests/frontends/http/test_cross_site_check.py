@@ -40,8 +40,6 @@ INFERENCES = [
     "/v1/completions",
     "/v1/embeddings",
     "/v3/chat/completions",
-    "/v1/vision/detection",
-    "/v1/vision/custom/image",
 ]
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "http://evil.example"}

@@ -62,7 +62,7 @@ def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) ->
 def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
     admission = GovernorAdmission()
     assert (admission.is_open, admission.allowed_fraction) == (True, 1.0)
-    assert admission.refuse_frame(3) is None
+    assert admission.refuse_frame("m", 3) is None
     assert admission.state().level == "NORMAL"
 
 
@@ -115,8 +115,8 @@ def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
         PolicyDecision(ThermalLevel.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0
     )
     assert not admission.is_open
-    assert admission.refuse_frame(3) == "the box is WARM: tasks wait"
-    assert admission.refuse_frame(2) is None
+    assert admission.refuse_frame("m", 3) == "the box is WARM: tasks wait"
+    assert admission.refuse_frame("m", 2) is None
     with pytest.raises(Throttled, match="tasks wait"):
         admission.admit(_spec("bulk"), _request(), 0.01)
     assert admission.shed() == {(BULK, "memory"): 2}
@@ -127,8 +127,8 @@ def test_when_critical_nothing_but_control_goes_on() -> None:
     admission.apply(
         PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0
     )
-    assert admission.refuse_frame(2) is not None
-    assert admission.refuse_frame(1) is None
+    assert admission.refuse_frame("m", 2) is not None
+    assert admission.refuse_frame("m", 1) is None
     assert admission.shed() == {(NORMAL, "critical"): 1}
 
 
@@ -160,7 +160,7 @@ def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priori
     for _ in range(3600):
         for stream in range(4):
             clock.now_s += 1 / 120
-            if admission.refuse_frame(priority) is None:
+            if admission.refuse_frame("m", priority) is None:
                 charged_s = admission.admit(_spec(), _request(priority), 0.01)
                 admission.correct_charge(charged_s, 0.01)
                 taken[stream] += 1
@@ -183,7 +183,7 @@ def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is
                 mine += 1
             else:
                 admission.correct_charge(charged_s, 0.0 if index % 2 else 0.01)
-            if admission.refuse_frame(priority) is not None:
+            if admission.refuse_frame("m", priority) is not None:
                 mine += 1
             if index % 50 == 0:
                 admission.apply(HOT, 1.0)

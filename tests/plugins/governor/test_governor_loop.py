@@ -175,8 +175,8 @@ def test_pressure_on_memory_shuts_out_bulk_work_alone(machine: Machine) -> None:
     machine.more = {"memory": MemoryState(some_percent=80.0)}
     decision = machine.run(5)
     assert (decision.sheds_bulk, decision.share, machine.admission.is_open) == (True, 1.0, False)
-    assert machine.admission.refuse_frame(3) is not None
-    assert machine.admission.refuse_frame(1) is None
+    assert machine.admission.refuse_frame("m", 3) is not None
+    assert machine.admission.refuse_frame("m", 1) is None
 
 
 def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edge_server.config import FramesConfig
 from edge_server.errors import NotFound
 from edge_server.plugins.cameras.reports import FrameStreamReport
-from edge_server.serving.execution.frame_admission import FrameAdmission
+from edge_server.serving.execution.admission_control import AdmissionControl
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.call import RpcCall
@@ -26,7 +26,7 @@ SERVICE = "edge.frames.v1.FrameService"
 class FrameService:
     """Creates the stream registry for the first camera: a server without cameras saves its memory. Thread-safe."""
 
-    def __init__(self, service: InferenceService, admission: FrameAdmission, config: FramesConfig) -> None:
+    def __init__(self, service: InferenceService, admission: AdmissionControl, config: FramesConfig) -> None:
         self._service = service
         self._admission = admission
         self._config = config
@@ -53,10 +53,6 @@ class FrameService:
     def families(self) -> list[Family]:
         """Return the metrics of the streams; none before the first camera connects."""
         return [] if self._streams is None else list(self._streams.families())
-
-    def refused_counts(self) -> Mapping[str, int]:
-        """Return the number of frames that the governor refused, by model."""
-        return {} if self._streams is None else self._streams.refused_counts()
 
     def stop(self) -> None:
         """End each stream after its last results, and refuse new streams."""

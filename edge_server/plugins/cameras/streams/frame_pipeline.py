@@ -40,7 +40,7 @@ from edge_server.plugins.cameras.streams.model_plan import (
 from edge_server.plugins.cameras.streams.sequence_step import step
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
 from edge_server.protocol.frame_messages import DropReason, FrameResult
-from edge_server.serving.execution.frame_admission import FrameAdmission
+from edge_server.serving.execution.admission_control import AdmissionControl
 
 if TYPE_CHECKING:
     from edge_server.memory.region_pins import RegionView
@@ -93,7 +93,7 @@ class _Waiter:
 class FramePipeline:
     """Runs the frames of one model, or of one version if the streams name one. All workers of the model share it."""
 
-    def __init__(self, service: InferenceService, admission: FrameAdmission, model: str, version: int | None) -> None:
+    def __init__(self, service: InferenceService, admission: AdmissionControl, model: str, version: int | None) -> None:
         self._service = service
         self._admission = admission
         self._model = model
@@ -146,7 +146,7 @@ class FramePipeline:
             if isinstance(failure, Throttled) and failure.state:
                 # The governor refused them as one request and counted only the one of highest priority.
                 for flight in sorted(left, key=self._rank)[1:]:
-                    self._admission.count_refused(self._rank(flight))
+                    self._admission.count_refused(self._model, self._rank(flight))
             for flight in left:
                 self._fail(flight, failure)
 

@@ -12,7 +12,7 @@ from edge_server.plugins.cameras.streams.frame_mailbox import RunEstimate
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.model_plan import InputPlan
 from edge_server.protocol.frame_messages import DropReason
-from edge_server.serving.execution.frame_admission import FrameAdmission
+from edge_server.serving.execution.admission_control import AdmissionControl
 
 
 class ModelWorkers:
@@ -25,7 +25,7 @@ class ModelWorkers:
     `lock` is the lock of all streams. Workers live as long as there are streams.
     """
 
-    def __init__(self, lock: threading.Lock, engine: FramePipeline, admission: FrameAdmission, name: str) -> None:
+    def __init__(self, lock: threading.Lock, engine: FramePipeline, admission: AdmissionControl, name: str) -> None:
         self.engine = engine
         self._admission = admission
         self._name = name
@@ -122,7 +122,7 @@ class ModelWorkers:
         allowed = []
         for flight in flights:
             priority = flight.stream.terms.delivery.priority or self.engine.priority
-            reason = self._admission.refuse_frame(priority)
+            reason = self._admission.refuse_frame(self._name, priority)
             if reason is None:
                 allowed.append(flight)
             else:

@@ -28,8 +28,8 @@ from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.model_workers import ModelWorkers
 from edge_server.plugins.cameras.streams.stream_terms import StreamTerms, terms_of
 from edge_server.plugins.cameras.streams.stream_view import StreamView
-from edge_server.protocol.frame_messages import DropReason, Frame, StreamOpened, StreamRequest
-from edge_server.serving.execution.frame_admission import FrameAdmission
+from edge_server.protocol.frame_messages import Frame, StreamOpened, StreamRequest
+from edge_server.serving.execution.admission_control import AdmissionControl
 from edge_server.telemetry.metrics_page import Family
 from edge_server.version import __version__
 
@@ -53,7 +53,7 @@ class StreamRegistry:
     microseconds, never across a runtime call or I/O.
     """
 
-    def __init__(self, service: InferenceService, admission: FrameAdmission, config: FramesConfig) -> None:
+    def __init__(self, service: InferenceService, admission: AdmissionControl, config: FramesConfig) -> None:
         self._service = service
         self._admission = admission
         self._config = config
@@ -146,11 +146,6 @@ class StreamRegistry:
         """Return the metric families of all streams, including ended ones."""
         with self._lock:
             return families(self._totals)
-
-    def refused_counts(self) -> dict[str, int]:
-        """Return the number of frames that the governor refused, by model."""
-        with self._lock:
-            return {model: totals.dropped[DropReason.GOVERNOR] for model, totals in self._totals.items()}
 
     def _workers_of(self, terms: StreamTerms) -> ModelWorkers:
         key = (terms.model, terms.version)

@@ -6,7 +6,6 @@ import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
 import { updateModels } from "./models.js";
 import { loadPanels, updatePanels } from "./panels.js";
-import * as streams from "./streams.js";
 import { tryModel, updateTry } from "./tryit.js";
 
 const INTERVAL_MS = 2000;
@@ -41,7 +40,7 @@ async function refresh() {
 async function update() {
   const now = await refreshAccess();
   const allowed = (category, work) => (now.allowed[category] ? work() : null);
-  const panels = [streams, ...await loadPanels(now.panels)];
+  const panels = await loadPanels(now.panels);
   const [index, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     allowed("metadata", () => getJson("edge/v1/models")),

@@ -21,7 +21,7 @@ from edge_server.plugins.cameras.sources.source_set import SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.process.composition_root import build, first_desired_state
 from edge_server.protocol.frame_messages import FrameResult
-from edge_server.serving.execution.frame_admission import NoFrameAdmission
+from edge_server.serving.execution.admission_control import ADMIT_ALL
 from edge_server.telemetry.log import LogSettings
 
 PATIENCE_S = 20.0
@@ -110,7 +110,7 @@ class Core:
         config = ServerConfig(repository=RepositoryConfig(paths=(str(path),), control_mode="explicit"))
         self.parts = build(config, LogSettings(LogConfig()))
         self.service = self.parts.service
-        self.streams = StreamRegistry(self.service, NoFrameAdmission(), FramesConfig(max_frame_bytes=200_000))
+        self.streams = StreamRegistry(self.service, ADMIT_ALL, FramesConfig(max_frame_bytes=200_000))
         desired = first_desired_state(RepositoryConfig(load_models=("*",), control_mode="explicit"), self.parts.source)
         self.service.set_desired_state(desired)
         assert self.parts.manager.wait_settled(timeout_s=PATIENCE_S)

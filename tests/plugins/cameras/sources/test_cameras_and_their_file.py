@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edge_server.config import SinkEntry, SourceEntry, SourcesConfig
-from edge_server.plugins.cameras import cameras as cameras_module
-from edge_server.plugins.cameras.cameras import Cameras
+from edge_server.plugins.cameras import server_cameras
+from edge_server.plugins.cameras.server_cameras import ServerCameras
 
 FOLDER = """
 [[sources]]
@@ -30,11 +30,13 @@ url = "{path}"
 
 @pytest.fixture
 def start(core, monkeypatch):
-    monkeypatch.setattr(cameras_module, "POLL_S", 0.02)
+    monkeypatch.setattr(server_cameras, "POLL_S", 0.02)
     made = []
 
     def make(**fields):
-        cameras = Cameras(SourcesConfig(**fields), core.streams, lambda kind, /, **rest: events.append((kind, rest)))
+        cameras = ServerCameras(
+            SourcesConfig(**fields), core.streams, lambda kind, /, **rest: events.append((kind, rest))
+        )
         cameras.events = events = []
         made.append(cameras)
         cameras.start()
@@ -126,9 +128,15 @@ def test_a_sink_that_fails_costs_no_frame(start, folder, tmp_path, eventually):
 def test_a_server_without_cameras_imports_nothing_of_them() -> None:
     code = (
         "import sys, threading, edge_server.process.server, edge_server.process.http_routes\n"
+        "from types import SimpleNamespace\n"
+        "from edge_server.config import ServerConfig\n"
+        "from edge_server.plugins.cameras.plugin import PLUGIN\n"
+        "cameras = PLUGIN.prepare(ServerConfig())\n"
+        "cameras.build(SimpleNamespace(service=None, access=None, admission=None))\n"
+        "cameras.start(), cameras.routes(), cameras.models_known(), cameras.begin_stop(), cameras.stop(0.0)\n"
         "ours = 'edge_server.plugins.cameras.'\n"
-        "print([name for name in sys.modules if name.startswith((ours + 'sources', ours + 'sinks', 'av', 'paho', "
-        "'cv2'))], threading.active_count())"
+        "late = (ours + 'sources', ours + 'sinks', ours + 'streams', 'av', 'paho', 'cv2')\n"
+        "print([name for name in sys.modules if name.startswith(late)], threading.active_count())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] 1"
@@ -136,7 +144,7 @@ def test_a_server_without_cameras_imports_nothing_of_them() -> None:
 
 def test_sources_and_sinks_import_their_libraries_when_they_need_them() -> None:
     code = (
-        "import sys, threading, edge_server.plugins.cameras.cameras\n"
+        "import sys, threading, edge_server.plugins.cameras.server_cameras\n"
         "print([name for name in ('av', 'paho', 'cv2', 'onnxruntime', 'openvino') if name in sys.modules], "
         "threading.active_count())"
     )

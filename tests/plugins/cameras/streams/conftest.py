@@ -86,11 +86,11 @@ class StubGate:
     def state(self) -> GovernorState:
         return GovernorState("HOT", "the test is warm")
 
-    def refuse_frame(self, priority: int) -> str | None:
+    def refuse_frame(self, model: str, priority: int) -> str | None:
         self.asked.append(priority)
         return self.refusal
 
-    def count_refused(self, priority: int) -> None:
+    def count_refused(self, model: str, priority: int) -> None:
         self.counted.append(priority)
 
 

@@ -1,4 +1,4 @@
-// Section of frame streams: a live picture with the results drawn in, rates, drops by reason, ages.
+// Section of the page: frame streams, each with a live picture with the results drawn in, rates, drops by reason, ages.
 
 import { access, request } from "./api.js";
 import { element, formatNumber, keepChildren, note, setText } from "./dom.js";

@@ -174,3 +174,10 @@ def test_a_refusal_of_the_governor_says_when_to_come_back(recorder: Any) -> None
         "3",
         {"success": False, "error": "too hot"},
     )
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/vision/custom/finder"])
+def test_a_page_of_another_site_finds_nothing(recorder: Any, path: str) -> None:
+    body, headers = form(image=jpeg())
+    reply = recorder.post(path, body, {**headers, "Origin": "http://evil.example"})
+    assert (reply.status, recorder.service.requests) == (403, [])

@@ -1,0 +1,125 @@
+"""Cameras that the server opens: reads the entries of sources and sinks, follows their file, and connects the two."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Collection
+
+from edge_server.config import ConfigError, SourceEntry, SourcesConfig
+from edge_server.config.sources_config import read_entries
+from edge_server.plugins.cameras.reports import CamerasReport
+from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
+from edge_server.plugins.cameras.sinks.sink_set import SinkSet
+from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
+from edge_server.plugins.cameras.sources.source_set import SourceSet
+from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
+from edge_server.protocol.frame_messages import FrameResult
+from edge_server.telemetry.event_bus import SOURCES_FILE_REFUSED, PublishEvent
+from edge_server.telemetry.metrics_page import Family
+
+_LOG = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Time between two looks at the file. A change counts once two looks find the same size and time."""
+
+_CLOSE_S = 2.0
+"""Longest time for the sources to end, and again for the sinks to send what waits."""
+
+
+class ServerCameras:
+    """The sources and sinks of a server. A mistake in their file leaves those that run unchanged, and is reported."""
+
+    def __init__(self, config: SourcesConfig, streams: StreamRegistry, publish: PublishEvent) -> None:
+        self._config = config
+        self._publish = publish
+        self._sinks = SinkSet(publish)
+        self._sources = SourceSet(streams, publish, self._on_result, self._on_state)
+        self._entries: dict[str, SourceEntry] = {}
+        self._problem = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the sources. From then on a thread follows the file, if there is one."""
+        look = _file_identity(self._config.file)
+        self._apply()
+        if self._config.file:
+            self._thread = threading.Thread(target=self._follow, args=(look,), name="sources-file", daemon=True)
+            self._thread.start()
+
+    def stop_sources(self) -> None:
+        """Stop all sources; their last results still go to the sinks."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._sources.close(_CLOSE_S)
+
+    def close(self) -> None:
+        """Stop the sources, if not done, and close the sinks."""
+        self.stop_sources()
+        self._sinks.close(_CLOSE_S)
+
+    def report(self) -> CamerasReport:
+        return CamerasReport(tuple(self._sources.reports()), tuple(self._sinks.reports()), self._problem)
+
+    def families(self) -> list[Family]:
+        """Return the metrics of sources and sinks."""
+        return [*self._sources.families(), *self._sinks.families()]
+
+    def _apply(self) -> None:
+        try:
+            sources, sinks = read_entries(self._config)
+        except ConfigError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _LOG.error("the cameras are unchanged: %s", error)
+                self._publish(SOURCES_FILE_REFUSED, reason=self._problem)
+            return
+        self._problem = ""
+        # New sinks first and old ones last, so that no result finds its sink absent.
+        if sources:
+            self._sinks.apply(sinks)
+        self._sources.apply(sources)
+        for name, entry in self._entries.items():
+            kept = _sink_names(sources[name], sinks) if name in sources else set()
+            gone = _sink_names(entry, sinks) - kept
+            self._sinks.put(sorted(gone), SinkMessage(name, state=REMOVED))
+        self._entries = sources
+        self._sinks.apply(sinks)
+
+    def _follow(self, seen: object) -> None:
+        applied = seen
+        while not self._stop.wait(POLL_S):
+            before, seen = seen, _file_identity(self._config.file)
+            if seen == before and seen != applied:
+                applied = seen
+                self._apply()
+
+    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str) -> None:
+        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock))
+
+    def _on_state(self, runner: SourceRunner) -> None:
+        if runner.state != CONNECTING:
+            message = SinkMessage(
+                runner.entry.name,
+                state=runner.state,
+                reason=runner.reason,
+                labels=runner.labels,
+                has_classes=runner.has_classes,
+            )
+            self._sinks.put(runner.entry.sinks, message)
+
+
+def _sink_names(entry: SourceEntry, sinks: Collection[str]) -> set[str]:
+    return set(sinks if entry.sinks is None else entry.sinks)
+
+
+def _file_identity(path: str) -> object:
+    """Return inode, size and time of a file, or None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
