@@ -73,7 +73,7 @@ class EngineBuilds(RunningPlugin, EngineSource):
                 is_settled=lambda name: manager.wait_settled([name], 0),
                 renew=manager.renew,
                 may_build=core.heavy_work_refusal,
-                announce=core.events.publish,
+                publish=core.events.publish,
                 lost_gpus=core.lost_gpus,
             ),
         )

@@ -20,7 +20,7 @@ from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
-from edge_server.plugins.tensorrt.builds.builder import answers, requests_for
+from edge_server.plugins.tensorrt.builds.builder import make_requests, run_requests
 from edge_server.plugins.tensorrt.builds.engine_build import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, verify_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
@@ -279,7 +279,9 @@ def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
         made = dict(zip(("Y", "N"), runtime.run(["Y", "N"], batches.gather_one(asked)), strict=True))
         take(Response("made", 1, "", batches.scatter_one(made, asked, rows)))
 
-    samples: list[VerificationSample] = answers(requests_for(found.spec, order, resizing.model_dir), found.spec, submit)
+    samples: list[VerificationSample] = run_requests(
+        make_requests(found.spec, order, resizing.model_dir), found.spec, submit
+    )
     assert samples[-1].inputs["S"].tolist() == [8, 8, 8]
     assert samples[-1].outputs["N"].tolist() == [8, 8, 8]
     assert verify_engine(order, plan.path, samples, library, has_rows=True) <= order.tolerance

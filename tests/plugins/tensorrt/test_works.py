@@ -22,7 +22,7 @@ from edge_server.errors import DeviceLost
 from edge_server.json_child_process import JsonProcess
 from edge_server.plugins.tensorrt.builds.build_process import Bounds
 from edge_server.plugins.tensorrt.builds.build_queue import EngineBuildQueue
-from edge_server.plugins.tensorrt.builds.build_registry import MOST_ATTEMPTS
+from edge_server.plugins.tensorrt.builds.build_registry import MAX_ATTEMPTS
 from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
@@ -50,7 +50,7 @@ class Server:
             is_settled=lambda name: True,
             renew=lambda name, version, mark: not self.renewed.append(mark),
             may_build=lambda: self.pause,
-            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+            publish=lambda kind, /, **fields: self.events.append((kind, fields)),
             lost_gpus=self.gpus.lost,
         )
 
@@ -192,7 +192,7 @@ def test_what_waits_for_another_can_be_taken_back(
     mine = works(server)
     assert mine.find(order) is None
     other = EngineCache(mine.cache._folder)
-    (build,) = mine._ledger.all()
+    (build,) = mine._registry.all()
     claim = other.claim(build.key)
     assert claim is not None
     with claim:
@@ -216,9 +216,9 @@ def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
 
     monkeypatch.setattr(mine.cache, "claim", full)
     mine.start()
-    wait_for(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MOST_ATTEMPTS)
+    wait_for(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MAX_ATTEMPTS)
     told = mine.report().engines[0]
-    assert (told.attempt_count, told.retry_s, told.reason) == (MOST_ATTEMPTS, None, "no space left on device")
+    assert (told.attempt_count, told.retry_s, told.reason) == (MAX_ATTEMPTS, None, "no space left on device")
     assert mine.order_again("sums") == 1
 
 
@@ -276,7 +276,7 @@ def test_a_builder_that_hangs_does_not_keep_the_server_from_ending(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_queue._END_PATIENCE_S", 0.01, raising=False)
+    monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_queue._END_TIMEOUT_S", 0.01, raising=False)
     mine = works(Server())
     assert mine.find(order) is None
     is_stuck, is_over = threading.Event(), threading.Event()

@@ -18,8 +18,8 @@ from edge_server.plugins.tensorrt.engine_order import EngineOrder
 
 MODULE = "edge_server.plugins.tensorrt.builds.build_process_main"
 
-_LOOK_S = 0.1
-_CANCEL_PATIENCE_S = 10.0
+_POLL_S = 0.1
+_CANCEL_TIMEOUT_S = 10.0
 """Longest time for a process to end after it was asked; it writes its timing cache meanwhile."""
 
 
@@ -82,14 +82,14 @@ class _Run:
             self._child.kill()
             raise
         self._child.join()
-        return end or self._end_without_words()
+        return end or self._outcome_without_message()
 
     def _follow(self) -> BuildOutcome | None:
         """Pass on the messages of the process until its last one, or until it has ended."""
         then_s = time.monotonic()
         while True:
             try:
-                message = self._child.receive(_LOOK_S)
+                message = self._child.receive(_POLL_S)
             except ReceiveTimeout:
                 message = {}
             if message is None:
@@ -102,26 +102,26 @@ class _Run:
             if not self._is_paused:
                 self._ran_s += now_s - then_s
             then_s = now_s
-            self._look(now_s)
+            self._enforce_limits(now_s)
 
-    def _look(self, now_s: float) -> None:
+    def _enforce_limits(self, now_s: float) -> None:
         """Pause, cancel or kill the process when it is due."""
         if self._cancel_at_s is not None:
-            if now_s - self._cancel_at_s > _CANCEL_PATIENCE_S:
+            if now_s - self._cancel_at_s > _CANCEL_TIMEOUT_S:
                 self._child.signal(signal.SIGKILL)
             return
         bounds = self._bounds
         memory_problem = self._child.memory_problem(bounds.memory_bytes, bounds.floor_bytes, "--engine-build-memory-mb")
-        self._stop_reason = memory_problem or self._too_long()
+        self._stop_reason = memory_problem or self._time_problem()
         if self._stop_reason or self._orders.should_cancel():
             self._cancel_at_s = now_s
             self._resume()
             # A process that ran too long may write its measurements; one that takes too much memory must free it now.
             self._child.signal(signal.SIGKILL if memory_problem else signal.SIGTERM)
         else:
-            self._keep_pace()
+            self._pause_or_resume()
 
-    def _keep_pace(self) -> None:
+    def _pause_or_resume(self) -> None:
         why = self._orders.should_pause()
         if why and not self._is_paused:
             self._child.signal(signal.SIGSTOP)
@@ -136,17 +136,19 @@ class _Run:
             self._is_paused = False
             self._orders.paused("")
 
-    def _too_long(self) -> str:
+    def _time_problem(self) -> str:
         if self._ran_s <= self._bounds.timeout_s:
             return ""
         return f"it took longer than {self._bounds.timeout_s:g} s (--engine-build-timeout-secs)"
 
-    def _as_outcome(self, said: dict[str, Any]) -> BuildOutcome:
-        if self._stop_reason and said["end"] == "cancelled":
-            return BuildOutcome("failed", said, self._stop_reason)
-        return BuildOutcome(str(said["end"]), said, str(said.get("reason", "")), bool(said.get("is_final", False)))
+    def _as_outcome(self, message: dict[str, Any]) -> BuildOutcome:
+        if self._stop_reason and message["end"] == "cancelled":
+            return BuildOutcome("failed", message, self._stop_reason)
+        return BuildOutcome(
+            str(message["end"]), message, str(message.get("reason", "")), bool(message.get("is_final", False))
+        )
 
-    def _end_without_words(self) -> BuildOutcome:
+    def _outcome_without_message(self) -> BuildOutcome:
         if self._stop_reason:
             return BuildOutcome("failed", {}, self._stop_reason)
         if self._cancel_at_s is not None:
@@ -178,14 +180,14 @@ def verify_job(order: EngineOrder, folder: Path, samples: Path) -> dict[str, obj
     }
 
 
-def facts_of(order: EngineOrder, said: Mapping[str, Any]) -> dict[str, object]:
-    """Return the facts that the cache stores with a built engine. `said` is the last message of the process."""
+def facts_of(order: EngineOrder, message: Mapping[str, Any]) -> dict[str, object]:
+    """Return the facts that the cache stores with a built engine. `message` is the last message of the process."""
     return {
         "model": order.model,
         "version": order.version,
         "path": str(order.path),
         "profiles": order.recipe()["profiles"],
-        "plan_sha256": said["plan_sha256"],
-        "bytes": said["bytes"],
-        "took_s": said["seconds"],
+        "plan_sha256": message["plan_sha256"],
+        "bytes": message["bytes"],
+        "took_s": message["seconds"],
     }

@@ -34,11 +34,11 @@ class BuildRegistry:
     """`changed` guards all builds, and is notified when one may be due. Functions named `note_...` may be called from
     any thread, without it."""
 
-    def __init__(self, announce: PublishEvent) -> None:
+    def __init__(self, publish: PublishEvent) -> None:
         self.changed = threading.Condition()
         self.outcomes: Counter[str] = Counter()
         """Number of builds by result: ready, failed, cancelled."""
-        self._announce = announce
+        self._publish = publish
         self._builds: dict[tuple[str, int], Build] = {}
 
     # -- under `changed` ----------------------------------------------------------------------------------------------
@@ -98,14 +98,16 @@ class BuildRegistry:
             build.move(BuildState.BUILDING)
             reason = build.reason
         log.info("%s is built (%s): %s", build.title, build.order.precision, reason)
-        self._tell(ENGINE_BUILD_STARTED, build, digest=build.key.digest, precision=build.order.precision, reason=reason)
+        self._publish_event(
+            ENGINE_BUILD_STARTED, build, digest=build.key.digest, precision=build.order.precision, reason=reason
+        )
 
-    def note_progress(self, build: Build, phase: str, percent: float, *, is_told: bool) -> None:
+    def note_progress(self, build: Build, phase: str, percent: float, *, is_published: bool) -> None:
         with self.changed:
             build.phase, build.percent = phase, percent
-        if is_told:
+        if is_published:
             log.debug("%s: %s, %.0f %%", build.title, phase, percent)
-            self._tell(ENGINE_BUILD_PROGRESS, build, phase=phase, percent=percent)
+            self._publish_event(ENGINE_BUILD_PROGRESS, build, phase=phase, percent=percent)
 
     def note_built(self, build: Build, took_s: float) -> None:
         with self.changed:
@@ -118,7 +120,7 @@ class BuildRegistry:
         with self.changed:
             build.move(BuildState.PAUSED if why else state, why)
         log.info("%s %s", build.title, f"pauses: {why}" if why else "goes on")
-        self._tell(ENGINE_BUILD_PAUSED if why else ENGINE_BUILD_RESUMED, build, reason=why)
+        self._publish_event(ENGINE_BUILD_PAUSED if why else ENGINE_BUILD_RESUMED, build, reason=why)
 
     def note_ready(self, build: Build, facts: Mapping[str, object], compared: str) -> None:
         """Record an engine that was built here, and compared with another runtime."""
@@ -130,7 +132,7 @@ class BuildRegistry:
             "%s is ready: built in %.1f s; its answers differ by %.2g from those of %s (%g are allowed)",
             build.title, build.took_s, build.difference or 0.0, compared or "nothing else", build.order.tolerance,
         )  # fmt: skip
-        self._tell_ready(build)
+        self._publish_ready(build)
 
     def note_found(self, build: Build, facts: Mapping[str, object]) -> None:
         """Record an engine that another process has built meanwhile."""
@@ -138,7 +140,7 @@ class BuildRegistry:
             self.set_ready(build, facts)
             build.attempt_count = 0
         log.info("%s is ready: another process has built it", build.title)
-        self._tell_ready(build)
+        self._publish_ready(build)
 
     def note_rejected(self, build: Build, reason: str) -> None:
         """Record that a verified engine could not be opened; it is built again a little later."""
@@ -148,7 +150,7 @@ class BuildRegistry:
             self.outcomes["failed"] += 1
             self.changed.notify_all()
         log.warning("%s is thrown away: it did not open: %s", build.title, reason)
-        self._tell(ENGINE_BUILD_FAILED, build, reason=reason)
+        self._publish_event(ENGINE_BUILD_FAILED, build, reason=reason)
 
     def note_failed(self, build: Build, reason: str, *, is_final: bool) -> None:
         with self.changed:
@@ -164,7 +166,9 @@ class BuildRegistry:
             "%s is not built: %s; %s", build.title, reason,
             "another runtime serves the model, if one can" if retry_s is None else "it is tried again",
         )  # fmt: skip
-        self._tell(ENGINE_BUILD_FAILED, build, reason=reason, attempt_count=build.attempt_count, retry_s=retry_s)
+        self._publish_event(
+            ENGINE_BUILD_FAILED, build, reason=reason, attempt_count=build.attempt_count, retry_s=retry_s
+        )
 
     def note_cancelled(self, build: Build) -> None:
         with self.changed:
@@ -173,19 +177,21 @@ class BuildRegistry:
             build.phase = ""
             self.outcomes["cancelled"] += 1
         log.info("%s is not built: %s", build.title, reason)
-        self._tell(ENGINE_BUILD_CANCELLED, build, reason=reason)
+        self._publish_event(ENGINE_BUILD_CANCELLED, build, reason=reason)
 
-    def _tell_ready(self, build: Build) -> None:
-        self._tell(ENGINE_READY, build, digest=build.key.digest, took_s=build.took_s, difference=build.difference)
+    def _publish_ready(self, build: Build) -> None:
+        self._publish_event(
+            ENGINE_READY, build, digest=build.key.digest, took_s=build.took_s, difference=build.difference
+        )
 
-    def _tell(self, kind: str, build: Build, **fields: EventValue) -> None:
-        self._announce(kind, model=build.order.model, version=build.order.version, **fields)
+    def _publish_event(self, kind: str, build: Build, **fields: EventValue) -> None:
+        self._publish(kind, model=build.order.model, version=build.order.version, **fields)
 
 
 _FIRST_RETRY_S = 30.0
-_LONGEST_RETRY_S = 3600.0
+_MAX_RETRY_S = 3600.0
 
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """Failures in a row, for a cause that may pass, after which only an order or a restart tries again."""
 
 
@@ -239,9 +245,9 @@ class Build:
     def fail(self, reason: str, *, is_final: bool) -> None:
         """Record a failure, and when to try again: after 30 s, 1 min, 2 min ... an hour."""
         self.move(BuildState.FAILED, reason)
-        if is_final or self.attempt_count >= MOST_ATTEMPTS:
+        if is_final or self.attempt_count >= MAX_ATTEMPTS:
             return
-        delay_s = min(_FIRST_RETRY_S * 2.0 ** (self.attempt_count - 1), _LONGEST_RETRY_S)
+        delay_s = min(_FIRST_RETRY_S * 2.0 ** (self.attempt_count - 1), _MAX_RETRY_S)
         self.due_s = time.monotonic() + delay_s
         self.retry_s = time.time() + delay_s
 

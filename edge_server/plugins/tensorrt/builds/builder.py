@@ -53,7 +53,7 @@ class ServingCallbacks:
     is_settled: Callable[[str], bool]
     renew: Callable[[str, int, str], bool]
     may_build: Callable[[], str]
-    announce: PublishEvent
+    publish: PublishEvent
     lost_gpus: Callable[[], Mapping[int, str]]
 
     def lost_gpu(self, order: EngineOrder) -> str:
@@ -69,14 +69,14 @@ class EngineBuilder:
         self,
         cache: EngineCache,
         bounds: Bounds,
-        side: ServingCallbacks,
-        ledger: BuildRegistry,
+        server: ServingCallbacks,
+        registry: BuildRegistry,
         is_closing: threading.Event,
     ) -> None:
         self._cache = cache
         self._bounds = bounds
-        self._side = side
-        self._ledger = ledger
+        self._server = server
+        self._registry = registry
         self._is_closing = is_closing
 
     def make(self, build: Build) -> None:
@@ -86,11 +86,11 @@ class EngineBuilder:
         """
         entry = self._cache.find(build.key)
         if entry is not None:
-            self._ledger.note_found(build, entry.facts)
-            self._side.renew(*build.name, build.key.digest)
+            self._registry.note_found(build, entry.facts)
+            self._server.renew(*build.name, build.key.digest)
             return
-        served = self._side.serving(*build.name)
-        self._ledger.note_started(build)
+        served = self._server.serving(*build.name)
+        self._registry.note_started(build)
         folder = self._cache.work_folder(build.key)
         self._write_samples(build, served, folder / _SAMPLES)
         facts = self._cache.built(build.key)
@@ -103,7 +103,7 @@ class EngineBuilder:
                 return
             facts = facts_of(build.order, outcome.facts)
             self._cache.note_built(build.key, facts)
-        self._ledger.note_built(build, float(str(facts["took_s"])))
+        self._registry.note_built(build, float(str(facts["took_s"])))
         outcome = self._run(build, served is not None, verify_job(build.order, folder, folder / _SAMPLES))
         if outcome.end != "verified":
             # It may have crashed for lack of memory: the plan is kept, and tried again.
@@ -111,17 +111,17 @@ class EngineBuilder:
                 self._cache.discard(build.key)
             self._end(build, outcome)
             return
-        self._hand_over(build, served, {**facts, "difference": outcome.facts["difference"]})
+        self._activate(build, served, {**facts, "difference": outcome.facts["difference"]})
 
     def _write_samples(self, build: Build, served: ServedVersion | None, path: Path) -> None:
         """Get the correct outputs from the serving runtime. Raises EdgeServerError, OSError."""
         spec = served.spec if served is not None else build.order.spec
         assert spec is not None
-        requests = requests_for(spec, build.order, build.order.path.parent.parent)
+        requests = make_requests(spec, build.order, build.order.path.parent.parent)
         if served is None:
-            samples = unanswered(requests, spec)
+            samples = samples_without_outputs(requests, spec)
         else:
-            samples = answers(requests, spec, partial(served.submit, hold_us=0.0))
+            samples = run_requests(requests, spec, partial(served.submit, hold_us=0.0))
         save_samples(path, samples)
 
     def _run(self, build: Build, was_served: bool, job: dict[str, object]) -> BuildOutcome:
@@ -129,74 +129,77 @@ class EngineBuilder:
 
         def report(phase: str, percent: float) -> None:
             last_phase, last_percent = told[-1]
-            is_told = phase != last_phase or percent - last_percent >= _PROGRESS_STEP_PERCENT
-            if is_told:
+            is_published = phase != last_phase or percent - last_percent >= _PROGRESS_STEP_PERCENT
+            if is_published:
                 told[-1] = (phase, percent)
-            self._ledger.note_progress(build, phase, percent, is_told=is_told)
+            self._registry.note_progress(build, phase, percent, is_published=is_published)
 
         orders = BuildControl(
-            should_cancel=lambda: self._why_not(build, was_served),
-            should_pause=self._side.may_build,
+            should_cancel=lambda: self._cancel_reason(build, was_served),
+            should_pause=self._server.may_build,
             report=report,
-            paused=partial(self._ledger.note_paused, build, build.state),
+            paused=partial(self._registry.note_paused, build, build.state),
         )
         return run_child(job, self._bounds, orders)
 
-    def _why_not(self, build: Build, was_served: bool) -> str:
+    def _cancel_reason(self, build: Build, was_served: bool) -> str:
         """Return why a build must end, "" if it may continue."""
         if self._is_closing.is_set():
             return "the server stops"
         if not build.cancel_reason:
             # A load that needs another engine has called `find` by now; one that needs the same engine need not stop
             # it.
-            is_unloaded = was_served and self._side.serving(*build.name) is None
-            if lost := self._side.lost_gpu(build.order):
+            is_unloaded = was_served and self._server.serving(*build.name) is None
+            if lost := self._server.lost_gpu(build.order):
                 build.cancel_reason = lost
-            elif is_unloaded and self._side.is_settled(build.order.model):
+            elif is_unloaded and self._server.is_settled(build.order.model):
                 build.cancel_reason = "the model was unloaded"
         return build.cancel_reason
 
-    def _hand_over(self, build: Build, served: ServedVersion | None, facts: dict[str, object]) -> None:
+    def _activate(self, build: Build, served: ServedVersion | None, facts: dict[str, object]) -> None:
         """Store a verified engine, and reload the version."""
         compared = f"{served.report().runtime}" if served is not None else ""
         entry = self._cache.commit(build.key, {**facts, "compared_with": compared, "tolerance": build.order.tolerance})
-        self._ledger.note_ready(build, entry.facts, compared)
-        self._side.renew(*build.name, build.key.digest)
+        self._registry.note_ready(build, entry.facts, compared)
+        self._server.renew(*build.name, build.key.digest)
 
     def _end(self, build: Build, outcome: BuildOutcome) -> None:
         if outcome.end != "cancelled":
-            self._ledger.note_failed(build, outcome.reason, is_final=outcome.is_final)
+            self._registry.note_failed(build, outcome.reason, is_final=outcome.is_final)
             return
-        self._ledger.note_cancelled(build)
-        if self._side.serving(*build.name) is None and not self._side.lost_gpu(build.order):
-            self._ledger.forget(build)
+        self._registry.note_cancelled(build)
+        if self._server.serving(*build.name) is None and not self._server.lost_gpu(build.order):
+            self._registry.forget(build)
 
 
-_PATIENCE_S = 120.0
+_RESPONSE_TIMEOUT_S = 120.0
 
 Submit = Callable[[Request, ResponseSink], object]
 
 
-def requests_for(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[Request]:
+def make_requests(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[Request]:
     """Return the requests for checking an engine: every declared warm-up sample, and one of random numbers in the
     shapes that the engine is optimized for. Raises WarmupFailed for data that cannot be read."""
     declared = [sample for sample in spec.warmup if sample.batch_size > 0]
-    made = [build(spec, sample, model_dir) for sample in [*declared, _made_up(spec, order)]]
-    made[-1] = Request(spec.name, {**made[-1].inputs, **_best_values(spec, order)}, id=made[-1].id)
+    made = [build(spec, sample, model_dir) for sample in [*declared, _random_sample(spec, order)]]
+    made[-1] = Request(spec.name, {**made[-1].inputs, **_shape_tensor_values(spec, order)}, id=made[-1].id)
     return [Request(spec.name, request.inputs, version=order.version, id=request.id) for request in made]
 
 
-def answers(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
+def run_requests(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
     """Run the request on the serving version. Raises its errors; ServingFault if there is no response."""
-    return [VerificationSample(_given(spec, request), _made(spec, _ask(request, submit))) for request in requests]
+    return [
+        VerificationSample(_runtime_inputs(spec, request), _runtime_outputs(spec, _run_request(request, submit)))
+        for request in requests
+    ]
 
 
-def unanswered(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
+def samples_without_outputs(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
     """Return the requests without outputs, if no serving version can compute them."""
-    return [VerificationSample(_given(spec, request), {}) for request in requests]
+    return [VerificationSample(_runtime_inputs(spec, request), {}) for request in requests]
 
 
-def _made_up(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
+def _random_sample(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
     profile = order.profiles[0]
     skip = 1 if spec.max_batch_size > 0 else 0
     rows = max((profile[item.name].best[0] for item in spec.inputs if item.name in profile), default=1) if skip else 1
@@ -212,7 +215,7 @@ def _made_up(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
     return WarmupSample("engine check", rows, tuple(inputs))
 
 
-def _best_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
+def _shape_tensor_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
     """Return the values of shape tensors that the engine is optimized for, in the form that a client sends."""
     skip = 1 if spec.max_batch_size > 0 else 0
     profile = order.profiles[0]
@@ -225,7 +228,7 @@ def _best_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
     }
 
 
-def _ask(request: Request, submit: Submit) -> Response:
+def _run_request(request: Request, submit: Submit) -> Response:
     answered = threading.Event()
     responses: list[Response] = []
 
@@ -234,36 +237,38 @@ def _ask(request: Request, submit: Submit) -> Response:
         answered.set()
 
     submit(request, take)
-    if not answered.wait(_PATIENCE_S):
-        raise ServingFault(f"model '{request.model}' did not answer the check's request within {_PATIENCE_S:g} s")
+    if not answered.wait(_RESPONSE_TIMEOUT_S):
+        raise ServingFault(
+            f"model '{request.model}' did not answer the check's request within {_RESPONSE_TIMEOUT_S:g} s"
+        )
     error: EdgeServerError | None = responses[0].error
     if error is not None:
         raise error
     return responses[0]
 
 
-def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
+def _runtime_inputs(spec: ModelSpec, request: Request) -> dict[str, Array]:
     """Return a request's inputs in the shapes that a runtime gets."""
     told = batched_shape_inputs(spec)
     rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
     return {
-        name: prepend_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _reshape_of(spec, name))
+        name: prepend_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _runtime_shape(spec, name))
         for name, tensor in request.inputs.items()
     }
 
 
-def _made(spec: ModelSpec, response: Response) -> dict[str, Array]:
+def _runtime_outputs(spec: ModelSpec, response: Response) -> dict[str, Array]:
     """Return a response's outputs in the shapes that a runtime returns."""
     told = batched_shape_outputs(spec)
     return {
         tensor.name: prepend_batch_size(tensor.array[0], len(tensor.array))
         if tensor.name in told
-        else _reshaped(tensor, _reshape_of(spec, tensor.name))
+        else _reshaped(tensor, _runtime_shape(spec, tensor.name))
         for tensor in response.outputs
     }
 
 
-def _reshape_of(spec: ModelSpec, name: str) -> tuple[int, ...] | None:
+def _runtime_shape(spec: ModelSpec, name: str) -> tuple[int, ...] | None:
     item = spec.input(name) or spec.output(name)
     if item is None or item.reshape is None:
         return None

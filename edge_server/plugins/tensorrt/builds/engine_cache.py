@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from edge_server.plugins.tensorrt.builds.engine_build import PLAN
-from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, words_for
+from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class EngineCache:
             differences = key.differences(of_entry)
             if differences and (not nearest or len(differences) < len(nearest)):
                 nearest = differences
-        return words_for(nearest)
+        return describe_differences(nearest)
 
     def work_folder(self, key: EngineKey) -> Path:
         """Return the folder in which the engine is built; needs the claim. Raises CacheFault."""
@@ -275,7 +275,7 @@ def _sha256(path: Path) -> str:
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP))
-_LONGEST_WORDS = 300
+_MAX_HOLDER_BYTES = 300
 
 
 class BuildLock:
@@ -333,10 +333,10 @@ def claim(path: Path) -> BuildLock | None:
 def holder(path: Path) -> str:
     """Return the holder of the lock as text."""
     try:
-        said = path.read_bytes()[:_LONGEST_WORDS].decode(errors="replace")
+        text = path.read_bytes()[:_MAX_HOLDER_BYTES].decode(errors="replace")
     except OSError:
-        said = ""
-    return said if said and said.isprintable() else "another process"
+        text = ""
+    return text if text and text.isprintable() else "another process"
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

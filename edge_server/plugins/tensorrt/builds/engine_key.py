@@ -18,7 +18,7 @@ from edge_server.plugins.tensorrt.engine_order import EngineOrder
 
 _CHUNK = 1 << 20
 
-_WORDS = {
+_DIFFERENCES = {
     "model_sha256": "the model's file changed",
     "library": "it was built by another library",
     "library_version": "TensorRT's version changed",
@@ -43,10 +43,10 @@ class EngineKey:
 
     def differences(self, other: Mapping[str, object]) -> tuple[str, ...]:
         """Return the fields in which another engine's key differs."""
-        return tuple(name for name in _WORDS if self.fields.get(name) != other.get(name))
+        return tuple(name for name in _DIFFERENCES if self.fields.get(name) != other.get(name))
 
 
-def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: FileHashes) -> EngineKey:
+def key_of(order: EngineOrder, device: CudaDevice, gpu: GpuIdentity, hashes: FileHashes) -> EngineKey:
     """Return an order's key on a machine. Reads the model's files. Raises OSError."""
     plugins = [Path(text) for text in order.options.get("trt_extra_plugin_lib_paths", "").split(";") if text]
     fields: dict[str, object] = {
@@ -54,8 +54,8 @@ def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: Fil
         "model_sha256": hashes.of_model(order.path),
         "device": device.name,
         "capability": device.capability_text,
-        "l4t": box.l4t,
-        "tpc_mask": box.tpc_mask,
+        "l4t": gpu.l4t,
+        "tpc_mask": gpu.tpc_mask,
         "plugins_sha256": [hashes.of_file(path) for path in plugins],
     }
     # In the form that JSON returns: tuples are lists.
@@ -64,9 +64,9 @@ def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: Fil
     return EngineKey(fields, hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
-def words_for(differences: tuple[str, ...]) -> str:
+def describe_differences(differences: tuple[str, ...]) -> str:
     """Return the differing fields as text."""
-    return "; ".join(_WORDS[name] for name in differences)
+    return "; ".join(_DIFFERENCES[name] for name in differences)
 
 
 class FileHashes:
