@@ -1,4 +1,4 @@
-"""EngineWorks with a fake GPU behind real builders: GPUs that are lost, and caches that are shared."""
+"""EngineBuildQueue with a fake GPU behind real builders: GPUs that are lost, and caches that are shared."""
 
 from __future__ import annotations
 
