@@ -109,7 +109,7 @@ for _ in range(2):
     assert run_and_read(code, library).split("\n") == ["no such driver"] * 2
 
 
-def test_what_is_imported_already_or_absent_is_left_alone(library: Path) -> None:
+def test_a_module_that_is_imported_already_or_absent_is_left_alone(library: Path) -> None:
     code = """
 import json
 print(defer_import("json"), defer_import("no_such_library"))

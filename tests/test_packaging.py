@@ -49,7 +49,7 @@ def wanted(metadata: importlib.metadata.PackageMetadata, extra: str, target: dic
     return found
 
 
-def test_cpu_and_gpu_name_what_a_box_of_that_kind_uses(metadata: importlib.metadata.PackageMetadata) -> None:
+def test_cpu_and_gpu_name_the_devices_that_such_a_machine_uses(metadata: importlib.metadata.PackageMetadata) -> None:
     assert wanted(metadata, "cpu", X86) == {"opencv-python-headless", "onnxruntime", "openvino"}
     assert wanted(metadata, "gpu", X86) == {"opencv-python-headless", "onnxruntime-gpu", "tensorrt"}
     # A Jetson's TensorRT comes with its system, and PyPI has no onnxruntime-gpu for it.

@@ -24,7 +24,7 @@ def formats(root: Path, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_what_was_registered_stays_and_what_is_added_goes(
+def test_registered_names_stay_and_added_names_are_removed(
     formats: Path, root: Path, emulation: Callable[[Path, Path], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
     def entries() -> set[str]:

@@ -242,7 +242,7 @@ ONES = {"A": np.ones((2, 2), dtype="f4"), "B": np.full((2, 2), 3, dtype="f4")}
         ({"stub_output": "wrong_shape"}, [[2, 2]] * 3, [[6, 6]] * 3),
     ],
 )
-def test_the_stub_computes_what_it_is_told(
+def test_the_stub_computes_as_configured(
     parameters: dict[str, str], first: list[Any], second: list[Any], file: ModelFile, job: Job
 ) -> None:
     session = opened("stub", file, job, ["A", "B"], ["X", "Y"], parameters=parameters)
@@ -274,7 +274,7 @@ def test_the_stub_fails_to_open_with_the_words_it_is_given(file: ModelFile, job:
         opened("stub", file, job, ["A"], ["X"], parameters={"stub_fail_open": "no such luck"})
 
 
-def test_a_hanging_stub_is_let_go_by_close(file: ModelFile, job: Job) -> None:
+def test_a_hanging_stub_is_released_by_close(file: ModelFile, job: Job) -> None:
     session = opened("stub", file, job, ["A"], ["X"], parameters={"stub_hang": "true"})
     failures: list[str] = []
 

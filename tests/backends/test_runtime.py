@@ -74,7 +74,7 @@ def test_a_misspelt_backend_is_missing_with_the_nearest() -> None:
         load_backend("onxruntime")
 
 
-def test_running_out_of_memory_is_told_apart(tmp_path: Path) -> None:
+def test_running_out_of_memory_is_recognised(tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "m" / "1" / "model.onnx", tmp_path / "m", 1)
     assert isinstance(load_error(file, "openvino", MemoryError()), OutOfMemory)
     assert isinstance(load_error(file, "openvino", RuntimeError("std::bad_alloc")), OutOfMemory)
@@ -134,7 +134,7 @@ def test_a_failed_load_is_tried_again_by_the_next_holder() -> None:
         bytes(64),
     ],
 )
-def test_what_is_no_onnx_file_raises_or_tells_nothing(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_onnx_raises_or_yields_nothing(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     try:

@@ -56,7 +56,7 @@ def test_a_package_adds_a_backend_by_an_entry_point(tmp_path: Path, job: Callabl
         ("notone", r"backend 'notone' of package thermal-runtime 1\.4 .* does not load: AttributeError"),
     ],
 )  # fmt: skip
-def test_a_backend_that_does_not_load_is_told_with_its_package(name: str, said: str) -> None:
+def test_a_backend_that_does_not_load_is_reported_with_its_package(name: str, said: str) -> None:
     with pytest.raises(BackendMissing, match=said):
         load_backend(name)
 

@@ -103,7 +103,7 @@ def test_neither_does_it_complain_where_errors_go_the_same_way() -> None:
     assert done.returncode == ENDED_BY_SIGPIPE
 
 
-def test_status_through_head_shows_its_first_line_and_nothing_else(url: str) -> None:
+def test_status_piped_into_head_shows_its_first_line_and_nothing_else(url: str) -> None:
     done = subprocess.run(
         f"'{COMMAND}' status --url '{url}' | head -n 1", shell=True, capture_output=True, text=True, timeout=60
     )

@@ -120,7 +120,7 @@ def test_check_of_an_empty_repository_says_so(repository: Path) -> None:
     assert "no model" in done.stderr
 
 
-def test_check_of_what_is_no_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_check_of_a_folder_that_is_no_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = edge("check", str(tmp_path / "nowhere"))
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -114,7 +114,7 @@ def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
     ],
 )
 @pytest.mark.parametrize("command", ["status", "models"])
-def test_what_answers_and_is_no_edge_server_is_told_in_a_line(
+def test_another_server_at_the_address_is_reported_in_one_line(
     answering: Callable[[bytes], str], run_command: Edge, command: str, answer: bytes, words: str
 ) -> None:
     done = run_command(command, "--url", answering(answer))
@@ -124,7 +124,7 @@ def test_what_answers_and_is_no_edge_server_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("command", [("--help",), ("doctor", "--skip-runtimes", "--json")])
-def test_output_that_a_full_disk_does_not_take_is_told_in_a_line(command: tuple[str, ...]) -> None:
+def test_output_that_a_full_disk_does_not_take_is_reported_in_one_line(command: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(COMMAND), *command],
@@ -157,7 +157,7 @@ def test_optimize_of_a_folder_that_is_not_there_names_it(tmp_path: Path) -> None
         assert "at least one --model-repository" not in done.stderr
 
 
-def test_serve_with_a_bare_folder_is_told_the_flag(tmp_path: Path) -> None:
+def test_serve_with_a_bare_folder_names_the_flag(tmp_path: Path) -> None:
     done = edge("serve", str(tmp_path))
     assert done.returncode == 78
     assert f"did you mean '--model-repository={tmp_path}'?" in done.stderr
@@ -232,7 +232,7 @@ def test_a_table_is_aligned_by_cells_of_the_terminal_and_nothing_in_it_steers_th
 
 
 @pytest.mark.parametrize("text", ["016384999x480", "0000019999x480", "640x0", "640x16385"])
-def test_a_size_beyond_what_is_made_is_refused(text: str) -> None:
+def test_a_size_beyond_the_limit_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         options.size(text)
     assert options.size("16384X1") == (16384, 1)

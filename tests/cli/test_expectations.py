@@ -74,7 +74,7 @@ def test_a_digest_that_is_not_known_yet_is_not_the_expected_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["m", "m=", "m=01", "m=-1", "m=1@", "m=1@abc", "m=1@ABCDEF01", "=1"])
-def test_what_is_no_expectation_is_refused(text: str) -> None:
+def test_a_malformed_expectation_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected MODEL=VERSION"):
         parse_expectation(text)
 

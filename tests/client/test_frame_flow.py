@@ -97,7 +97,7 @@ def test_a_limit_of_frames_under_way_holds_back_until_one_landed() -> None:
 
 
 @pytest.mark.parametrize("is_notice_first", [True, False])
-def test_a_drop_told_twice_counts_once(is_notice_first: bool) -> None:
+def test_a_drop_reported_twice_counts_once(is_notice_first: bool) -> None:
     flow = FlowControl(5)
     flow.allow(100)
     for seq in range(5):

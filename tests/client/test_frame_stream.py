@@ -505,7 +505,7 @@ def test_pictures_of_every_kind_arrive(scripted: Connect, connect: Connect, what
     assert frame.region == (picture if isinstance(picture, RegionSlice) else None)
 
 
-def test_a_number_that_does_not_fit_is_told_to_the_sender(scripted: Connect, connect: Connect) -> None:
+def test_a_number_that_does_not_fit_is_reported_to_the_sender(scripted: Connect, connect: Connect) -> None:
     with connect(scripted().address) as stream:
         with pytest.raises(InvalidRequest, match="'nanosec' of Header must be"):
             stream.send(JPEG, stamp=(1, -1))

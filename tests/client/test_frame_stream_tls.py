@@ -55,7 +55,7 @@ def test_a_certificate_that_is_not_trusted_is_no_connection(
         assert server.calls == []
 
 
-def test_a_file_that_is_missing_is_told(connect: Callable[..., Any]) -> None:
+def test_a_missing_file_is_reported(connect: Callable[..., Any]) -> None:
     with connect("127.0.0.1:1", tls=Tls("/no/such/file.pem")) as stream:
         stream.send(b"picture", format="jpeg")
         with pytest.raises(FileNotFoundError, match=r"/no/such/file\.pem"):

@@ -48,7 +48,7 @@ def test_bytes_that_cannot_change_are_never_copied() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u2"])
-def test_the_byte_order_of_an_array_is_told(dtype: str) -> None:
+def test_the_byte_order_of_an_array_is_sent(dtype: str) -> None:
     frame = make_frame(np.array([[258]], dtype), HEADER, encoding="mono16")
     assert frame.is_bigendian == (dtype == ">u2")
     assert bytes(frame.data) == (b"\x01\x02" if frame.is_bigendian else b"\x02\x01")
@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_no_picture_is_refused(what: str) -> None:
+def test_a_file_that_is_no_picture_is_refused(what: str) -> None:
     picture, options, message = WRONG[what]
     with pytest.raises(InvalidRequest, match=message):
         make_frame(picture, HEADER, **options)

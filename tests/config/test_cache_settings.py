@@ -70,7 +70,7 @@ def test_tritons_variables_give_redis_its_credentials_and_a_flag_goes_before_the
         ("redis,host=box,port=1,tls_enabled=maybe", "redis,tls_enabled: expected true"),
     ],
 )
-def test_what_is_wrong_is_refused_with_flag_setting_and_what_was_expected(flag: str, words: str) -> None:
+def test_wrong_values_are_refused_with_flag_setting_and_expectation(flag: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         chosen(f"--cache-config={flag}")
     assert "--cache-config" in str(caught.value)

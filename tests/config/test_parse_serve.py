@@ -184,7 +184,7 @@ def test_a_category_in_two_groups_is_refused():
         parse("--http-restricted-api=health:a=b", "--http-restricted-api=trace,health:c=d")
 
 
-def test_header_patterns_match_whole_names_in_any_case_unless_told_otherwise():
+def test_header_patterns_match_whole_names_in_any_case_by_default():
     pattern = config("--http-header-forward-pattern=X-.*").http.header_pattern
     assert pattern.fullmatch("x-frame")
     assert not pattern.fullmatch("y-x-frame")

@@ -227,7 +227,7 @@ def test_instances_may_be_opened_on_many_threads_at_once(open_add_sub: Open) -> 
         session.close()
 
 
-def test_a_session_says_what_is_in_force(open_add_sub: Open) -> None:
+def test_a_session_reports_the_options_in_force(open_add_sub: Open) -> None:
     session = open_add_sub()
     assert session.info.runtime
     is_gpu = session.info.runtime.startswith("tensorrt")

@@ -205,7 +205,7 @@ def test_the_order_of_expiry_is_the_order_of_deadlines() -> None:
     assert queue.next_deadline_ns() == 30_000
 
 
-def test_what_is_dropped_is_neither_run_nor_expired_nor_counted() -> None:
+def test_dropped_entries_are_neither_run_nor_expired_nor_counted() -> None:
     queue = queue_of(policy=QueuePolicy(REJECT, 10, max_queue_size=2), delay=100)
     first, second = put(queue, "a"), put(queue, "b")
     assert queue.drop(first)

@@ -59,7 +59,7 @@ def test_more_elements_than_int32_holds_are_refused_rather_than_wrapped() -> Non
 
 
 @given(shapes_of_a_batch)
-def test_what_is_laid_flat_is_cut_into_the_same_arrays_again(shapes: list[tuple[int, ...]]) -> None:
+def test_flattened_arrays_are_split_into_the_same_arrays_again(shapes: list[tuple[int, ...]]) -> None:
     arrays = [np.random.default_rng(place).integers(0, 99, shape) for place, shape in enumerate(shapes)]
     flat = join_flat(arrays)
     assert flat.ndim == 1

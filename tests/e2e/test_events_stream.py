@@ -96,7 +96,7 @@ def steps(events: list[dict[str, Any]], model: str) -> list[str]:
     return [event["kind"].removeprefix("model.") for event in events if event.get("model") == model]
 
 
-def test_loads_failures_reloads_and_drains_are_told_as_they_happen(explicit: Any, repository: Any) -> None:
+def test_loads_failures_reloads_and_drains_are_published_as_they_happen(explicit: Any, repository: Any) -> None:
     stream = Stream(explicit)
     assert steps(stream.until("server.ready"), "one") == ["loading", "ready"]
     assert order(explicit, "broken", "load")[0] == 400

@@ -109,7 +109,7 @@ def test_a_wrong_request_is_refused_with_words_that_name_the_fault(zoo: Any, cas
         assert word in answer["error"], case
 
 
-def test_a_wrong_fixed_shape_is_told_beside_the_expected_one(zoo: Any) -> None:
+def test_a_wrong_fixed_shape_is_reported_beside_the_expected_one(zoo: Any) -> None:
     item = {"datatype": "INT32", "shape": [3, 2], "data": [0] * 6}
     inputs = [{"name": name, **item} for name in ("INPUT0", "INPUT1")]
     status, answer = zoo.infer("fixed", {"inputs": inputs})
@@ -201,7 +201,7 @@ def test_strings_that_claim_more_than_the_body_holds_are_refused(zoo: Any) -> No
         b'{"inputs": ' + b"9" * 100_000 + b"}",
     ],
 )  # fmt: skip
-def test_what_is_not_a_json_object_is_refused(zoo: Any, text: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_refused(zoo: Any, text: bytes) -> None:
     status, body = zoo.request("POST", PATH, text)
     assert status == 400, body
     assert json.loads(body)["error"]
@@ -237,7 +237,7 @@ def test_the_words_for_a_wrong_path_and_verb_are_tritons(zoo: Any) -> None:
     assert "Request for unknown model: 'versions' version 3 is not found" in answer["error"]
 
 
-def test_an_unknown_content_encoding_is_refused_with_what_is_known(zoo: Any) -> None:
+def test_an_unknown_content_encoding_is_refused_with_the_known_ones(zoo: Any) -> None:
     connection = zoo.connection()
     try:
         connection.request("POST", PATH, b"{}", {"Content-Encoding": "br"})
@@ -314,7 +314,7 @@ def exchange(zoo: Any, data: bytes) -> bytes:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_what_is_not_http_ends_the_connection_and_nothing_else(zoo: Any, data: bytes) -> None:
+def test_bytes_that_are_not_http_end_the_connection_and_nothing_else(zoo: Any, data: bytes) -> None:
     answer = exchange(zoo, data)
     assert not answer or b" 400 " in answer.split(b"\r\n", 1)[0] or b" 505 " in answer.split(b"\r\n", 1)[0]
 

@@ -493,7 +493,7 @@ def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs openai, of the extra test-all")
-def test_openais_client_tells_what_is_not_supported_and_sends_what_is(server: Any) -> None:
+def test_openais_client_reports_unsupported_options_and_sends_supported_ones(server: Any) -> None:
     import openai
 
     with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as client:
@@ -539,7 +539,7 @@ def test_each_text_gets_its_embedding_in_both_encodings(server: Any, model: str)
     assert [item["embedding"] for item in answer["data"]] == [crc(texts[0])]
 
 
-def test_a_model_without_embeddings_says_what_is_missing(server: Any) -> None:
+def test_a_model_without_embeddings_names_the_missing_part(server: Any) -> None:
     status, answer = server.ask("/v1/embeddings", {"model": "talker", "input": "hello"})
     assert (status, answer["error"]["param"]) == (400, "model")
     assert "model 'talker' gives no embeddings: it needs" in answer["error"]["message"]

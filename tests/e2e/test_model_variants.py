@@ -186,7 +186,7 @@ def test_a_lighter_model_that_cannot_stand_in_does_not_and_status_says_why(
     assert any(words in note for note in notes), notes
 
 
-def test_what_may_be_chosen_and_what_is_in_force_can_be_asked_for(place: Place) -> None:
+def test_choices_and_settings_in_force_can_be_printed(place: Place) -> None:
     assert place.service.variants.pairs() == {"heavy": "light"}
     assert place.service.variants.in_force() == {}
     place.choice.chosen = {"heavy": "light"}

@@ -44,7 +44,7 @@ def occupy(server: Any, pool: ThreadPoolExecutor, eventually: Callable[..., bool
     return asked
 
 
-def test_the_banner_says_what_is_served_on_which_runtime_and_where(serve: Any, repository: Any) -> None:
+def test_the_banner_names_models_runtimes_and_addresses(serve: Any, repository: Any) -> None:
     repository.add_sub("plus", 'backend: "onnxruntime"')
     with serve(repository.path) as server:
         assert server.stop() == 0

@@ -337,7 +337,7 @@ def test_a_grpc_client_who_cancels_stops_the_producer(
     assert eventually(lambda: producers(server, kind) == 0)
 
 
-def test_a_crash_is_told_with_its_signal_and_the_model_serves_again(
+def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(
     server: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     def body(value: float) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def test_a_model_that_is_not_well_is_not_ready_over_both_wires(server: Any, kind
             assert (over_http.is_model_ready(name), over_grpc.is_model_ready(name)) == (is_well, is_well)
 
 
-def test_where_models_are_not_loaded_by_order_a_model_is_told_so(server: Any, kind: str) -> None:
+def test_without_explicit_model_control_a_model_that_loads_others_gets_an_error(server: Any, kind: str) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         said = client.infer(f"{kind}speaker", value_of(httpclient, 3.0)).get_response()["parameters"]
     words = "explicit model load / unload is not allowed if polling is enabled"

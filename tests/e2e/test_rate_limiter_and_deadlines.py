@@ -65,7 +65,7 @@ def test_two_models_that_share_a_resource_never_run_at_once(server: Any) -> None
     assert took_s >= computing_s, "runs that never overlap take no less than their sum"
 
 
-def test_what_asks_for_more_than_there_is_does_not_load_and_says_what_is_missing(server: Any) -> None:
+def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_names_the_missing_ones(server: Any) -> None:
     index = server.ask("/v2/repository/index", {})[1]
     reason = next(item["reason"] for item in index if item["name"] == "greedy")
     assert "model 'greedy'" in reason
@@ -121,7 +121,7 @@ def test_a_grpc_calls_own_deadline_keeps_hopeless_work_from_being_begun(server: 
     assert eventually(lambda: int(server.statistics("slow")["inference_stats"]["fail"]["count"]) >= 1)
 
 
-def test_a_refused_grpc_call_is_told_when_to_come_back(server: Any) -> None:
+def test_a_refused_grpc_call_gets_a_time_to_retry(server: Any) -> None:
     request = service_pb2.ModelInferRequest(model_name="narrow", raw_input_contents=[np.int32(7).tobytes()])
     request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
     message = request.SerializeToString()

@@ -70,7 +70,7 @@ def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(expl
     assert explicit.get("/v2/health/ready")[0] == 200
 
 
-def test_load_and_unload_change_what_is_served(explicit: Any, eventually: Any) -> None:
+def test_load_and_unload_change_the_served_models(explicit: Any, eventually: Any) -> None:
     assert explicit.infer("two", body())[0] == 404
     assert load(explicit, "two") == (200, None)
     assert explicit.infer("two", body())[0] == 200
@@ -196,7 +196,7 @@ def test_a_model_name_that_would_leave_the_repository_is_refused(explicit: Any, 
         assert explicit.infer(one, body())[0] == 200
 
 
-def test_unloading_what_is_not_loaded_is_no_error(explicit: Any) -> None:
+def test_unloading_a_model_that_is_not_loaded_is_no_error(explicit: Any) -> None:
     assert unload(explicit, "two")[0] == 200
 
 

@@ -44,7 +44,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_client_is_asked_to_try_again_until_its_model_answers_and_never_told_that_there_is_none(
+def test_a_client_is_asked_to_retry_until_its_model_answers_and_never_gets_not_found(
     repository: Any, tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     gate = tmp_path / "gate"

@@ -158,7 +158,7 @@ def test_a_pin_outlives_a_kill_of_the_process_and_a_stop_with_a_state_directory(
         assert serving(server) == 2
 
 
-def test_a_damaged_file_of_pins_is_told_and_does_not_keep_the_server_from_serving(
+def test_a_damaged_file_of_pins_is_reported_and_the_server_serves(
     serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
 ) -> None:
     add_versions(repository, identity, 1, 2)

@@ -139,7 +139,7 @@ def test_an_unaligned_region_is_read_and_written_rightly(client: Any, wire: str,
     np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 2], 17), array)
 
 
-def test_status_lists_what_is_registered_until_it_is_not(server: Any, client: Any, segment: Any) -> None:
+def test_status_lists_regions_until_they_are_unregistered(server: Any, client: Any, segment: Any) -> None:
     key, _ = segment(128)
     client.register_system_shared_memory("mine", key, 64, 32)
     status, regions = server.ask("/v2/systemsharedmemory/status")
@@ -150,7 +150,7 @@ def test_status_lists_what_is_registered_until_it_is_not(server: Any, client: An
     assert server.ask("/v2/systemsharedmemory/region/mine/status")[0] == 404
 
 
-def test_what_is_wrong_about_a_region_is_told(client: Any, wire: str, segment: Any) -> None:
+def test_errors_of_a_region_are_reported(client: Any, wire: str, segment: Any) -> None:
     key, _ = segment(64)
     client.register_system_shared_memory("mine", key, 64)
 
@@ -198,7 +198,7 @@ def test_an_input_whose_bytes_do_not_fit_its_shape_is_refused(client: Any, wire:
         client.infer("same", [tensor])
 
 
-def test_a_region_unregistered_while_a_request_uses_it_is_let_go_afterwards(server: Any, segment: Any) -> None:
+def test_a_region_unregistered_while_a_request_uses_it_is_released_afterwards(server: Any, segment: Any) -> None:
     key, handle = segment(64)
     array = np.arange(4, dtype=np.float32).reshape(1, 4)
     shm.set_shared_memory_region(handle, [array])

@@ -403,7 +403,7 @@ def test_log_settings_are_read_and_changed(client: Any) -> None:
         client.update_log_settings({"log_verbose_level": 0})
 
 
-def test_what_is_not_served_answers_unimplemented(client: Any) -> None:
+def test_unsupported_rpcs_answer_unimplemented(client: Any) -> None:
     with pytest.raises(InferenceServerException) as caught:
         client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 16)
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"

@@ -271,7 +271,7 @@ def test_statistics_and_the_index_name_the_model(any_client: Any) -> None:
     assert any({"name": "conv_openvino", "version": "1", "state": "READY"}.items() <= item.items() for item in index)
 
 
-def test_server_metadata_names_what_is_served(client: Any) -> None:
+def test_server_metadata_names_the_supported_extensions(client: Any) -> None:
     metadata = client.get_server_metadata()
     assert metadata["name"] == "triton"
     assert {"classification", "binary_tensor_data", "statistics", "model_repository", "parameters"} <= set(
@@ -364,7 +364,7 @@ def test_log_settings_are_read_and_changed(client: Any) -> None:
     assert client.get_log_settings() == before
 
 
-def test_what_is_not_served_answers_the_documented_refusal(client: Any) -> None:
+def test_unsupported_endpoints_answer_the_documented_refusal(client: Any) -> None:
     with pytest.raises(InferenceServerException) as caught:
         client.register_cuda_shared_memory("r", b"handle", 0, 16)
     assert caught.value.status() == "501"

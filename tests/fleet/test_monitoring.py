@@ -35,7 +35,7 @@ def program(name: str) -> str:
     return found
 
 
-def test_alerts_say_what_is_wrong_and_how_bad() -> None:
+def test_alerts_name_the_problem_and_its_severity() -> None:
     groups = read_yaml("alert-rules.yml")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules)

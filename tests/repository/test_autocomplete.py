@@ -274,7 +274,7 @@ def test_a_model_that_nothing_can_open_says_what_was_looked_for(
         assert word in caught.value.message
 
 
-def test_a_missing_file_is_named_beside_what_is_there(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+def test_a_missing_file_is_named_beside_the_present_ones(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
     add_model("m", 'backend: "onnxruntime"', {"1/net.onnx": b"x"})
     with pytest.raises(LoadError, match=r"model 'm' version 1: no file 'model.onnx'.*'net.onnx'"):
         resolved()

@@ -102,7 +102,7 @@ def test_half_a_file_has_no_error_of_its_own(path: Path, followed: Any, monkeypa
         wish.resolve({})
 
 
-def test_where_nobody_follows_the_disk_a_load_takes_what_is_there(path: Path, source: RepositorySource) -> None:
+def test_without_a_watcher_a_load_takes_the_files_that_are_there(path: Path, source: RepositorySource) -> None:
     wish = source.desired_models()[0]["m"].versions[1]
     (path / "1" / "weights").write_bytes(b"other")
     wish.resolve({}).confirm()

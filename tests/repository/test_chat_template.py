@@ -65,7 +65,7 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
         ({"chat_template": "T"}, "../tokenizer", "expected a relative path inside the model's directory"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, config: object, folder: str, said: str) -> None:
+def test_errors_name_the_field(tmp_path: Path, config: object, folder: str, said: str) -> None:
     with pytest.raises(BadModelConfig, match="model 'm': parameter chat_tokenizer: ") as caught:
         read_chat_template("m", write(tmp_path, config), folder)
     assert said in caught.value.message

@@ -40,7 +40,7 @@ def source(root: Path, tmp_path: Path, described: Any) -> Any:
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_the_wish_for_a_repository_covers_every_model_and_its_versions(source: Any, add_model: Any) -> None:
+def test_the_desired_state_of_a_repository_covers_every_model_and_its_versions(source: Any, add_model: Any) -> None:
     add_model("a", CONFIG, versions=(1, 2))
     add_model("b")
     add_model("broken", "nonsense")
@@ -60,7 +60,7 @@ def test_an_unchanged_model_is_wished_for_with_the_same_fingerprint(source: Any,
     assert source.desired_model("m", None, {}) == source.desired_models()[0]["m"]
 
 
-def test_an_absent_model_has_no_wish(source: Any) -> None:
+def test_an_absent_model_has_no_desired_state(source: Any) -> None:
     assert source.desired_model("m", None, {}) is None
     assert source.desired_model("../m", "{}", {}) is None
 
@@ -153,7 +153,7 @@ def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any
     assert len(list((tmp_path / "scratch").iterdir())) == 1
 
 
-def test_a_load_of_what_is_in_no_repository_leaves_the_files_that_serve(source: Any) -> None:
+def test_a_load_of_a_model_in_no_repository_leaves_the_files_that_serve(source: Any) -> None:
     serving = source.desired_model("new", CONFIG_JSON, {"1/model.bin": b""})
     assert source.desired_model("new", None, {}) is None
     assert serving.versions[1].resolve({}).file.model_dir.is_dir(), "it may have to be loaded again from them"

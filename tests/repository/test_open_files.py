@@ -56,7 +56,7 @@ def test_readers_are_no_writers_and_links_are_followed(file: Path, tmp_path: Pat
         assert is_open_for_writing(str(tmp_path / "link")) is True
 
 
-def test_of_what_is_no_file_or_another_users_nothing_is_said_and_nothing_is_opened(
+def test_entries_that_are_no_files_or_another_users_are_not_reported_and_not_opened(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "fifo")  # opening it would wait for a writer

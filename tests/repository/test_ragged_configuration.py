@@ -129,7 +129,7 @@ def test_names_are_not_each_compared_with_all_others(counted: Any) -> None:
     assert counted.compared < 50_000
 
 
-def test_the_file_is_compared_with_what_is_known_of_the_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_compared_with_the_known_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def counted(name: str) -> Callable[[Any], set[str]]:

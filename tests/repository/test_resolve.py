@@ -143,7 +143,7 @@ def test_instance_groups_get_names_kinds_counts_and_devices(
         ("instance_group { name: 'm_1' } instance_group { }", 0, ["a name of its own"]),
     ],
 )
-def test_an_instance_group_that_the_box_cannot_serve_is_refused(
+def test_an_instance_group_that_the_machine_cannot_serve_is_refused(
     add_model: Any, identity: Any, resolved: Any, groups: str, gpu_count: int, words: list[str]
 ) -> None:
     add_model("m", FULL.format(batch=0) + groups)

@@ -55,7 +55,7 @@ def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_mo
         ("version_policy { specific { versions: [ 3, 1, 9 ] } }", (1, 3)),
     ],
 )
-def test_the_version_policy_says_what_is_wished_for(root: Path, add_model: Any, policy: str, wished: Any) -> None:
+def test_the_version_policy_chooses_the_desired_versions(root: Path, add_model: Any, policy: str, wished: Any) -> None:
     add_model("m", policy, versions=(1, 2, 3))
     assert _only(root).desired_versions == wished
 
@@ -72,7 +72,9 @@ def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_pr
 
 
 @given(st.sets(st.integers(0, 2**63 - 1), max_size=6), st.integers(1, 8), st.sets(st.integers(0, 9), max_size=4))
-def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], latest: int, specific: set[int]) -> None:
+def test_the_desired_versions_are_always_a_sorted_subset_of_the_present_ones(
+    present: set[int], latest: int, specific: set[int]
+) -> None:
     for policy in (VersionPolicy(latest), VersionPolicy(None), VersionPolicy(None, tuple(specific))):
         wished = select_versions(policy, present)
         assert set(wished) <= present
@@ -125,7 +127,9 @@ def test_one_repository_given_twice_is_one_repository(tmp_path: Path, root: Path
 
 
 @pytest.mark.parametrize("kind", ["absent", "file"])
-def test_a_repository_that_cannot_be_read_is_an_error_not_an_empty_wish(tmp_path: Path, root: Path, kind: str) -> None:
+def test_a_repository_that_cannot_be_read_is_an_error_not_an_empty_desired_state(
+    tmp_path: Path, root: Path, kind: str
+) -> None:
     path = tmp_path / kind
     if kind == "file":
         path.write_text("")
@@ -319,7 +323,7 @@ def test_an_empty_repository_is_an_empty_snapshot(root: Path) -> None:
     assert Scanner([root]).scan().models == {}
 
 
-def test_a_model_file_outside_of_any_folder_is_told_where_it_belongs(root: Path, add_model: Any) -> None:
+def test_the_message_about_a_model_file_outside_of_any_folder_says_where_it_belongs(root: Path, add_model: Any) -> None:
     add_model("m", None, versions=(1,))
     (root / "yolov8n.onnx").write_bytes(b"")
     (root / "README.md").write_text("no model")
@@ -330,7 +334,7 @@ def test_a_model_file_outside_of_any_folder_is_told_where_it_belongs(root: Path,
     assert f"'{root}/yolov8n/1'" in warning
 
 
-def test_a_model_without_versions_is_told_where_its_files_belong(root: Path) -> None:
+def test_the_message_about_a_model_without_versions_says_where_its_files_belong(root: Path) -> None:
     (root / "flat").mkdir()
     (root / "flat" / "flat.onnx").write_bytes(b"")
     assert _only(root).problem.endswith(f"move 'flat.onnx' to '{root}/flat/1/model.onnx'")

@@ -117,7 +117,7 @@ def test_a_mark_that_is_missing_is_set_or_refused_where_nothing_is_completed(res
 
 
 @given(st.integers(2, 40), st.integers(1, 16))
-def test_what_is_completed_passes_the_check_against_the_file(count: int, rows: int) -> None:
+def test_a_completed_configuration_passes_the_check_against_the_file(count: int, rows: int) -> None:
     seen = engine((count,))
     made = parse_text(f"max_batch_size: {rows}".encode(), "m")
     complete(made, "m", seen, 4)

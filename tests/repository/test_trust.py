@@ -89,7 +89,7 @@ def test_what_sha256sum_wrote_is_accepted(model: Path, load: Any, flags: tuple[s
     assert load(REQUIRED).spec.name == "m"
 
 
-def test_what_is_written_here_is_accepted_by_sha256sum(model: Path) -> None:
+def test_written_checksums_are_accepted_by_sha256sum(model: Path) -> None:
     (model / "1" / "line\nfeed \\").write_bytes(b"x")
     for path in sign_model(model, None):
         done = subprocess.run(
@@ -220,7 +220,7 @@ def test_another_key_does_not_count(model: Path, load: Any, signed_only: TrustPo
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 63, b"x" * 65, b"?" * 88, b"x" * 5000])
-def test_what_is_no_signature_is_refused(
+def test_a_malformed_signature_is_refused(
     model: Path, load: Any, key: PrivateKey, signed_only: TrustPolicy, content: bytes
 ) -> None:
     sign_model(model, key)

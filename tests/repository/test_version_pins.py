@@ -65,7 +65,7 @@ def test_a_pin_to_a_version_that_is_gone_says_so_and_asks_for_no_other(source: A
     assert (dict(wish.versions), wish.reason) == ({}, "model 'm' is pinned to version 7, which is not there")
 
 
-def test_what_is_wrong_with_the_whole_model_is_told_before_the_pin(source: Any, add_model: Any) -> None:
+def test_a_problem_of_the_whole_model_is_reported_before_the_pin(source: Any, add_model: Any) -> None:
     add_model("m", "nonsense", versions=(1, 2))
     source.pin("m", 1)
     wish = source.desired_models()[0]["m"]
@@ -81,7 +81,7 @@ def test_a_load_with_a_configuration_or_files_keeps_to_the_pin(source: Any, add_
     assert "pinned to version 1" in sent.reason
 
 
-def test_a_wish_from_before_a_pin_is_brought_up_to_date(source: Any, add_model: Any) -> None:
+def test_a_desired_state_from_before_a_pin_is_updated(source: Any, add_model: Any) -> None:
     for name in ("m", "n"):
         add_model(name, ALL, versions=(1, 2))
     before, _ = source.desired_models()
@@ -109,7 +109,7 @@ def test_an_order_counts_on_what_has_come_to_rest_alone_while_the_disk_is_follow
     assert list(source.desired_model("m", None, {}).versions) == [3]
 
 
-def test_the_versions_on_disk_are_told_without_regard_to_the_policy(source: Any, add_model: Any) -> None:
+def test_the_versions_on_disk_are_listed_without_regard_to_the_policy(source: Any, add_model: Any) -> None:
     add_model("m", 'backend: "identity"', versions=(1, 12, 3))
     assert source.versions("m") == (1, 3, 12)
     assert source.versions("nobody") == ()

@@ -127,7 +127,7 @@ def test_a_file_changed_in_place_is_a_new_generation(
         assert followed.wait(lambda before=before: followed.prints["m", 1] != before)
 
 
-def test_a_change_that_nobody_told_of_is_found_by_the_fallback_scan(
+def test_a_change_without_an_event_is_found_by_the_fallback_scan(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FileObservation, "on_event", lambda *_, **__: None)
@@ -136,7 +136,7 @@ def test_a_change_that_nobody_told_of_is_found_by_the_fallback_scan(
     assert followed.becomes({"m": (1,)})
 
 
-def test_what_is_still_being_written_at_the_start_is_left_for_later(root: Path, add_model: Any, follow: Any) -> None:
+def test_models_that_are_being_written_at_the_start_are_left_for_later(root: Path, add_model: Any, follow: Any) -> None:
     path = add_model("m", files={"1/weights": b"1"})
     add_model("m", files={"2/weights.part": b"2"}, versions=(2,))
     followed = follow()
@@ -167,7 +167,7 @@ def test_an_upload_that_pauses_for_long_is_not_wished_for_until_its_file_is_clos
 
 
 @pytest.mark.parametrize("handler", ["nothing", "by polling"])
-def test_an_upload_that_pauses_is_waited_for_though_no_event_told_of_its_opening(
+def test_a_paused_upload_is_waited_for_though_no_event_reported_its_opening(
     root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, handler: str
 ) -> None:
     path = add_model("m", files={"1/weights": b"1"})
@@ -200,7 +200,7 @@ def test_where_the_kernel_does_not_say_who_writes_a_new_file_is_held_back_for_a_
 
 
 @pytest.mark.parametrize("staging", ["outside", "models/.staging"])
-def test_a_directory_renamed_into_place_is_told_from_one_that_is_filled_there(
+def test_a_directory_renamed_into_place_is_distinguished_from_one_that_is_filled_there(
     root: Path, tmp_path: Path, add_model: Any, staging: str
 ) -> None:
     _linux_only()
@@ -352,7 +352,7 @@ def test_a_root_that_is_not_there_at_the_start_is_an_error(tmp_path: Path, follo
         follow(tmp_path / "nowhere")
 
 
-def test_a_work_tree_counts_when_git_has_let_go_of_it(root: Path, add_model: Any, follow: Any) -> None:
+def test_a_work_tree_counts_when_git_has_released_its_lock(root: Path, add_model: Any, follow: Any) -> None:
     (root / ".git").mkdir()
     followed = follow(fallback_s=0.05)
     (root / ".git" / "index.lock").write_bytes(b"")

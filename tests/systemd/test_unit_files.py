@@ -54,7 +54,7 @@ def test_systemd_verifies_the_unit_without_a_word(unit: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("unit", [""], indirect=True)
 @pytest.mark.parametrize("line", ["ProtectSytem=strict", "WatchdogSec=soon", "SystemCallFilter=@nonsense"])
-def test_the_check_finds_what_is_wrong(unit: Path, line: str) -> None:
+def test_the_check_finds_errors(unit: Path, line: str) -> None:
     unit.write_text(unit.read_text().replace("[Install]", f"{line}\n[Install]"))
     assert analyze("verify", str(unit), path=unit.parent).stderr != ""
 

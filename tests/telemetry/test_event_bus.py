@@ -66,7 +66,7 @@ def test_concurrent_publishers_lose_nothing_and_number_everything_once():
     assert [event.number for event in bus.history()] == list(range(1, 2001))
 
 
-def test_numbers_are_told_apart_by_the_run_that_they_belong_to():
+def test_event_numbers_belong_to_one_run_of_the_server():
     first, second = EventBus(history_size=2), EventBus()
     assert first.run_id != second.run_id
     assert first.latest() == 0

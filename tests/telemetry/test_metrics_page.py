@@ -69,7 +69,7 @@ def test_every_model_family_has_tritons_name_labels_and_unit():
     assert {name: got[name, labels] for name in expected} == expected
 
 
-def test_sequences_are_told_of_models_that_know_some_and_of_no_others():
+def test_sequences_are_reported_only_for_models_that_have_some():
     camera = VersionStatistics("camera", 1, live_sequences=0, waiting_sequences=3)
     got = samples(page_of([BUSY, camera]))
     told = {key: value for key, value in got.items() if key[0].startswith("edge_sequences")}

@@ -54,7 +54,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listene
     item.close()
 
 
-def test_every_kind_of_news_comes_as_sd_notify_writes_it(listener: Listener) -> None:
+def test_every_message_is_written_as_by_sd_notify(listener: Listener) -> None:
     manager = ServiceManager(listener.address)
     before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     manager.ready("2 models served")
@@ -92,9 +92,7 @@ def test_without_a_service_manager_nothing_is_sent_and_nothing_raised() -> None:
     assert ServiceManager.from_environment({"WATCHDOG_USEC": "1000000"}, 1).watchdog_s == 0
 
 
-def test_a_socket_that_is_gone_is_told_of_once_and_found_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_socket_is_reported_once_and_found_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = ServiceManager(str(tmp_path / "gone"))
     manager.feed()
     manager.feed()

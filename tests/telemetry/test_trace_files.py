@@ -136,7 +136,7 @@ def test_traces_of_many_threads_are_all_written_and_none_twice(tmp_path: Path) -
     assert sorted(head["id"] for head in heads(path)) == list(range(1, 401))
 
 
-def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+def test_a_target_that_is_no_file_is_left_alone(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
@@ -232,9 +232,7 @@ def test_a_full_disk_costs_the_traces_that_do_not_fit_and_leaves_the_file_whole(
     assert len(read(path)) == kept + 1
 
 
-def test_a_folder_that_is_not_there_is_told_in_the_log_and_harms_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_folder_is_logged_and_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     traces = traces_to(tmp_path / "no" / "t")
     with caplog.at_level(logging.WARNING):
         run(traces)

@@ -86,7 +86,7 @@ def test_every_rateth_request_is_traced(rate: int, expected: list[int]) -> None:
     assert [index for index in range(5) if sampler.sample()] == expected
 
 
-def test_the_count_is_told_as_what_is_left_and_starts_anew_when_it_is_set(tmp_path: Path) -> None:
+def test_the_count_is_reported_as_the_rest_and_starts_anew_when_it_is_set(tmp_path: Path) -> None:
     traces = Traces(TraceConfig(("level=TIMESTAMPS", "rate=1", "count=2", f"triton,file={tmp_path}/t")))
     kept = [traces.sample("m", ()) for _ in range(3)]
     assert [trace is not None for trace in kept] == [True, True, False]

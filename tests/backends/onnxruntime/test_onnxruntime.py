@@ -49,7 +49,7 @@ def test_two_instances_are_the_default(backend: Backend) -> None:
     assert (backend.default_instance_count, backend.default_filename) == (2, "model.onnx")
 
 
-def test_the_options_in_force_are_told(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+def test_the_options_in_force_are_reported(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     parameters = {
         "intra_op_thread_count": "3",
         "inter_op_thread_count": "2",

@@ -88,7 +88,7 @@ def test_two_messages_of_a_stream_in_two_frames_cut_at_every_byte(target: Any) -
         assert (answer.status.value[0], len(answer.messages)) == (0, 2)
 
 
-def test_a_head_cut_into_continuations_at_every_byte(target: Any) -> None:
+def test_a_header_block_split_into_continuations_at_every_byte(target: Any) -> None:
     wire = target.connect()
     cut = 0
     while True:

@@ -88,7 +88,7 @@ def test_for_the_drain_delay_clients_are_asked_to_go_and_everybody_is_answered(s
     assert target.server.stop() == 128 + signal.SIGTERM
 
 
-def test_at_the_end_of_the_delay_what_is_under_way_is_answered_and_the_rest_is_told(start: Any) -> None:
+def test_at_the_end_of_the_delay_running_calls_are_answered_and_the_others_refused(start: Any) -> None:
     target = start("--drain-delay-secs=0.3")
     busy, streaming, half_sent = target.connect(), target.connect(), target.connect()
     stream = open_stream(target, streaming)
@@ -111,7 +111,7 @@ def test_at_the_end_of_the_delay_what_is_under_way_is_answered_and_the_rest_is_t
     assert "Traceback" not in target.server.log()
 
 
-def test_without_a_delay_what_is_under_way_is_answered(start: Any) -> None:
+def test_without_a_delay_running_calls_are_answered(start: Any) -> None:
     target = start()
     wire = target.connect()
     call = wire.new_stream()

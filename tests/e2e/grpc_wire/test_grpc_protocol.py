@@ -378,7 +378,7 @@ def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: An
     assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
 
 
-def test_a_deadline_ends_a_stream_with_what_is_under_way_on_it(target: Any, eventually: Any) -> None:
+def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventually: Any) -> None:
     failed = failures(target, "repeat")
     questions = Questions(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=0.3)
@@ -484,7 +484,7 @@ def test_answers_keep_to_the_table_size_that_the_client_states(target: Any, size
         "/inference.grpcinferenceservice/modelinfer", INFER + "?x=1", "/%2e%2e/x", "/" + "x" * 2000,
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_unimplemented(target: Any, path: str) -> None:
+def test_unknown_methods_are_unimplemented(target: Any, path: str) -> None:
     wire = target.connect()
     assert wire.call(path, target.numbers()).status is Code.UNIMPLEMENTED
     assert wire.call(path).status is Code.UNIMPLEMENTED

@@ -261,7 +261,7 @@ def test_thousands_of_streams_opened_and_never_ended_over_many_connections(bound
 
 
 @pytest.mark.parametrize("size", [0, 1, 1_000])
-def test_a_head_that_never_ends(bounded: Any, size: int) -> None:
+def test_a_header_block_that_never_ends(bounded: Any, size: int) -> None:
     wire = bounded.connect()
     head = wire.head(wire.new_stream())
     head.flags.discard("END_HEADERS")
@@ -271,7 +271,7 @@ def test_a_head_that_never_ends(bounded: Any, size: int) -> None:
     wire.flood(head.serialize() + more * (20_000 if size < 1_000 else 10_000))
 
 
-def test_a_small_head_that_stands_for_a_huge_one(bounded: Any) -> None:
+def test_a_small_header_block_that_decodes_to_a_huge_one(bounded: Any) -> None:
     """An entry of 3,900 bytes in the table, named four thousand times in every block of four kilobytes."""
     wire = bounded.connect()
     head = wire.head(wire.new_stream(), INFER, ("y-long", "v" * 3_900))
@@ -282,7 +282,7 @@ def test_a_small_head_that_stands_for_a_huge_one(bounded: Any) -> None:
         wire.flood(HeadersFrame(stream, block, flags=["END_HEADERS"]).serialize())
 
 
-def test_heads_of_many_fields(bounded: Any) -> None:
+def test_header_blocks_of_many_fields(bounded: Any) -> None:
     wire = bounded.connect()
     fields = [(f"y-{number}", "v") for number in range(2_000)]
     encoder = hpack.Encoder()
@@ -335,7 +335,7 @@ def test_a_flood_of_calls_to_nobody(bounded: Any) -> None:
     wire.flood(b"".join(wire.head(wire.new_stream(), f"/a/{n}", ends=True).serialize() for n in range(5_000)))
 
 
-def test_right_calls_whose_heads_are_never_the_same(bounded: Any) -> None:
+def test_valid_calls_whose_headers_are_never_the_same(bounded: Any) -> None:
     """What a server remembers of heads must not grow with them."""
     for number in range(20):
         wire = bounded.connect()

@@ -90,7 +90,7 @@ def test_a_timeout_that_is_none_is_refused(text: bytes) -> None:
     assert refusal.code is GrpcStatus.INTERNAL
 
 
-def test_metadata_keeps_repetitions_and_leaves_out_what_is_the_transports() -> None:
+def test_metadata_keeps_repetitions_and_leaves_out_fields_of_the_transport() -> None:
     found = head((b"te", b"trailers"), (b"a", b"1"), (b"a", b"2"), (b"grpc-encoding", b"gzip"), (b"b", b"\xc3\xa9"))
     assert found.metadata == (("a", "1"), ("a", "2"), ("b", "é"))
 
@@ -151,7 +151,7 @@ def test_a_streams_messages_are_delivered_in_its_connections_turns(transport: Ht
         (b"content-type", b"application/grpcx", 415), (b"content-type", b"text/html", 415), (b":method", b"PUT", 405),
     ],
 )  # fmt: skip
-def test_what_is_no_grpc_gets_a_status_of_http(name: bytes, value: bytes, status: int) -> None:
+def test_requests_that_are_not_grpc_get_an_http_status(name: bytes, value: bytes, status: int) -> None:
     fields = tuple((key, value if key == name else given) for key, given in FIELDS)
     assert head(fields=fields).http_status == status
 
@@ -273,7 +273,7 @@ def test_a_message_that_does_not_come_is_given_up(transport: Http2Transport) -> 
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_what_is_inflated_is_bounded_and_whole(encoding: str, compress: Any) -> None:
+def test_decompressed_messages_are_bounded_and_complete(encoding: str, compress: Any) -> None:
     data = bytes(3 << 20)
     packed = bytearray(compress(data))
     assert bytes(http2_transport._inflated(packed, encoding, len(data))) == data

@@ -100,7 +100,7 @@ headers = st.dictionaries(st.sampled_from(("own", "x-robot")), st.sampled_from((
 
 
 @given(repetitions(), headers)
-def test_a_head_that_is_known_reads_as_one_that_is_not(pair: tuple[Any, Any], forwarded: dict[str, str]) -> None:
+def test_a_cached_header_decodes_as_an_unknown_one(pair: tuple[Any, Any], forwarded: dict[str, str]) -> None:
     reader = RequestReader(REGIONS)
     for number, message in enumerate((*pair, *pair)):
         data = message.SerializeToString()
@@ -198,7 +198,7 @@ def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
     assert is_known(reader, plain(model=f"m{3 * MAX_ENTRIES - 1}"))
 
 
-def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
+def test_an_id_that_is_no_text_is_refused_with_a_cached_header_too() -> None:
     reader = RequestReader(REGIONS)
     good = plain(request_id="ab").SerializeToString()
     read(reader, good)
@@ -228,7 +228,7 @@ def regions() -> Iterator[SharedMemoryRegistry]:
         memory.unlink()
 
 
-def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
+def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
     reader = RequestReader(regions)
     message = messages.ModelInferRequest(model_name="m")
     for owner in (message.inputs.add(name="x", datatype="FP32", shape=[4]), message.outputs.add(name="y")):

@@ -32,7 +32,7 @@ def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transpor
             GrpcFrontend(service, GrpcConfig(transport=transport, port=port)).start()
 
 
-def test_two_front_ends_cannot_share_a_port_unless_told_to(service: Any, open_door: Any, transport: str) -> None:
+def test_two_front_ends_share_a_port_only_if_configured(service: Any, open_door: Any, transport: str) -> None:
     door = open_door()
     with pytest.raises(ServingFault):
         GrpcFrontend(service, GrpcConfig(transport=transport, port=door.port)).start()

@@ -182,7 +182,7 @@ def test_real_error_mode_ends_the_stream_with_the_first_errors_status(door: Any,
     assert door.service.calls[1].is_cancelled.wait(20)
 
 
-def test_half_close_waits_for_what_is_outstanding(door: Any, make_request: Any) -> None:
+def test_half_close_waits_for_outstanding_responses(door: Any, make_request: Any) -> None:
     call = door.stream([make_request("held", id="a"), make_request("held_stream", id="b")])
     first, second = door.service.wait_for_calls(2)
     second.answer(output(), is_final=False)
@@ -305,7 +305,7 @@ def test_an_output_region_unregistered_meanwhile_takes_all_results(door: Any, ma
 
 
 @pytest.mark.parametrize("model", ["held", "held_stream"])
-def test_output_regions_are_let_go_when_a_stream_ends_early(door: Any, make_request: Any, model: str) -> None:
+def test_output_regions_are_released_when_a_stream_ends_early(door: Any, make_request: Any, model: str) -> None:
     regions = door.service.shared_memory
     regions.register("out", "/out", 0, 16)
     requests = [to_region(make_request(model, id=str(i)), "out") for i in range(3)]

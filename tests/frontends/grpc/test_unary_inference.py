@@ -128,7 +128,7 @@ def test_a_models_error_becomes_the_calls_status(door: Any, make_request: Any, e
     assert error.__traceback__ is None
 
 
-def test_a_throttled_call_is_told_when_to_come_back_as_grpc_clients_read_it(door: Any, make_request: Any) -> None:
+def test_a_throttled_call_gets_a_time_to_retry_in_grpcs_format(door: Any, make_request: Any) -> None:
     error = Throttled("the box is HOT: 96 °C of 97", retry_after_s=0.7501)
     door.service.behaviours["echo"] = lambda call: call.answer(error=error)
     told = refusal(door, make_request())
@@ -163,7 +163,7 @@ def test_the_sooner_of_the_calls_and_the_requests_deadline_counts(
         assert abs(seen[0] - before_ns - expected_s * 1e9) < 1e9 + (time.monotonic_ns() - before_ns)
 
 
-def test_an_unexpected_exception_is_internal_told_in_short_and_logged(
+def test_an_unexpected_exception_is_internal_with_a_short_message_and_logged(
     door: Any, make_request: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(call: Any) -> None:
@@ -353,7 +353,7 @@ def ask_held(door: Any) -> tuple[Any, Any, Callable[[], None]]:
     return future, held, lambda: held.answer(Tensor("OUTPUT0", DType.FP32, np.arange(4, dtype="<f4")))
 
 
-def test_an_output_region_unregistered_meanwhile_takes_the_result_and_is_let_go(door: Any) -> None:
+def test_an_output_region_unregistered_meanwhile_takes_the_result_and_is_released(door: Any) -> None:
     regions = door.service.shared_memory
     future, _, answer = ask_held(door)
     regions.unregister("out")
@@ -365,7 +365,7 @@ def test_an_output_region_unregistered_meanwhile_takes_the_result_and_is_let_go(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "refused", "failed"])
-def test_output_regions_of_requests_without_a_result_are_let_go(door: Any, how: str) -> None:
+def test_output_regions_of_requests_without_a_result_are_released(door: Any, how: str) -> None:
     regions = door.service.shared_memory
     if how == "refused":
         regions.register("in", "/in", 0, 16)

@@ -104,7 +104,7 @@ def test_a_body_that_no_handler_reads_does_not_disturb_the_next_request(connect:
         assert client.answer()[0] == 200
 
 
-def test_a_client_that_asks_first_is_told_to_send_its_body_once(connect: Callable[[], Client]) -> None:
+def test_expect_100_continue_is_answered_once(connect: Callable[[], Client]) -> None:
     client = connect()
     head, _, body = post(INDEX, b'{"ready": true}', "Expect: 100-continue").partition(b"\r\n\r\n")
     client.send(head + b"\r\n\r\n")

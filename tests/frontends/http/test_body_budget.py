@@ -328,7 +328,7 @@ def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_doe
     assert (budget.held, budget.refused) == (0, 1)
 
 
-def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_room() -> None:
+def test_decompressed_bytes_of_a_complete_body_are_refused_when_the_budget_is_used_up() -> None:
     async def inflate() -> None:
         budget = MemoryBudget(1000, 1000)
         settled, _ = reader(budget)

@@ -150,7 +150,7 @@ def test_compressed_text_may_end_anywhere_within_the_pieces_it_is_read_in():
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_what_is_compressed_inflates_again(encoding):
+def test_compressed_bodies_decompress_again(encoding):
     assert decompress(compress([b"ab", memoryview(b"cd"), b""], encoding), encoding, 4) == b"abcd"
 
 
@@ -230,13 +230,13 @@ def test_broken_chunks_end_the_connection_and_not_the_server(site, tail):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\0" * 9000])
-def test_what_is_not_http_ends_the_connection_and_not_the_server(site, garbage, caplog):
+def test_bytes_that_are_not_http_end_the_connection_and_not_the_server(site, garbage, caplog):
     raw_exchange(site.port, garbage, half_close=True)
     assert site.get("/v2/health/live").status == 200
     assert caplog.records == [], "a port scan is no error of the server"
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(site):
+def test_expect_100_continue_is_answered(site):
     body = body_of(2)
     with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
         head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -129,7 +129,7 @@ def test_inferences_of_every_kind_take_one_way(site, connect, begun, line):
     assert begun == ["float"] * 2
 
 
-def test_a_head_seen_before_is_answered_with_the_same_head_and_body(client):
+def test_a_cached_head_is_answered_with_the_same_head_and_body(client):
     unknown = infer([0.5], path="/v2/models/no/infer")
     for made in (infer([1.0, 2.0], "a"), binary([1.0, 2.0], "a"), binary([], "b"), unknown):
         answers = []
@@ -284,7 +284,7 @@ def test_a_client_that_does_not_read_is_not_served_further(site, client):
     assert len(site.service.requests) == 20
 
 
-def test_refusals_stay_the_same_on_a_kept_head(open_site, begun, connect):
+def test_refusals_stay_the_same_with_a_cached_head(open_site, begun, connect):
     from edge_server.config import RestrictedGroup
 
     site = open_site(max_input_size_bytes=1000, restricted=(RestrictedGroup(("inference",), "key", "secret"),))
@@ -301,7 +301,7 @@ def test_refusals_stay_the_same_on_a_kept_head(open_site, begun, connect):
     assert client.is_ended()
 
 
-def test_forwarded_headers_reach_the_model_on_a_kept_head(open_site, begun, connect):
+def test_forwarded_headers_reach_the_model_with_a_cached_head(open_site, begun, connect):
     site = open_site(header_pattern=re.compile("stamp.*"))
     client = connect(site)
     for value in ("1", "2"):

@@ -46,7 +46,7 @@ def test_an_allowed_origin_reads_every_kind_of_endpoint(open_site: Any) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://dashboard.example", "null", "https://dashboard.example:3000.evil", ""])
-def test_another_origin_reads_nothing_and_a_cache_is_told(open_site: Any, origin: str) -> None:
+def test_another_origin_reads_nothing_and_vary_says_so(open_site: Any, origin: str) -> None:
     site = open_site(allowed_origins=(PAGE,))
     reply = site.get("/v2", headers={"Origin": origin})
     assert reply.headers["Access-Control-Allow-Origin"] is None

@@ -151,7 +151,7 @@ def test_other_clients_and_own_pages_run_and_list_models_with_any_content_type(
         assert site.post(path, ADD, {**headers, **content}).status != 403, path
 
 
-def test_a_remembered_head_decides_for_its_own_bytes_only_and_is_not_compared_again(
+def test_a_cached_head_decides_for_its_own_bytes_only_and_is_not_compared_again(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[str] = []

@@ -213,7 +213,7 @@ def test_the_endpoints_belong_to_the_category_of_the_repository(open_site: Any) 
         assert site.ask(method, path, headers={"x-key": "s3cret"}).status == 200, path
 
 
-def test_versions_are_told_with_their_past(site: Any) -> None:
+def test_versions_are_listed_with_their_history(site: Any) -> None:
     cold, ready = site.get("/edge/v1/versions").json["versions"]
     assert cold["state"] == "NOT_LOADED"
     assert cold["since_s"] is None

@@ -99,7 +99,7 @@ def test_a_stream_that_begins_with_an_error_has_the_headers_that_the_error_bring
     [("add", {"INPUT0": [1] * 4}, 400), ("absent", PAIR, 404), ("add", b"{", 400)],
     ids=["an input is missing", "no such model", "no JSON"],
 )
-def test_what_is_refused_before_there_is_a_response_is_no_event(site, path, body, status):
+def test_a_refusal_before_the_response_is_no_event(site, path, body, status):
     reply = site.post(f"/v2/models/{path}/generate_stream", body)
     assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
     assert reply.error

@@ -102,7 +102,7 @@ def test_each_refused_name_is_logged_once_and_only_some_names(site: Any, caplog:
     assert "further hosts" in lines[-1]
 
 
-def test_a_remembered_head_is_not_checked_again(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_head_is_not_checked_again(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[object] = []
     refusal = HostCheck.refusal
     monkeypatch.setattr(HostCheck, "refusal", lambda self, head: checked.append(head) or refusal(self, head))

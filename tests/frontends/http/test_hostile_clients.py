@@ -282,7 +282,7 @@ def test_a_quiet_stream_of_events_goes_on(open_impatient, connect):
         text += more
 
 
-def test_who_takes_is_told_from_who_does_not():
+def test_clients_that_read_are_distinguished_from_clients_that_do_not():
     listening = socket.create_server(("127.0.0.1", 0))
     with listening, socket.create_connection(listening.getsockname()) as client, listening.accept()[0] as served:
 
@@ -343,7 +343,7 @@ def test_the_longest_idle_connection_makes_room_for_a_new_one(open_impatient, co
         assert answer(client).startswith(b"HTTP/1.1 200 ")
 
 
-def test_without_an_idle_connection_a_new_one_is_told_503_and_the_others_go_on(open_impatient, connect, caplog):
+def test_without_an_idle_connection_a_new_one_gets_503_and_the_others_go_on(open_impatient, connect, caplog):
     site = open_impatient(0.2, max_connections=2)
     clients = [connect(site) for _ in range(2)]
     for client in clients:

@@ -356,7 +356,7 @@ def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
     assert threads[1].name.startswith("http-worker")
 
 
-def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch):
+def test_a_request_decoded_for_a_client_that_left_is_released(site, monkeypatch):
     decode = inference_route.decode_infer
     has_begun, may_end, was_released = threading.Event(), threading.Event(), threading.Event()
     outputs = []

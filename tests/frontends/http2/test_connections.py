@@ -164,7 +164,7 @@ def test_answers_from_many_threads(serve: Serve) -> None:
     assert found == {number: str(number).encode() for number in numbers}
 
 
-def test_the_loss_of_a_connection_is_told_to_each_stream_once(serve: Serve) -> None:
+def test_the_loss_of_a_connection_is_reported_to_each_stream_once(serve: Serve) -> None:
     server = serve()
     client = server.connect()
     paths = ["/raise", "/wait", "/wait"]
@@ -207,7 +207,7 @@ def test_what_a_client_sends_before_it_reads_the_last_goaway_resets_no_connectio
     stopping.join()
 
 
-def test_connections_that_nobody_has_accepted_are_told_that_the_server_stops_6_8(serve: Serve) -> None:
+def test_connections_that_were_not_accepted_get_goaway_when_the_server_stops_6_8(serve: Serve) -> None:
     server = serve()
 
     def connect_and_stop() -> Any:

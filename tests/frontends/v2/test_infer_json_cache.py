@@ -248,7 +248,7 @@ def test_a_deadline_counts_from_each_request(spec):
         b'{"id":"x","inputs":[{"name":"IN"}]}',
     ],
 )
-def test_what_is_wrong_stays_wrong(spec, text):
+def test_invalid_bodies_stay_invalid(spec, text):
     decoder = InferJsonCache(REGIONS)
     for _ in range(4):
         with pytest.raises(InvalidRequest):

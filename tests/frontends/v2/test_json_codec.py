@@ -475,7 +475,7 @@ def tensors(draw, dtypes):
 
 
 @given(tensors(JSON_TYPES))
-def test_what_is_sent_as_json_reads_back_the_same(tensor):
+def test_tensors_sent_as_json_read_back_the_same(tensor):
     decoded = decode(given_input(DType.FP32, [1], [1]))
     text, _, _ = encode_infer(response(tensor), decoded, ONE)
     output = json.loads(text)["outputs"][0]
@@ -489,7 +489,7 @@ def test_what_is_sent_as_json_reads_back_the_same(tensor):
 
 
 @given(tensors(list(DType)), st.integers(0, 8))
-def test_what_is_sent_as_binary_reads_back_the_same(tensor, pad):
+def test_tensors_sent_as_binary_read_back_the_same(tensor, pad):
     members = {**given_input(DType.FP32, [1], [1]), "parameters": {"binary_data_output": True}}
     text, chunks, _ = encode_infer(response(tensor), decode(members), ONE)
     header = json.loads(text)

@@ -105,7 +105,7 @@ NUMBERS = b",".join([b"1"] * 40_000)
         b"[" + b"[" * 100_000 + b"]" * 100_000 + b"]",
     ],
 )
-def test_what_is_no_array_of_numbers_is_refused_wherever_it_is_wrong(make_spec, small_pieces, data):
+def test_a_malformed_array_of_numbers_is_refused_wherever_the_error_is(make_spec, small_pieces, data):
     with pytest.raises(InvalidRequest):
         decoded(body(data, 40_000), make_spec)
 

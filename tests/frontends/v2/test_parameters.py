@@ -17,7 +17,7 @@ from edge_server.frontends.v2.requested_outputs import RegionRef, RequestedOutpu
 from edge_server.frontends.v2.version_text import parse_version
 
 
-def test_known_parameters_are_told_from_custom_ones():
+def test_known_parameters_are_separated_from_custom_ones():
     found = split_parameters(
         {
             "sequence_id": 42,

@@ -303,7 +303,7 @@ def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, wo
     assert (found.level, found.advice) == (FindingLevel.OK, "")
 
 
-def test_what_is_in_the_way_never_comes_without_advice() -> None:
+def test_a_problem_always_comes_with_advice() -> None:
     with pytest.raises(ValueError, match="without advice"):
         Finding("memory", "available", "little", FindingLevel.WARNING)
 

@@ -351,7 +351,7 @@ def huge_header() -> bytes:
         ("m.zip", zipped({"n" * 1000 + f"/{number}": b"" for number in range(4200)}), "list of files has"),
     ],
 )
-def test_what_is_no_safe_and_readable_model_is_refused_and_leaves_nothing(
+def test_an_unsafe_or_unreadable_model_is_refused_and_leaves_nothing(
     file: str, content: bytes, words: str, site: Site, pull: Edge, models: Path
 ) -> None:
     done = pull(*site.add(file, content))
@@ -575,7 +575,7 @@ def test_what_a_pull_that_is_killed_at_any_change_of_the_disk_leaves_is_gone_aft
     assert seen == ({"new"} if is_same else {"new", "old" if old else "nothing"})
 
 
-def test_a_pull_leaves_alone_the_download_that_another_was_told_to_resume(site: Site, pull: Edge, models: Path) -> None:
+def test_a_pull_leaves_alone_the_download_that_another_resumes(site: Site, pull: Edge, models: Path) -> None:
     interrupted = site.add("m.onnx", os.urandom(300_000))
     site.cut_after = 100_000
     assert pull(*interrupted).returncode == 1

@@ -311,7 +311,7 @@ def test_a_kernel_without_pressure_accounts(board: Any) -> None:
     assert reading.missing["memory_pressure"] == "/proc/pressure/memory is not there"
 
 
-def test_a_machine_without_any_sensor_is_read_and_says_what_is_missing(box: Any) -> None:
+def test_a_machine_without_any_sensor_is_read_and_names_the_missing_ones(box: Any) -> None:
     reading = sensors(box).read(100.0)
     assert (reading.zones, reading.rails, reading.gpus, reading.heat) == ((), (), (), None)
     assert {"zones", "rails", "memory", "nvml", "power_mw", "power_limit_mw"} <= reading.missing.keys()

@@ -34,7 +34,7 @@ works = st.dictionaries(
         max_size=30,
     )
 )
-def test_what_is_put_down_to_models_is_never_more_than_was_measured(
+def test_energy_charged_to_models_is_never_more_than_was_measured(
     intervals: list[tuple[float | None, float, Mapping[Key, ModelWorkload]]],
 ) -> None:
     learner = EnergyModel()

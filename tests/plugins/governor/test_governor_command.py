@@ -78,7 +78,7 @@ def test_the_picture_is_svg_with_a_column_for_each_way_and_names_its_lines(tmp_p
     assert not re.search(r"nan|inf", picture.read_text(encoding="utf-8"))
 
 
-def test_constants_of_the_box_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_constants_of_the_machine_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert _simulate("--json", "--set", "trip_c=70", "--set", "critical_c=80", "--set", "clock_steps=4") == 0
     assert all(item["hottest_c"] < 80 for item in json.loads(capsys.readouterr().out))
 
@@ -107,7 +107,7 @@ def test_options_that_make_no_sense_are_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["governor", "replay", str(TRACE), "--picture", str(tmp_path / "no" / "x.svg")])
     assert "No such file or directory" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_too_little_room_below_the_set_point_keeps_the_lighter_model() -> None:
     assert _run(VariantRule(), [(1.0, 0.5, 0.0)] * 10 + [(1.0, 1.0, 5.0)] * 5000) == [5.0]
 
 
-def test_without_a_temperature_what_is_allowed_decides() -> None:
+def test_without_a_temperature_the_allowed_rate_decides() -> None:
     assert _run(VariantRule(), [(1.0, 0.5, None)] * 10 + [(1.0, 1.0, None)] * 1000) == [5.0, 605.0]
 
 

@@ -87,7 +87,7 @@ def test_a_model_that_gains_from_batches_gets_them_written_down(command: Any, re
 
 
 @pytest.mark.full
-def test_limits_that_nothing_keeps_are_told_and_nothing_is_written(command: Any, repository: Path) -> None:
+def test_limits_that_no_configuration_meets_are_reported_and_nothing_is_written(command: Any, repository: Path) -> None:
     done = command(
         "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
         "--concurrency=1", *BRIEF, "--latency-limit-ms=20", "--write=never",

@@ -63,7 +63,7 @@ def test_a_model_loaded_anew_within_a_window_has_no_split_and_no_negative_durati
     assert kept.server_cpu > 0
 
 
-def test_power_is_that_of_the_windows_whose_figures_are_told() -> None:
+def test_power_is_that_of_the_windows_whose_results_are_reported() -> None:
     class Slowing(Answering):
         """Each window is answered more slowly than the one before, so that none is like the last."""
 
@@ -81,7 +81,7 @@ def test_power_is_that_of_the_windows_whose_figures_are_told() -> None:
     assert measurement.run("concurrency", 1, 1).power_w == 1.0
 
 
-def test_what_a_stall_kept_from_being_sent_is_told_beside_latencies_that_do_not_have_it() -> None:
+def test_requests_delayed_by_a_stall_are_reported_beside_latencies_without_them() -> None:
     def sent(lag_s: float) -> MeasuredPoint:
         answers = [Answer(0.0, 0.001, lag_s=lag_s if number > 94 else 0.0) for number in range(100)]
         return MeasuredPoint.of("request_rate", 1000, 1, MeasurementWindow(1.0, answers), is_steady=True)
@@ -92,7 +92,7 @@ def test_what_a_stall_kept_from_being_sent_is_told_beside_latencies_that_do_not_
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_a_file_of_arrays_that_came_broken_is_told_in_words(tmp_path: Path, is_cut: bool) -> None:
+def test_a_broken_file_of_arrays_is_reported_in_words(tmp_path: Path, is_cut: bool) -> None:
     path = tmp_path / "data.npz"
     np.savez_compressed(path, INPUT0=np.arange(10_000, dtype=np.int8) % 7)
     content = bytearray(path.read_bytes())
@@ -248,9 +248,7 @@ def test_numbers_that_a_type_does_not_hold_are_refused_and_not_wrapped(tmp_path:
     assert make_inputs(facts(), InputChoice(files=(("", path),)))[0][0].array.tolist() == [-128, 127]
 
 
-def test_levels_that_were_measured_are_told_when_a_later_one_cannot_be(
-    measure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_levels_are_reported_when_a_later_one_fails(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = LoadSession.at_concurrency
 
     def at_concurrency(self: LoadSession, concurrency: int) -> MeasuredPoint:

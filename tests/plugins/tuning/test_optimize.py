@@ -248,13 +248,13 @@ def test_a_quantised_model_is_tried_in_int8_and_compared_with_the_same_in_f32(ad
         assert one["max_relative_difference"] < 0.02
 
 
-def test_inputs_of_the_operators_own_are_what_is_compared(add: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_operators_own_inputs_are_compared(add: Callable[..., Path], tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.random.default_rng(3).random((5, 64)).astype(np.float32))
     found = found_by(add(), f"--input={tmp_path / 'in.npz'}", "--runtimes=onnxruntime")
     assert found["samples"] == {"count": 5, "source": f"of {tmp_path / 'in.npz'}"}
 
 
-def test_the_warm_up_data_of_the_configuration_are_what_is_compared(add: Callable[..., Path]) -> None:
+def test_the_warm_up_data_of_the_configuration_are_compared(add: Callable[..., Path]) -> None:
     config = """max_batch_size: 4
         model_warmup { name: "zeros" batch_size: 1
           inputs { key: "x" value { data_type: TYPE_FP32 dims: [64] zero_data: true } } }
@@ -271,7 +271,7 @@ def test_the_warm_up_data_of_the_configuration_are_what_is_compared(add: Callabl
         (None, "expected an .npz file of plain arrays"),
     ],
 )
-def test_inputs_that_do_not_fit_are_told_with_what_was_expected(
+def test_inputs_that_do_not_fit_are_reported_with_the_expected_ones(
     add: Callable[..., Path], tmp_path: Path, arrays: dict[str, Any] | None, said: str
 ) -> None:
     path = tmp_path / "in.npz"
@@ -285,7 +285,7 @@ def test_inputs_that_do_not_fit_are_told_with_what_was_expected(
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_optimized_is_told_before_anything_is_opened(
+def test_a_model_that_cannot_be_optimized_is_reported_before_anything_is_opened(
     add: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in [key for key in os.environ if key.startswith("EDGE_SERVER_")]:
@@ -318,7 +318,7 @@ def test_what_cannot_be_optimized_is_told_before_anything_is_opened(
         assert "opening" not in told
 
 
-def test_a_file_that_no_runtime_opens_is_told_with_the_reason_of_each(add: Callable[..., Path]) -> None:
+def test_a_file_that_no_runtime_opens_is_reported_with_the_reason_of_each(add: Callable[..., Path]) -> None:
     folder = add()
     (folder / "1" / "model.onnx").write_bytes(b"\x08\x07 this is no model")
     done = optimize(folder, "--runtimes=openvino,onnxruntime", "--write=x")

@@ -136,7 +136,7 @@ def optimize(folder: Path, site: Path, *words: str, **more: str) -> dict[str, An
     return {**answer, "by_title": {one["title"]: one for one in answer["candidates"]}}
 
 
-def test_a_device_that_fails_is_a_row_with_its_reason_and_the_one_that_works_is_what_a_server_opens(
+def test_a_device_that_fails_is_a_row_with_its_reason_and_a_server_opens_the_one_that_works(
     double: Path, model: Path, start_server: Callable[..., str]
 ) -> None:
     found = optimize(model, double, "--runtimes=openvino", "--precision=f16", "--write=found", NO_CPU="1")

@@ -87,7 +87,7 @@ def test_best_classes_that_disagree_too_often_and_answers_that_are_not_finite_ar
     assert choose(outcome(trial("a", 1, 1, 0.5)), terms) is None
 
 
-def test_the_rows_of_a_table_have_as_many_cells_as_its_head_also_for_what_failed() -> None:
+def test_the_rows_of_a_table_have_as_many_cells_as_its_header_also_for_failures() -> None:
     out = CandidateTrial(RuntimeCandidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
     whole = outcome(trial("plain", 10, 300, rows=8), out, batch=8)
     for row in report.rows(whole, None, SelectionRule(Objective.LATENCY, 0.01)):
@@ -120,7 +120,7 @@ def test_differences_are_the_largest_of_any_output_and_relative_to_its_magnitude
         (np.full((1, 3), np.inf, "f4"), np.zeros((1, 3), "f4")),
     ],
 )
-def test_another_shape_and_what_is_not_finite_are_infinitely_apart(expected: np.ndarray, found: np.ndarray) -> None:
+def test_another_shape_and_non_finite_values_are_infinitely_apart(expected: np.ndarray, found: np.ndarray) -> None:
     assert compare([{"a": expected}], [{"a": found}]).relative == float("inf")
 
 
@@ -412,7 +412,7 @@ def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     assert read_file(path, "net") == config
 
 
-def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").write_text("no folder")
     with pytest.raises(ServingFault, match=r"fast\.pbtxt' cannot be written: "):
         write_configuration.write_variant(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])

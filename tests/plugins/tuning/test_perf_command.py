@@ -59,7 +59,7 @@ def test_streamed_chats_show_the_first_token_and_the_time_between_two(measure: A
     assert "FIRST MS P50" in done.output
 
 
-def test_made_up_prompts_have_the_wanted_length_and_a_refusal_is_told(measure: Any) -> None:
+def test_made_up_prompts_have_the_wanted_length_and_a_refusal_is_reported(measure: Any) -> None:
     assert measure("talker", "-i", "chat", "--prompt-words=5", "--max-tokens=3", "--request-rate=20").code == 0
     done = measure("talker", "-i", "chat", "--prompt-words=5000")
     assert done.code != 0
@@ -85,7 +85,7 @@ def test_it_counts_what_the_server_counts(measure: Any, server: Any) -> None:
     assert abs(point["server"]["requests"] - point["requests"]) <= 4
 
 
-def test_processor_time_and_memory_of_a_server_here_are_told(measure: Any, server: Any) -> None:
+def test_processor_time_and_memory_of_a_local_server_are_reported(measure: Any, server: Any) -> None:
     point = measure("slow").report["points"][0]
     assert 0 < point["server_resident_bytes"] < 4e9
     assert point["server_resident_bytes"] == pytest.approx(server.resident_bytes(), rel=0.5)
@@ -120,7 +120,7 @@ def test_a_rate_is_kept_and_counted(measure: Any, server: Any) -> None:
     assert server.statistics("slow")["inference_stats"]["success"]["count"] >= point["requests"]
 
 
-def test_a_rate_beyond_the_server_is_told_as_late(measure: Any) -> None:
+def test_a_rate_beyond_the_server_is_reported_as_late(measure: Any) -> None:
     point = measure("slow", "--request-rate=500", "--max-threads=4").report["points"][0]
     assert point["late_requests"] > 0
     assert any("sent late" in text for text in point["doubts"])
@@ -135,7 +135,7 @@ def test_recorded_times_are_sent_over_again(measure: Any, tmp_path: Path) -> Non
     assert done.report["points"][0]["intervals"] == pytest.approx(15.0)
 
 
-def test_what_fails_is_counted_by_reason_and_told_by_the_exit_code(measure: Any) -> None:
+def test_failures_are_counted_by_reason_and_set_the_exit_code(measure: Any) -> None:
     done = measure("sometimes", "--measurement-request-count=30", "--max-trials=2", "--stability-percentage=1")
     if done.report:
         assert done.code == 1

@@ -145,7 +145,7 @@ def test_halving_finds_the_best_and_tries_the_worst_only_once() -> None:
     assert sum(box.tried.values()) < 2.5 * len(candidates)
 
 
-def test_what_is_hardly_better_is_not_worth_a_change() -> None:
+def test_a_small_gain_is_not_worth_a_change() -> None:
     box = Box({ServerCandidate(): 100.0, ServerCandidate(instances=2): 103.0})
     best = Search(box, SearchLimits()).run(list(box.rates))
     assert best is not None
@@ -153,7 +153,7 @@ def test_what_is_hardly_better_is_not_worth_a_change() -> None:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_what_is_better_wins_by_either_objective(objective: str) -> None:
+def test_the_better_configuration_wins_by_either_objective(objective: str) -> None:
     box = Box({ServerCandidate(): 100.0, ServerCandidate(instances=2): 200.0, ServerCandidate(instances=3): 0.0})
     search = Search(box, SearchLimits(), objective)
     best = search.run(list(box.rates))

@@ -81,7 +81,7 @@ def test_windows_join_into_one_of_all_their_answers() -> None:
     assert joined([one, window(1, 1.0)]).server is None
 
 
-def test_failures_are_told_by_reason_and_do_not_count_as_throughput() -> None:
+def test_failures_are_reported_by_reason_and_do_not_count_as_throughput() -> None:
     answers = [Answer(0.0, 0.01), Answer(0.0, 0.0, "HTTP 429"), Answer(0.0, 0.0, "HTTP 429")]
     point = MeasuredPoint.of("concurrency", 1, 2, MeasurementWindow(1.0, answers), is_steady=True)
     assert point.failures == {"HTTP 429": 2}

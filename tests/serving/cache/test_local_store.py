@@ -52,7 +52,7 @@ def test_it_behaves_as_a_list_in_order_of_use_that_is_cut_at_its_bytes(given_ste
         assert store.get(key) is model[key]
 
 
-def test_what_is_larger_than_the_whole_is_refused_and_pushes_nothing_out() -> None:
+def test_a_response_larger_than_the_cache_is_refused_and_evicts_nothing() -> None:
     store = LocalStore(CAPACITY)
     store.put(b"a", answer(CAPACITY))
     with pytest.raises(ValueError, match="10001 bytes"):

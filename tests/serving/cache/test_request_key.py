@@ -102,7 +102,7 @@ def model(tmp_path: Path) -> ModelFile:
     return ModelFile(folder / "1" / "model.onnx", folder, 1)
 
 
-def test_the_digest_of_a_model_is_that_of_its_copy_on_another_box(model: ModelFile, tmp_path: Path) -> None:
+def test_the_digest_of_a_model_is_that_of_its_copy_on_another_machine(model: ModelFile, tmp_path: Path) -> None:
     copy = tmp_path / "two" / "m"
     shutil.copytree(model.model_dir, copy)
     (copy / "2" / "model.onnx").write_bytes(b"another version is no part of it")

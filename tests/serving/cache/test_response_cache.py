@@ -187,7 +187,7 @@ class Hot:
     def correct_charge(self, charged_s: float, took_s: float) -> None: ...
 
 
-def test_a_hit_is_neither_charged_nor_refused_by_a_hot_box(new_house: Any, cache: ResponseCache) -> None:
+def test_a_hit_is_neither_charged_nor_refused_by_a_hot_machine(new_house: Any, cache: ResponseCache) -> None:
     gate = Hot()
     house = new_house(cache=cache, gate=gate)
     house.load(house.spec(is_cached=True))
@@ -454,7 +454,7 @@ def test_parameters_of_a_request_matter_to_a_model_that_sees_requests(house: Any
     assert counts(version) == (4, 2, 2, 2)
 
 
-def test_an_input_of_text_that_is_optional_is_part_of_what_is_asked(house: Any, new_mailbox: Any) -> None:
+def test_an_optional_input_of_text_is_part_of_the_key(house: Any, new_mailbox: Any) -> None:
     inputs = (InputSpec("IN", DType.BYTES, (1,)), InputSpec("MORE", DType.BYTES, (1,), is_optional=True))
     version = house.load(house.spec(is_cached=True, inputs=inputs, outputs=(OutputSpec("OUT", DType.BYTES, (1,)),)))
 

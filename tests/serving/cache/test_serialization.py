@@ -38,7 +38,7 @@ parameters = st.dictionaries(
 
 
 @given(st.lists(tensors(), max_size=3), parameters)
-def test_what_is_packed_comes_back_as_it_was(outputs: list, given_parameters: dict) -> None:
+def test_serialized_responses_come_back_unchanged(outputs: list, given_parameters: dict) -> None:
     answer = kept(Response("m", 1, "", tuple(outputs), given_parameters))
     found = unpack(pack(answer))
     assert [(item.name, item.dtype, item.array.shape) for item in found.outputs] == [

@@ -741,7 +741,7 @@ def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(ad
     gate.let_go(10)
 
 
-def test_the_gate_is_asked_for_each_member_and_not_for_the_whole(new_house: Any) -> None:
+def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new_house: Any) -> None:
     class Counting:
         is_open = False
         allowed_fraction = 1.0

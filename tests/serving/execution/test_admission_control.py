@@ -57,7 +57,7 @@ def held() -> HeldGate:
     return HeldGate()
 
 
-def test_an_open_gate_is_not_asked(new_house: Any, held: HeldGate) -> None:
+def test_open_admission_control_is_not_asked(new_house: Any, held: HeldGate) -> None:
     held.is_open = True
     house = new_house(gate=held)
     house.load(house.spec())
@@ -80,7 +80,7 @@ def test_a_refused_request_gets_the_gates_words_and_is_counted(new_house: Any, h
     assert version.in_flight == 0
 
 
-def test_the_cost_told_is_what_rows_took_before(new_house: Any, held: HeldGate) -> None:
+def test_the_cost_is_the_time_that_rows_took_before(new_house: Any, held: HeldGate) -> None:
     house = new_house(gate=held)
     house.load(house.spec())
     for rows in (1, 4):
@@ -254,7 +254,9 @@ def test_a_share_below_one_caps_how_many_rows_run_together_but_splits_no_request
     assert [rows for _, _, rows in house.script.ran] == [1, 4, 1, 6, 1]
 
 
-def test_opening_the_gate_wakes_what_it_held_back(new_house: Any, held: HeldGate, new_gate: Any) -> None:
+def test_opening_admission_control_starts_the_requests_that_it_held_back(
+    new_house: Any, held: HeldGate, new_gate: Any
+) -> None:
     house = new_house(gate=held)
     stop = new_gate()
     house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}

@@ -198,7 +198,7 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
     assert [loan.array() for loan in loans] == [None, None]
 
 
-def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
+def test_inputs_are_released_though_the_receiver_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
     version = house.load(house.spec())
     loan, mailbox = Loan(1), new_mailbox()
     ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)

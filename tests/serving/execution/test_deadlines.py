@@ -100,7 +100,7 @@ def test_while_a_model_runs_nothing_hopeless_is_tried(house: Any) -> None:
             house.submit(deadline_ns=in_ms(100))
 
 
-def test_a_parked_request_is_given_up_at_its_deadline(new_house: Any, new_gate: Any, eventually: Any) -> None:
+def test_a_pending_request_is_given_up_at_its_deadline(new_house: Any, new_gate: Any, eventually: Any) -> None:
     house = new_house(idle_unload_s=0.05)
     house.set_desired(house.spec())
     eventually(lambda: bool(house.manager.versions("m")) and house.manager.versions("m")[0].state == "RETIRED")

@@ -27,7 +27,7 @@ def reason(house: Any, spec: Any, root: Path = Path("/nowhere")) -> str:
     return str(found)
 
 
-def test_a_session_is_opened_closed_and_let_go_on_its_instances_own_thread(house: Any, eventually: Any) -> None:
+def test_a_session_is_opened_closed_and_released_on_its_instances_own_thread(house: Any, eventually: Any) -> None:
     house.load(house.spec(instances=2))
     for value in range(10):
         house.submit(value, may_run=bool(value % 2))[1].final()

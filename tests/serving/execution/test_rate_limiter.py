@@ -178,7 +178,7 @@ def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
     assert limiter.acquire(big)
 
 
-def test_what_is_of_each_device_is_counted_for_each() -> None:
+def test_resources_of_each_device_are_counted_for_each() -> None:
     limiter = RateLimiter({("R", None): 1})
     demands = [ResourceDemand("m", needs_of((RateResource("R", 1),), device), 1) for device in (0, 1, None)]
     for demand in demands:
@@ -227,7 +227,7 @@ def test_without_a_configured_count_there_is_what_the_most_demanding_one_needs()
     assert woken == ["s1"], "a count that grows lets those go on that it holds up"
 
 
-def test_giving_back_what_is_not_held_changes_nothing() -> None:
+def test_releasing_resources_that_are_not_held_changes_nothing() -> None:
     limiter = RateLimiter({("R", None): 1})
     demand = ResourceDemand("m", {R: 1}, 1)
     limiter.register(demand)

@@ -33,7 +33,7 @@ def asked(house: Any, new_mailbox: Any, memo: RequestMemo, width: int, hold_us: 
 
 
 @pytest.mark.parametrize("hold_us", HOLDS)
-def test_a_known_head_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any, hold_us: float) -> None:
+def test_a_known_header_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any, hold_us: float) -> None:
     version = house.load(house.spec(**dims(4)))
     memo = RequestMemo()
     for number in range(3):
@@ -44,7 +44,7 @@ def test_a_known_head_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any
     assert version.statistics().success.count == 3
 
 
-def test_a_reload_that_changes_dims_refuses_the_old_head_and_takes_the_new(house: Any, new_mailbox: Any) -> None:
+def test_a_reload_that_changes_dims_refuses_the_old_header_and_takes_the_new(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec(**dims(4)))
     old, new = RequestMemo(), RequestMemo()
     assert asked(house, new_mailbox, old, 4).error is None
@@ -58,7 +58,7 @@ def test_a_reload_that_changes_dims_refuses_the_old_head_and_takes_the_new(house
     assert house.service.find("m", None).spec is version.spec
 
 
-def test_a_head_that_was_refused_is_refused_again(house: Any, new_mailbox: Any) -> None:
+def test_a_header_that_was_refused_is_refused_again(house: Any, new_mailbox: Any) -> None:
     house.load(house.spec(**dims(4)))
     memo, released = RequestMemo(), []
     for count in (1, 2):
@@ -154,7 +154,7 @@ def test_outputs_that_are_named_are_answered_in_the_models_order(house: Any, new
     assert [tensor.name for tensor in everything.outputs] == list(names)
 
 
-def test_requests_of_one_head_while_its_model_is_reloaded_again_and_again(house: Any, new_mailbox: Any) -> None:
+def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(house: Any, new_mailbox: Any) -> None:
     """Each is answered by a generation that takes its dims, or refused by one that does not."""
     house.load(house.spec(**dims(1)))
     memos, is_over = {1: RequestMemo(), 2: RequestMemo()}, threading.Event()

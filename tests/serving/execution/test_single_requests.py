@@ -17,7 +17,7 @@ TIMED = QueuePolicy(allow_timeout_override=True)
 
 
 @pytest.mark.parametrize("batching", PLAIN)
-def test_a_lone_request_is_never_put_into_the_queue(
+def test_a_single_request_skips_the_queue(
     house: Any, monkeypatch: pytest.MonkeyPatch, batching: DynamicBatching | None
 ) -> None:
     version = house.load(house.spec(dynamic_batching=batching))
@@ -81,7 +81,7 @@ def test_the_limit_of_a_queue_counts_those_who_wait_and_not_the_one_that_runs(ho
     assert runs.final().error is waits.final().error is None
 
 
-def test_a_lone_request_that_runs_is_cancelled_at_once_and_frees_its_instance_later(house: Any, gate: Any) -> None:
+def test_a_single_request_that_runs_is_cancelled_at_once_and_frees_its_instance_later(house: Any, gate: Any) -> None:
     version = house.load(house.spec())
     released = threading.Event()
     ticket, mailbox = house.submit(1, release=released.set)
@@ -96,7 +96,7 @@ def test_a_lone_request_that_runs_is_cancelled_at_once_and_frees_its_instance_la
     assert len(mailbox.responses) == 1
 
 
-def test_a_lone_request_under_way_is_answered_before_its_version_is_closed(house: Any, gate: Any) -> None:
+def test_a_running_single_request_is_answered_before_its_version_is_closed(house: Any, gate: Any) -> None:
     house.load(house.spec())
     _, mailbox = house.submit(1)
     gate.wait_entered()
@@ -107,7 +107,7 @@ def test_a_lone_request_under_way_is_answered_before_its_version_is_closed(house
     assert mailbox.final().error is None
 
 
-def test_two_instances_take_two_lone_requests_at_once(house: Any, gate: Any) -> None:
+def test_two_instances_take_two_single_requests_at_once(house: Any, gate: Any) -> None:
     house.load(house.spec(instances=2))
     answers = [house.submit(number)[1] for number in (1, 2)]
     gate.wait_entered()
@@ -143,7 +143,7 @@ def test_a_run_that_fails_past_the_queue_fails_its_request_alone(house: Any) -> 
     assert (told.failures["BACKEND"], told.success.count, version.in_flight) == (1, 1, 0)
 
 
-def test_a_deadline_that_is_still_to_come_does_not_hold_a_lone_request_up(house: Any) -> None:
+def test_a_deadline_in_the_future_does_not_delay_a_single_request(house: Any) -> None:
     house.load(house.spec())
     _, mailbox = house.submit(1, may_run=True, deadline_ns=time.monotonic_ns() + 60_000_000_000)
     assert mailbox.final().error is None

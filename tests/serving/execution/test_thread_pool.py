@@ -176,7 +176,7 @@ def test_unbound_sessions_of_many_instances_share_the_pool_and_run_side_by_side(
     assert all(answer.final().error is None for answer in answers)
 
 
-def test_an_unbound_session_is_opened_closed_and_let_go_where_models_are_loaded_and_unloaded(
+def test_an_unbound_session_is_opened_closed_and_released_where_models_are_loaded_and_unloaded(
     unbound: Any, eventually: Any
 ) -> None:
     unbound.load(unbound.spec(instances=2))

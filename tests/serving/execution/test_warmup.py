@@ -63,7 +63,7 @@ def test_the_parameter_warmup_allow_nan_permits_them(house: Any) -> None:
     house.load(fixed(house, warmup=declared(), parameters={"warmup_allow_nan": "true"}))
 
 
-def test_what_is_not_finite_in_the_sample_may_be_so_in_the_answer(house: Any, tmp_path: Any) -> None:
+def test_values_that_are_not_finite_in_the_sample_may_be_so_in_the_response(house: Any, tmp_path: Any) -> None:
     (tmp_path / "m" / "warmup").mkdir(parents=True)
     (tmp_path / "m" / "warmup" / "nan").write_bytes(np.array([np.nan, 0, 0, 0], np.float32).tobytes())
     sample = WarmupSample("nan", 1, (WarmupInput("IN", DType.FP32, (4,), "file", "nan"),))

@@ -74,7 +74,7 @@ def test_shares_of_every_size(house: Any, share: str, expected: dict[int, int]) 
     assert ask(house, 50) == expected
 
 
-def test_a_lone_version_takes_everything_whatever_its_share(house: Any) -> None:
+def test_the_only_version_takes_everything_whatever_its_share(house: Any) -> None:
     house.load(house.spec(parameters=SHARE), 2)
     assert ask(house, 8) == {2: 8}
     assert shares(house) == {2: 1.0}

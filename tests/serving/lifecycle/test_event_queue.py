@@ -19,7 +19,7 @@ def test_events_are_published_once_and_in_order() -> None:
     assert published == [("model.ready", 0), ("model.ready", 1), ("model.ready", 2)]
 
 
-def test_who_is_published_may_bring_about_news_and_tell_them() -> None:
+def test_a_subscriber_may_cause_and_publish_further_events() -> None:
     published: list[str] = []
 
     def publisher(kind: str, /, **fields: object) -> None:

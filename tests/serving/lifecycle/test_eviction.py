@@ -205,7 +205,7 @@ def test_a_model_that_does_not_come_back_says_why(new_house: Any) -> None:
         house.submit(model="b")
 
 
-def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> None:
+def test_a_wrong_request_is_refused_once_its_model_is_loaded_again(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
     set_desired(house, "a", "b")
     released: list[bool] = []
@@ -272,7 +272,7 @@ def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_hou
     assert house.service.find("b", None).spec.max_batch_size == 4
 
 
-def test_an_order_to_load_brings_a_model_back_and_a_withdrawn_wish_ends_the_offer(new_house: Any) -> None:
+def test_a_load_call_loads_an_evicted_model_and_a_removed_model_is_not_loaded_on_demand(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
     set_desired(house, "a", "b")
     house.service.load_model("b")

@@ -130,7 +130,7 @@ def test_an_order_to_load_tries_at_once(house: Any) -> None:
     assert house.service.is_model_ready("m", None)
 
 
-def test_a_withdrawn_wish_is_not_tried_again(house: Any) -> None:
+def test_a_load_that_is_no_longer_desired_is_not_retried(house: Any) -> None:
     Failing(house, OutOfMemory("a"))
     house.set_desired(house.spec())
     settle(house)
@@ -205,7 +205,7 @@ def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_
         house.service.load_model("m")
 
 
-def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_short(
+def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
     house: Any, new_gate: Any, eventually: Any
 ) -> None:
     gate = new_gate()

@@ -125,7 +125,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     assert without_fallback == []
 
 
-def test_whoever_cannot_move_is_told_to_the_one_who_ends_the_process(house: Any, eventually: Any) -> None:
+def test_a_model_without_a_fallback_is_reported_to_the_callback(house: Any, eventually: Any) -> None:
     without_fallback = house.without_fallback
     house.load(on_gpu(house, "m"))
     house.load(on_gpu(house, "n"))

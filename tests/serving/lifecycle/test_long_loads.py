@@ -54,7 +54,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     assert len(told()) == count
 
 
-def test_a_young_load_is_told_of_without_a_reason(house: Any, new_gate: Any, caplog: Any) -> None:
+def test_a_recent_load_is_reported_without_a_reason(house: Any, new_gate: Any, caplog: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     house.set_desired(house.spec())

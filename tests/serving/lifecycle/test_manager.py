@@ -33,7 +33,7 @@ def kinds(house: Any, version: int | None = None) -> list[str]:
     ]
 
 
-def test_a_wish_is_loaded_announced_after_it_can_be_used_and_unloaded(house: Any, eventually: Any) -> None:
+def test_a_desired_version_is_loaded_announced_after_it_can_be_used_and_unloaded(house: Any, eventually: Any) -> None:
     usable: list[bool] = []
     house.manager._events.publisher = lambda kind, /, **fields: (
         house.events.append((kind, fields)),
@@ -78,7 +78,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("name", "version", "kind", "message"), ROUTES)
-def test_a_request_without_a_way_is_told_why_in_tritons_words(
+def test_a_request_without_a_route_gets_the_reason_in_tritons_words(
     house: Any, name: str, version: int | None, kind: type[Exception], message: str
 ) -> None:
     house.load(house.spec())
@@ -226,7 +226,7 @@ def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(house: An
     assert "model.failed" not in [kind for kind, _ in house.events]
 
 
-def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
+def test_a_version_removed_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     house.set_desired(house.spec())
@@ -241,7 +241,7 @@ def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_ga
         house.submit()
 
 
-def test_a_wish_withdrawn_before_its_turn_is_never_loaded(house: Any, new_gate: Any) -> None:
+def test_a_version_removed_before_its_turn_is_never_loaded(house: Any, new_gate: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     for name in ("a", "b", "c"):
@@ -256,7 +256,7 @@ def test_a_wish_withdrawn_before_its_turn_is_never_loaded(house: Any, new_gate: 
     assert {name for name, _ in house.script.opened} == {f"{name}_0" for name in begun}
 
 
-def test_a_wish_replaced_while_loading_ends_in_the_newest(house: Any, new_gate: Any, eventually: Any) -> None:
+def test_a_version_replaced_while_loading_ends_in_the_newest(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     house.set_desired(house.spec(), mark="a")
@@ -286,14 +286,14 @@ def test_a_model_wished_again_while_it_drains_is_loaded_beside_it(house: Any, ga
     assert index(house) == [("m", "1", "READY", "")]
 
 
-def test_loading_again_what_is_loaded_does_nothing(house: Any) -> None:
+def test_loading_a_loaded_model_again_does_nothing(house: Any) -> None:
     first = house.load(house.spec())
     house.service.load_model("m")
     assert house.manager.route("m", None) is first
     assert len(house.script.opened) == 1
 
 
-def test_the_whole_wish_unloads_what_it_leaves_out(house: Any, eventually: Any) -> None:
+def test_a_model_missing_from_the_desired_state_is_unloaded(house: Any, eventually: Any) -> None:
     house.load(house.spec("a"))
     house.load(house.spec("b"))
     house.manager.set_desired_state([house.wishes["b"], DesiredModel("c", reason="two repositories hold it")])
@@ -334,7 +334,7 @@ def test_several_models_load_at_the_same_time_but_no_more_than_allowed(house: An
     assert most[0] == 2
 
 
-def test_loading_what_is_not_there_or_has_no_version_is_refused(house: Any) -> None:
+def test_loading_an_absent_model_or_one_without_versions_is_refused(house: Any) -> None:
     with pytest.raises(ServingFault, match="failed to load 'x', failed to poll from model repository"):
         house.service.load_model("x")
     house.wishes["e"] = DesiredModel("e")

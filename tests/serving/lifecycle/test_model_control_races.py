@@ -34,7 +34,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
     return choose
 
 
-def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_loads_for_ever(house: Any) -> None:
+def test_a_version_removed_while_its_load_begins_leaves_nothing_that_loads_for_ever(house: Any) -> None:
     manager = house.manager
     plain = manager.table._is_wanted
     asked: list[bool] = []
@@ -94,7 +94,7 @@ def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(
     assert failed["retry_in_s"] == 1.0
 
 
-def test_a_wish_that_comes_back_with_the_same_files_is_a_new_try(house: Any, eventually: Any) -> None:
+def test_a_version_that_comes_back_with_the_same_files_is_tried_again(house: Any, eventually: Any) -> None:
     errors: list[Exception] = [OutOfMemory("does not fit")]
 
     def on_open(job: Any) -> None:

@@ -52,7 +52,7 @@ def test_a_model_may_overlap_where_the_server_replaces(new_house: Any) -> None:
     assert order[:2] == ["open 1", "open 2"]
 
 
-def test_requests_are_refused_in_between_and_told_to_come_again(house: Any, new_gate: Any) -> None:
+def test_requests_are_refused_in_between_and_asked_to_retry(house: Any, new_gate: Any) -> None:
     spec = house.spec(parameters=REPLACE)
     house.load(spec, 1)
     gate = new_gate()
@@ -102,7 +102,7 @@ def test_the_price_of_replace_is_that_a_file_that_does_not_load_serves_nothing(h
     assert [(entry.state, entry.reason) for entry in house.manager.index()] == [("UNAVAILABLE", "bad file")]
 
 
-def test_a_wish_withdrawn_while_the_old_drains_loads_nothing(house: Any, gate: Any, eventually: Any) -> None:
+def test_a_version_removed_while_the_old_one_drains_is_not_loaded(house: Any, gate: Any, eventually: Any) -> None:
     spec = house.spec(parameters=REPLACE)
     house.load(spec)
     house.submit(1.0)

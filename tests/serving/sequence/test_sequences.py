@@ -109,7 +109,7 @@ def test_every_sequence_has_its_own_state_however_many_run_at_once(house: Any, s
 
 
 @pytest.mark.parametrize("strategy", [DIRECT, OLDEST])
-def test_what_is_sent_ahead_runs_in_order_one_at_a_time(house: Any, strategy: Any) -> None:
+def test_requests_sent_ahead_run_in_order_one_at_a_time(house: Any, strategy: Any) -> None:
     load(house, strategy, instances=2)
     flags = {0: "+", 19: "-"}
     boxes = [step(house, id, i + id, flags.get(i, ""))[1] for i in range(20) for id in (100, 200)]
@@ -118,7 +118,7 @@ def test_what_is_sent_ahead_runs_in_order_one_at_a_time(house: Any, strategy: An
         assert [answer(box) for box in boxes[place::2]] == expected
 
 
-def test_the_model_is_told_start_ready_end_and_the_id_and_unused_rows_are_not_ready(house: Any, new_gate: Any) -> None:
+def test_the_model_gets_start_ready_end_and_the_id_and_unused_rows_are_not_ready(house: Any, new_gate: Any) -> None:
     seen: list[dict[str, Any]] = []
     gate = new_gate()
 
@@ -179,7 +179,7 @@ def test_without_a_batch_dimension_a_control_has_one_element_and_an_instance_one
         ({"sequence": SequenceStep(5, True), "rows": 2}, "must specify batch-size 1"),
     ],
 )
-def test_what_is_no_step_of_a_sequence_is_refused_and_counted(house: Any, more: Any, message: str) -> None:
+def test_a_request_that_is_no_step_of_a_sequence_is_refused_and_counted(house: Any, more: Any, message: str) -> None:
     version = load(house)
     with pytest.raises(InvalidRequest, match=message):
         house.submit(1, **more)
@@ -582,7 +582,9 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(house
 
 
 @pytest.mark.parametrize("strategy", [DIRECT, OLDEST])
-def test_a_half_shut_gate_is_asked_and_caps_the_instances(new_house: Any, new_gate: Any, strategy: Any) -> None:
+def test_limited_admission_control_is_asked_and_limits_the_instances(
+    new_house: Any, new_gate: Any, strategy: Any
+) -> None:
     class HalfGate:
         is_open = False
         allowed_fraction = 0.5
@@ -664,7 +666,7 @@ def test_an_instance_that_has_nothing_to_run_any_more_gives_up_its_place_at_the_
     assert walk(house, 4, [4]) == [4]
 
 
-def test_an_instance_that_the_gate_stops_does_not_stay_next_in_turn_at_the_rate_limiter(
+def test_an_instance_stopped_by_admission_control_does_not_stay_next_at_the_rate_limiter(
     new_house: Any, new_gate: Any
 ) -> None:
     class Governor:
