@@ -144,7 +144,7 @@ S3_ENVIRONMENT = {
 
 
 class Wire:
-    """A relay to a server on this machine. Cuts connections when told, and counts what the server sent.
+    """A relay to a server on this machine. Cuts connections on request, and counts the bytes that the server sent.
 
     `cut_after`: bytes that the server may send from now on, after which every connection breaks; None: any number.
     `is_down`: new connections are closed at once. `garble`: (old, new) of equal length, put into the server's answers.
@@ -393,7 +393,7 @@ _PORTS = _own_ports()
 
 @pytest.fixture(scope="session")
 def free_ports() -> Callable[[int], list[int]]:
-    """`free_ports(2)`: two ports that nobody takes while no server listens there."""
+    """`free_ports(2)`: two ports that stay free while no server listens there."""
     return find_free_ports
 
 

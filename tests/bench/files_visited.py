@@ -84,7 +84,7 @@ class Recorder:
 
 
 def serve(orders: str, reports: str, arguments: list[str]) -> None:
-    """Be the server with a profile function, until told to stop."""
+    """Run the server with a profile function, until it is stopped."""
     sys.path.insert(0, str(ROOT))
     from edge_server.cli.main import main
 

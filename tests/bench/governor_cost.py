@@ -130,7 +130,7 @@ def over_grpc(address: str) -> Call:
 
 @contextlib.contextmanager
 def core(repository: Path, way: str) -> Iterator[ServerParts]:
-    """Yield a serving core in this process. Nobody looks at the box: here it is the gate alone that costs."""
+    """Yield a serving core in this process. No sensor is read: only admission control costs time here."""
     config = ServerConfig(
         repository=RepositoryConfig(paths=(str(repository),), control_mode="explicit", load_models=("*",)),
         plugin_tables={"governor": GovernorConfig(is_enabled=way != OFF)},

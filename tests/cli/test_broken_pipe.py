@@ -1,4 +1,4 @@
-"""Whoever reads a command's output may leave, as `head` does: real pipes that nobody reads any more."""
+"""Broken pipes: the reader of a command's output may end early, as `head` does. With real pipes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def url() -> Iterator[str]:
 
 
 def run_unread(*arguments: str, is_said_unread: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a command whose standard output is a pipe that nobody reads; with `is_said_unread` also its errors."""
+    """Run a command whose standard output is a pipe without a reader; with `is_said_unread` also its errors."""
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -221,7 +221,7 @@ def test_a_long_last_column_has_no_long_rule() -> None:
 
 
 def test_a_table_is_aligned_by_cells_of_the_terminal_and_nothing_in_it_steers_that() -> None:
-    """Names of streams and clients, reasons and labels are what somebody else wrote."""
+    """Names of streams and clients, reasons and labels are text from others."""
     rows = [("検出器", "a"), ("plain\x1b[2J", "b"), ("e\u0301t\u00e9", "c\nd")]
     lines = render(("NAME", "LAST"), rows).splitlines()
     assert lines[1] == "-" * 9 + "  " + "----"

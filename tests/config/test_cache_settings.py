@@ -1,4 +1,5 @@
-"""The response cache's settings: Triton's spelling, several in one flag, what is refused, and secrets that stay so."""
+"""Settings of the response cache: Triton's spelling, several in one flag, refused values, and secrets that stay
+secret."""
 
 from __future__ import annotations
 

@@ -291,14 +291,14 @@ class GrpcCaller:
 
 
 def tells(words: str, state: str, priority: int) -> bool:
-    """Return whether a refusal says what is refused and why, and its state is one in which work is refused."""
+    """Return whether a refusal names the model and the reason, and its state is one in which work is refused."""
     start = f"model 'detector{{}}' takes no more {NAMES[priority]} requests for now: the box is {state}: "
     is_named = any(words.startswith(start.format(ending)) for ending in ("", "_small"))
     return is_named and state in ("WARM", "HOT", "THROTTLED", "CRITICAL")
 
 
 class Camera:
-    """A stream of frames of class bulk that wants to be told of every drop."""
+    """A stream of frames of class bulk that asks for a notice of every drop."""
 
     def __init__(self, load: Load, stop: threading.Event, number: int) -> None:
         self.results: list[FrameResult] = []

@@ -1,4 +1,5 @@
-"""Orders to an open server: Triton's own clients and curl give them unmodified, a web page of another site does not."""
+"""Control requests to an open server: Triton's own clients and curl may send them, a web page of another site may
+not."""
 
 from __future__ import annotations
 

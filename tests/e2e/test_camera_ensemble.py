@@ -1,4 +1,5 @@
-"""A camera's picture to the names of what is in it, by an ensemble: decode and fit, classify, label, in one call."""
+"""A camera's picture to the names of the objects in it, by an ensemble: decode and fit, classify, label, in one
+call."""
 
 from __future__ import annotations
 

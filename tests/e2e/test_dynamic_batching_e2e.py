@@ -34,7 +34,7 @@ class TritonPythonModel:
             time.sleep(0.005)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]) for values in given]
 """
-"""Gives its input back once its gate, a file, is there. A second file tells what it ran, in order."""
+"""Returns its input once a certain file exists. A second file lists its runs, in order."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What happens in the server, told as it happens: the stream of events, and metrics and index that agree with it."""
+"""The stream of events of a running server, and metrics and index that agree with it."""
 
 from __future__ import annotations
 

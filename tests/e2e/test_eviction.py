@@ -1,4 +1,4 @@
-"""More models than fit, on the installed server: each is offered, and loads for the first request that asks for it."""
+"""More models than fit into memory, on the installed server: each is listed, and loaded for its first request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server with few files left for connections: silent connections end for new clients, and nobody else notices."""
+"""A server with few files left for connections: silent connections end for new clients, and no other client is
+affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and their tools see of the governor: the installed server on boards made of files."""
+"""Interfaces of the governor (HTTP, metrics, events, status): the installed server on boards made of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that loses its GPU: told by a runtime's words, or by NVML, through drivers without a GPU.
+"""A server that loses its GPU: reported by a runtime's error or by NVML, with stub drivers.
 
 The runtime is a backend of another package, which computes on the host and, on a "GPU", raises what onnxruntime raises
 once a file is there. Server, driver bindings, NVML's and repository are the true ones.

@@ -39,7 +39,7 @@ def end_of(cert: Path) -> float:
 
 
 class Files:
-    """The files that the server is told of."""
+    """The files that the server's flags name."""
 
     def __init__(self, folder: Path) -> None:
         self.key, self.cert, self.root = folder / "server.key", folder / "server.crt", folder / "clients.crt"

@@ -1,4 +1,4 @@
-"""Load and unload as Triton has them, told by its own clients over both protocols: overrides, conflicts, no-ops."""
+"""Load and unload calls of Triton's own clients over both protocols: overrides, conflicts, no-ops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def client(request: pytest.FixtureRequest, server: Any) -> Iterator[Any]:
 
 
 def version(server: Any, name: str, number: int = 1) -> dict[str, Any]:
-    """Return what is told of a version: of its newest generation, as the one before may still be closing."""
+    """Return the state of a version: of its newest generation, as the one before may still be closing."""
     _, answer = server.ask(f"/edge/v1/versions?model={name}")
     return max((item for item in answer["versions"] if item["version"] == number), key=lambda item: item["generation"])
 

@@ -1,4 +1,4 @@
-"""Start, stop and everything that can keep a server from starting: one clear line and the right exit code."""
+"""Start and stop of the server, and every reason why it cannot start: one clear line and the right exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ONNX models whose configuration insists on a GPU, on boxes that have none, or none that every runtime can use."""
+"""ONNX models whose configuration requires a GPU, on machines without one, or without one that every runtime can
+use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System shared memory: the gate, registering, and tensors that travel through it over both wires."""
+"""System shared memory: permission, registration, and tensors that travel through it over both wires."""
 
 from __future__ import annotations
 

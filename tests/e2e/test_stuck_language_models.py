@@ -1,4 +1,4 @@
-"""What is left of a request when its client has gone, or when its engine hangs: nothing, and nobody has to help."""
+"""Requests of language models whose client has gone or whose engine hangs: nothing of them remains."""
 
 from __future__ import annotations
 

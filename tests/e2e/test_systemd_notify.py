@@ -1,4 +1,4 @@
-"""The installed server with a service manager of the test's own: what it is told, and when the watchdog starves."""
+"""The installed server with a service manager of the test: its notifications, and missing watchdog messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Manager:
         self._socket.close()
 
     def states(self) -> list[str]:
-        """Return what was told, in order, without status lines, meals and extensions."""
+        """Return the notifications, in order, without status lines, watchdog messages and extensions."""
         return [lines[0] for _, lines in list(self.heard) if lines[0].startswith(("READY", "RELOADING", "STOPPING"))]
 
     def status(self) -> str:

@@ -1,4 +1,4 @@
-"""Room for one more model, told from recorded proc trees."""
+"""Available memory for one more model, from recorded proc trees."""
 
 from __future__ import annotations
 

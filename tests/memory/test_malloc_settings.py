@@ -1,4 +1,4 @@
-"""What is free goes back to the system, whichever thread's arena it lies in. In processes of their own: the allocator's
+"""Free memory of every thread's arena goes back to the system. In processes of their own: the allocator's
 settings are the process's."""
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def test_big_blocks_are_kept_again_after_a_trim() -> None:
 
 
 def test_without_keeping_nothing_is_set() -> None:
-    """glibc moves its own thresholds as long as nobody sets one."""
+    """glibc adapts its thresholds until one of them is set."""
     kept, left = left_by_a_thread("library.mallopt = None", "trim_own_end")
     assert kept == left

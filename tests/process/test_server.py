@@ -1,4 +1,4 @@
-"""The life of the process, at moments when something else hangs or fails."""
+"""The server process while one of its parts hangs or fails."""
 
 from __future__ import annotations
 

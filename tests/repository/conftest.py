@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DescribedBackend(Backend):
-    """Reports the signature that it was told; refuses files whose content is b"corrupt"."""
+    """Reports a given signature; refuses files whose content is b"corrupt"."""
 
     def __init__(self, name: str, default_filename: str, signature: ModelSignature | None) -> None:
         self.name = name

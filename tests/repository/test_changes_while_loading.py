@@ -1,4 +1,4 @@
-"""A load takes the files that were looked at, or none."""
+"""A load uses the files that were scanned, or fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(root: Path, described: Any) -> RepositorySource:
 
 @pytest.fixture
 def followed(source: RepositorySource) -> Callable[[], DesiredModel]:
-    """The wish for `m` as whoever follows the disk states it."""
+    """The desired state of `m` as the watcher publishes it."""
     return lambda: source.desired_models_for(source.scanner.scan_changed().models)["m"]
 
 
@@ -55,11 +55,11 @@ CHANGES: list[tuple[str, Callable[[Path], object]]] = [
 def test_files_that_changed_after_the_look_are_not_loaded_in_its_name(
     path: Path, followed: Any, change: Callable[[Path], object]
 ) -> None:
-    wish = followed().versions[1]
-    assert wish.resolve({}).spec.name == "m"
+    desired_model = followed().versions[1]
+    assert desired_model.resolve({}).spec.name == "m"
     change(path)
     with pytest.raises(ChangedWhileLoading, match="'m' version 1"):
-        wish.resolve({})
+        desired_model.resolve({})
 
 
 @pytest.mark.parametrize("change", [row[1] for row in CHANGES], ids=[row[0] for row in CHANGES])
@@ -82,16 +82,16 @@ def test_what_else_happens_beside_a_version_does_not_matter_to_it(path: Path, fo
 
 
 def test_files_that_are_again_what_they_were_can_be_loaded(path: Path, followed: Any, tmp_path: Path) -> None:
-    wish = followed().versions[1]
+    desired_model = followed().versions[1]
     os.rename(path / "1", tmp_path / "aside")
     with pytest.raises(ChangedWhileLoading):
-        wish.resolve({})
+        desired_model.resolve({})
     os.rename(tmp_path / "aside", path / "1")
-    wish.resolve({}).confirm()
+    desired_model.resolve({}).confirm()
 
 
 def test_half_a_file_has_no_error_of_its_own(path: Path, followed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = followed().versions[1]
+    desired_model = followed().versions[1]
 
     def read_half(*_: object) -> None:
         (path / "config.pbtxt").write_text(CONFIG[:20])
@@ -99,13 +99,13 @@ def test_half_a_file_has_no_error_of_its_own(path: Path, followed: Any, monkeypa
 
     monkeypatch.setattr("edge_server.repository.resolve._read", read_half)
     with pytest.raises(ChangedWhileLoading, match=r"config\.pbtxt' changed while it was loaded"):
-        wish.resolve({})
+        desired_model.resolve({})
 
 
 def test_without_a_watcher_a_load_takes_the_files_that_are_there(path: Path, source: RepositorySource) -> None:
-    wish = source.desired_models()[0]["m"].versions[1]
+    desired_model = source.desired_models()[0]["m"].versions[1]
     (path / "1" / "weights").write_bytes(b"other")
-    wish.resolve({}).confirm()
+    desired_model.resolve({}).confirm()
 
 
 def test_a_look_has_no_policy_that_is_newer_than_its_fingerprint(

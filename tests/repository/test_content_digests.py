@@ -1,4 +1,4 @@
-"""SHA-256 of a version's files: what it covers, when it is known, and what is read again."""
+"""SHA-256 of a version's files: the files that it covers, when it is known, and which files are read again."""
 
 from __future__ import annotations
 

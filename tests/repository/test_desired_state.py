@@ -67,12 +67,12 @@ def test_an_absent_model_has_no_desired_state(source: Any) -> None:
 
 def test_a_configuration_given_with_a_load_replaces_the_one_on_disk(source: Any, add_model: Any) -> None:
     add_model("m", CONFIG, versions=(1, 2))
-    wish = source.desired_model("m", CONFIG_JSON, {})
-    assert list(wish.versions) == [2]
-    assert wish.versions[2].resolve().spec.max_batch_size == 2
+    desired_model = source.desired_model("m", CONFIG_JSON, {})
+    assert list(desired_model.versions) == [2]
+    assert desired_model.versions[2].resolve().spec.max_batch_size == 2
     plain = source.desired_model("m", None, {})
     assert sorted(plain.versions) == [1, 2]
-    assert plain.versions[2].fingerprint != wish.versions[2].fingerprint
+    assert plain.versions[2].fingerprint != desired_model.versions[2].fingerprint
     with pytest.raises(BadModelConfig, match="no_such_field"):
         source.desired_model("m", '{"no_such_field": 1}', {})
 
@@ -81,15 +81,15 @@ def test_files_given_with_a_load_stand_in_for_the_disk_until_the_next_load(
     source: Any, add_model: Any, tmp_path: Path
 ) -> None:
     add_model("m", CONFIG)
-    wish = source.desired_model("m", CONFIG_JSON, {"7/model.bin": b"abc", "7/sub/more.bin": b""})
-    found = wish.versions[7].resolve()
+    desired_model = source.desired_model("m", CONFIG_JSON, {"7/model.bin": b"abc", "7/sub/more.bin": b""})
+    found = desired_model.versions[7].resolve()
     assert (found.file.version_dir / "model.bin").read_bytes() == b"abc"
     (folder,) = (tmp_path / "scratch").iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert list(source.desired_model("m", None, {}).versions) == [1]
     assert not folder.exists()
     with pytest.raises(LoadError, match="'m'"):
-        wish.versions[7].resolve()
+        desired_model.versions[7].resolve()
 
 
 def test_files_make_a_model_that_is_in_no_repository(source: Any) -> None:
@@ -149,7 +149,7 @@ def test_no_path_ever_writes_outside_the_new_folder(tmp_path_factory: pytest.Tem
 def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         desired = list(pool.map(lambda n: source.desired_model("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
-    assert all(len(wish.versions) == 1 for wish in desired)
+    assert all(len(desired_model.versions) == 1 for desired_model in desired)
     assert len(list((tmp_path / "scratch").iterdir())) == 1
 
 

@@ -32,7 +32,7 @@ ALL = VersionPolicy(latest=None)
 
 
 def model(name: str, config: str, versions: dict[int, str], **trace: Any) -> ModelDirectory:
-    """A model whose parts are told by words; each version's trace says the same of it."""
+    """A model whose parts are given as words, which are also the versions' fingerprints."""
     found = ModelDirectory(name, ROOT / name, fingerprint=config, policy=ALL, files=FolderScan(config, config, **trace))
     return with_versions(found, [version(number, word) for number, word in versions.items()])
 
@@ -66,7 +66,7 @@ def contents(settled: UploadState) -> dict[str, tuple[str, dict[int, str]]]:
 # -- the oracle -----------------------------------------------------------------------------------------------------
 
 CONFIG = 0
-"""The key of what is outside the versions, in the oracle's world."""
+"""The oracle's key of the files outside the versions."""
 
 
 @dataclass

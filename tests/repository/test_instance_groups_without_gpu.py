@@ -1,4 +1,5 @@
-"""Instance groups on a box that has lost a GPU: what leaves the choice open goes elsewhere, what names it does not."""
+"""Instance groups on a machine that has lost a GPU: groups without a fixed GPU go elsewhere, groups that name it
+fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of who has a file open for writing, asked while other processes open and close it."""
+"""Detection of files open for writing by a query to the kernel, while other processes open and close them."""
 
 from __future__ import annotations
 

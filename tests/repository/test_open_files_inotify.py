@@ -1,4 +1,4 @@
-"""Which files are open for writing, told from inotify's events as copying programs cause them."""
+"""Detection of files open for writing from inotify's events, as copying programs cause them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text and JSON forms of a configuration: what is read, what is refused, and with which words."""
+"""Text and JSON formats of a configuration: accepted and refused input, and the error messages."""
 
 from __future__ import annotations
 

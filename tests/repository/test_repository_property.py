@@ -1,4 +1,4 @@
-"""Random things done to real folders, and the wish that a look at them states, against a model of what it must be."""
+"""Random changes of real folders: the scanned desired state against a model of it."""
 
 from __future__ import annotations
 
@@ -164,21 +164,21 @@ class FolderMachine(RuleBasedStateMachine):
     def the_wish_is_what_the_folders_ask_for(self) -> None:
         desired, _ = self.source.desired_models()
         assert set(desired) == {model for _, model in self.folders}
-        for model, wish in desired.items():
+        for model, desired_model in desired.items():
             found = [folder for (_, name), folder in self.folders.items() if name == model]
-            wished = POLICIES[found[0].policy](sorted(found[0].versions))
-            if len(found) > 1 or not found[0].is_readable or not wished:
-                assert not wish.versions, wish
-                assert model in wish.reason, wish
+            desired_versions = POLICIES[found[0].policy](sorted(found[0].versions))
+            if len(found) > 1 or not found[0].is_readable or not desired_versions:
+                assert not desired_model.versions, desired_model
+                assert model in desired_model.reason, desired_model
             else:
-                assert sorted(wish.versions) == wished
-                assert wish.reason == ""
-                self.check_fingerprints(found[0], wish)
+                assert sorted(desired_model.versions) == desired_versions
+                assert desired_model.reason == ""
+                self.check_fingerprints(found[0], desired_model)
 
-    def check_fingerprints(self, folder: Folder, wish: DesiredModel) -> None:
+    def check_fingerprints(self, folder: Folder, desired_model: DesiredModel) -> None:
         """Each state of a version's files has one fingerprint, which no other state has."""
-        for version, of_version in wish.versions.items():
-            state = (wish.name, frozenset(folder.files.items()), version, folder.versions[version])
+        for version, of_version in desired_model.versions.items():
+            state = (desired_model.name, frozenset(folder.files.items()), version, folder.versions[version])
             assert self.fingerprints.setdefault(state, of_version.fingerprint) == of_version.fingerprint, state
         ours = [(state[0], state[2], text) for state, text in self.fingerprints.items()]
         assert len(set(ours)) == len(ours), "two states of a version have the same fingerprint"

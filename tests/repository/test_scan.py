@@ -55,9 +55,11 @@ def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_mo
         ("version_policy { specific { versions: [ 3, 1, 9 ] } }", (1, 3)),
     ],
 )
-def test_the_version_policy_chooses_the_desired_versions(root: Path, add_model: Any, policy: str, wished: Any) -> None:
+def test_the_version_policy_chooses_the_desired_versions(
+    root: Path, add_model: Any, policy: str, desired_versions: Any
+) -> None:
     add_model("m", policy, versions=(1, 2, 3))
-    assert _only(root).desired_versions == wished
+    assert _only(root).desired_versions == desired_versions
 
 
 def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_problem(
@@ -76,9 +78,9 @@ def test_the_desired_versions_are_always_a_sorted_subset_of_the_present_ones(
     present: set[int], latest: int, specific: set[int]
 ) -> None:
     for policy in (VersionPolicy(latest), VersionPolicy(None), VersionPolicy(None, tuple(specific))):
-        wished = select_versions(policy, present)
-        assert set(wished) <= present
-        assert list(wished) == sorted(wished)
+        desired_versions = select_versions(policy, present)
+        assert set(desired_versions) <= present
+        assert list(desired_versions) == sorted(desired_versions)
     assert len(select_versions(VersionPolicy(latest), present)) == min(latest, len(present))
 
 

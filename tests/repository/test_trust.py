@@ -1,4 +1,4 @@
-"""Checksums and signatures: what is verified before anything is opened, and what is refused with which words."""
+"""Checksums and signatures: verification before a file is opened, refused files, and the error messages."""
 
 from __future__ import annotations
 

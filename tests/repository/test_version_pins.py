@@ -40,9 +40,9 @@ def test_a_pinned_model_is_wished_for_in_that_version_whatever_the_policy_says(
 ) -> None:
     add_model("m", f'backend: "identity" version_policy {{ {policy} }}', versions=(1, 2, 3))
     assert source.pin("m", 1) is None
-    wish = source.desired_models()[0]["m"]
-    assert (list(wish.versions), wish.pin, wish.reason) == ([1], 1, "")
-    assert source.desired_model("m", None, {}) == wish
+    desired_model = source.desired_models()[0]["m"]
+    assert (list(desired_model.versions), desired_model.pin, desired_model.reason) == ([1], 1, "")
+    assert source.desired_model("m", None, {}) == desired_model
     assert source.pin("m", 2) == 1
     assert list(source.desired_models()[0]["m"].versions) == [2]
     assert source.pins() == {"m": 2}
@@ -61,16 +61,19 @@ def test_the_wished_version_is_the_same_one_with_and_without_a_pin(source: Any, 
 def test_a_pin_to_a_version_that_is_gone_says_so_and_asks_for_no_other(source: Any, add_model: Any) -> None:
     add_model("m", ALL, versions=(1, 2))
     source.pin("m", 7)
-    wish = source.desired_models()[0]["m"]
-    assert (dict(wish.versions), wish.reason) == ({}, "model 'm' is pinned to version 7, which is not there")
+    desired_model = source.desired_models()[0]["m"]
+    assert (dict(desired_model.versions), desired_model.reason) == (
+        {},
+        "model 'm' is pinned to version 7, which is not there",
+    )
 
 
 def test_a_problem_of_the_whole_model_is_reported_before_the_pin(source: Any, add_model: Any) -> None:
     add_model("m", "nonsense", versions=(1, 2))
     source.pin("m", 1)
-    wish = source.desired_models()[0]["m"]
-    assert dict(wish.versions) == {}
-    assert "line 1" in wish.reason
+    desired_model = source.desired_models()[0]["m"]
+    assert dict(desired_model.versions) == {}
+    assert "line 1" in desired_model.reason
 
 
 def test_a_load_with_a_configuration_or_files_keeps_to_the_pin(source: Any, add_model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The watcher on a real file system: what is wished for after files came, changed, moved and went."""
+"""The watcher on a real file system: the desired state after files came, changed, moved and went."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_S = 3600.0
 
 
 class Followed:
-    """A watcher at work, and every wish that it stated."""
+    """A running watcher, and every desired state that it published."""
 
     def __init__(self, *roots: Path, fallback_s: float, wants_inotify: bool, links: bool, pace: PollIntervals) -> None:
         self.changed = threading.Condition()
@@ -48,12 +48,12 @@ class Followed:
 
     def _take(self, desired: Mapping[str, DesiredModel]) -> None:
         with self.changed:
-            self.stated.append({name: tuple(sorted(wish.versions)) for name, wish in desired.items()})
-            self.reasons = {name: wish.reason for name, wish in desired.items()}
+            self.stated.append({name: tuple(sorted(desired_model.versions)) for name, desired_model in desired.items()})
+            self.reasons = {name: desired_model.reason for name, desired_model in desired.items()}
             self.prints = {
                 (name, number): version.fingerprint
-                for name, wish in desired.items()
-                for number, version in wish.versions.items()
+                for name, desired_model in desired.items()
+                for number, version in desired_model.versions.items()
             }
             self.changed.notify_all()
 
@@ -61,8 +61,8 @@ class Followed:
         with self.changed:
             return self.changed.wait_for(condition, timeout_s)
 
-    def becomes(self, wish: Mapping[str, tuple[int, ...]]) -> bool:
-        return self.wait(lambda: self.stated[-1] == wish)
+    def becomes(self, desired_model: Mapping[str, tuple[int, ...]]) -> bool:
+        return self.wait(lambda: self.stated[-1] == desired_model)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_model_is_never_gone_while_its_link_is_swapped(root: Path, add_model: 
     os.symlink(".releases/a", root / "next")
     os.rename(root / "next", root / "m")
     assert followed.wait(lambda: followed.prints.get(("m", 1)) == before)
-    assert all(wish.get("m") == (1,) for wish in followed.stated)
+    assert all(desired_model.get("m") == (1,) for desired_model in followed.stated)
 
 
 def test_what_a_link_leads_to_outside_is_followed_too(root: Path, tmp_path: Path, add_model: Any, follow: Any) -> None:
@@ -299,7 +299,7 @@ def test_a_root_that_is_a_link_may_be_swapped_as_a_whole(tmp_path: Path, add_mod
     assert followed.becomes({"both": (1,), "new": (1,)})
     add_model("newer", files={"1/weights": b"1"}, at=tmp_path / "releases" / "42")
     assert followed.becomes({"both": (1,), "new": (1,), "newer": (1,)})
-    assert all("both" in wish for wish in followed.stated)
+    assert all("both" in desired_model for desired_model in followed.stated)
 
 
 def test_a_root_that_goes_away_takes_nothing_with_it_and_is_followed_again(
@@ -316,7 +316,7 @@ def test_a_root_that_goes_away_takes_nothing_with_it_and_is_followed_again(
     (tmp_path / "unplugged").rename(root)
     add_model("again", files={"1/weights": b"1"})
     assert followed.becomes({"again": (1,), "disk": (1,), "more": (1,), "stick": (1,)})
-    assert all("stick" in wish for wish in followed.stated)
+    assert all("stick" in desired_model for desired_model in followed.stated)
     messages = [record.getMessage() for record in caplog.records]
     assert sum("its loaded models continue to serve" in message for message in messages) == 1
     assert sum("is back" in message and "until" not in message for message in messages) == 1

@@ -1,4 +1,5 @@
-"""A serving core in a room of its own: a timer, a manager, the service, and a backend whose sessions do as told."""
+"""A serving core of its own: a timer, a manager, the service, and a backend whose sessions run functions of the
+test."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Res
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.cache.response_cache import ResponseCache
-from edge_server.serving.execution import admission_control as serving_gate
+from edge_server.serving.execution import admission_control
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
@@ -32,26 +33,26 @@ from edge_server.serving.lifecycle.reconciler import AskRoom
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 """How long a test waits for what must happen; only a failing one waits that long."""
 
 
-class Gate:
-    """A place where threads stop until they are let go, one by one."""
+class Blocker:
+    """Blocks threads until they are released, one by one."""
 
     def __init__(self) -> None:
-        self._entered = threading.Semaphore(0)
-        self._let_go = threading.Semaphore(0)
+        self._blocked = threading.Semaphore(0)
+        self._released = threading.Semaphore(0)
 
-    def stop(self) -> None:
-        self._entered.release()
-        assert self._let_go.acquire(timeout=PATIENCE_S), "nobody opened the gate"
+    def block(self) -> None:
+        self._blocked.release()
+        assert self._released.acquire(timeout=TIMEOUT_S), "the thread was not released"
 
-    def wait_entered(self) -> None:
-        assert self._entered.acquire(timeout=PATIENCE_S), "nobody came to the gate"
+    def wait_blocked(self) -> None:
+        assert self._blocked.acquire(timeout=TIMEOUT_S), "no thread was blocked"
 
-    def let_go(self, count: int = 1) -> None:
-        self._let_go.release(count)
+    def release(self, count: int = 1) -> None:
+        self._released.release(count)
 
 
 class Script:
@@ -120,25 +121,25 @@ class Mailbox:
 
     def wait(self, count: int = 1) -> list[Response]:
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(self.responses) >= count, PATIENCE_S), "no answer came"
+            assert self._arrived.wait_for(lambda: len(self.responses) >= count, TIMEOUT_S), "no answer came"
             return list(self.responses)
 
     def final(self) -> Response:
         with self._arrived:
-            assert self._arrived.wait_for(lambda: bool(self.responses) and self.responses[-1].is_final, PATIENCE_S), (
+            assert self._arrived.wait_for(lambda: bool(self.responses) and self.responses[-1].is_final, TIMEOUT_S), (
                 "no final answer came"
             )
             return self.responses[-1]
 
 
-class House:
+class ScriptedCore:
     """Everything between the service and the sessions, for real."""
 
     def __init__(
         self,
         lifecycle: LifecycleSettings | None = None,
         ask_room: AskRoom | None = None,
-        gate: serving_gate.AdmissionControl = serving_gate.ADMIT_ALL,
+        admission: admission_control.AdmissionControl = admission_control.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
@@ -158,13 +159,13 @@ class House:
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
             lifecycle=lifecycle,
             ask_room=ask_room,
-            admission_control=gate,
+            admission_control=admission,
             limiter=limiter,
             cache=cache,
             gpus=gpus,
             on_no_fallback=self.without_fallback.append,
         )
-        self.wishes: dict[str, DesiredModel] = {}
+        self.desired: dict[str, DesiredModel] = {}
         self.service = InferenceService(
             self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
             server_id="edge-server", server_version="1", is_explicit=True, readiness=readiness,
@@ -173,7 +174,7 @@ class House:
             self.service.started()
 
     def names(self) -> list[str]:
-        return list(self.wishes)
+        return list(self.desired)
 
     def passed_over(self) -> Mapping[str, str]:
         return {}
@@ -181,13 +182,13 @@ class House:
     def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
-        return self.wishes.get(name)
+        return self.desired.get(name)
 
-    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
-        return wishes
+    def with_pins(self, desired: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
+        return desired
 
     def versions(self, name: str) -> Sequence[int]:
-        wish = self.wishes.get(name)
+        wish = self.desired.get(name)
         return sorted(wish.versions) if wish else []
 
     def pins(self) -> Mapping[str, int]:
@@ -221,12 +222,12 @@ class House:
 
     def set_desired(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
         wish = DesiredModel(spec.name, {v: self.desired_version(spec, v, mark, root) for v in versions or (1,)})
-        self.wishes[spec.name] = wish
+        self.desired[spec.name] = wish
         self.manager.set_desired(wish)
 
     def load(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> ModelVersion:
         self.set_desired(spec, *versions, mark=mark, root=root)
-        assert self.manager.wait_settled([spec.name], PATIENCE_S)
+        assert self.manager.wait_settled([spec.name], TIMEOUT_S)
         assert self.manager.failure(spec.name) is None
         return self.manager.route(spec.name, None)
 
@@ -240,24 +241,31 @@ class House:
 
 
 @pytest.fixture
-def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
+def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedCore]]:
     """Build a house with limits of its own, one in each test; it is torn down after the test."""
     # A hung session must not cost each test the whole grace; those that wait for it say so.
     monkeypatch.setattr("edge_server.serving.lifecycle.manager._GRACE_S", 0.2)
-    built: list[House] = []
+    built: list[ScriptedCore] = []
 
     def build(
         ask_room: AskRoom | None = None,
-        gate: serving_gate.AdmissionControl = serving_gate.ADMIT_ALL,
+        admission: admission_control.AdmissionControl = admission_control.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
         has_started: bool = True,
         gpus: Gpus | None = None,
         **limits: Any,
-    ) -> House:
-        made = House(
-            LifecycleSettings(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started, gpus=gpus
+    ) -> ScriptedCore:
+        made = ScriptedCore(
+            LifecycleSettings(**limits),
+            ask_room,
+            admission,
+            limiter,
+            cache,
+            readiness,
+            has_started=has_started,
+            gpus=gpus,
         )
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
@@ -270,28 +278,28 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
 
 
 @pytest.fixture
-def house(new_house: Callable[..., House]) -> House:
-    return new_house()
+def core(new_core: Callable[..., ScriptedCore]) -> ScriptedCore:
+    return new_core()
 
 
 @pytest.fixture
-def new_gate() -> Callable[[], Gate]:
-    return Gate
+def new_blocker() -> Callable[[], Blocker]:
+    return Blocker
 
 
 @pytest.fixture
-def gate(new_gate: Callable[[], Gate], house: House) -> Iterator[Gate]:
+def blocker(new_blocker: Callable[[], Blocker], core: ScriptedCore) -> Iterator[Blocker]:
     """Stops every run of the scripted sessions."""
-    made = new_gate()
-    plain = house.script.on_run
+    made = new_blocker()
+    plain = core.script.on_run
 
     def run(name: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        made.stop()
+        made.block()
         return plain(name, inputs)
 
-    house.script.on_run = run
+    core.script.on_run = run
     yield made
-    made.let_go(10_000)
+    made.release(10_000)
 
 
 @pytest.fixture
@@ -304,7 +312,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     """Look again and again until something that no event tells of is so."""
 
     def look(is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not is_so():
             assert time.monotonic() < deadline, "it never came to be"
             time.sleep(0.001)

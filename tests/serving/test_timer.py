@@ -1,4 +1,4 @@
-"""The timer: calls come in order of their time, a faulty one harms no other, and it ends when told."""
+"""The timer: calls come in order of their time, a faulty one harms no other, and it can be stopped."""
 
 from __future__ import annotations
 

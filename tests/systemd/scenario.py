@@ -1,4 +1,4 @@
-"""Runs inside the booted machine: works the service as an operator would, and notes what it sees."""
+"""Scenario inside the booted machine: operates the service and records the results."""
 
 import json
 import os

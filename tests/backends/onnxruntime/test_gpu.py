@@ -1,4 +1,4 @@
-"""onnxruntime on GPUs, as far as a box without one can tell: what is asked of it, and what is believed of its answers.
+"""ONNX Runtime on GPUs, as far as a machine without one can test it: the requested options and the reported devices.
 
 The double is the true library with two lies, as a wheel for GPUs tells them: it lists CUDA and TensorRT; its sessions
 say which providers they have. Everything is computed on the CPU by the true sessions and bindings.

@@ -1,4 +1,4 @@
-"""The end of a server as its gRPC clients see it: told in time by GOAWAY, they lose no call.
+"""The end of a server as its gRPC clients see it: GOAWAY comes in time, and they lose no call.
 
 RFC 9113, section 6.8: a first GOAWAY names the highest stream number there is and only asks the client to go; what it
 had under way then, or opened before it knew, is answered; the last one names what was answered.
@@ -28,7 +28,7 @@ HIGHEST = 2**31 - 1
 def start(
     serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...], make_target: Any
 ) -> Iterator[Callable[..., Any]]:
-    """`start(*flags)`: a server of the test's own that may be told to stop."""
+    """`start(*flags)`: a server of the test's own that may be stopped."""
     if transport == "grpcio":
         pytest.skip("grpcio's server has no GOAWAY that announces the end")
     with contextlib.ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""More calls at once than a server can take: each is answered, and those that are refused are told so."""
+"""More calls at once than a server can take: each is answered, with a result or a refusal."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class Storm:
         what()
 
     def rest(self) -> None:
-        """Wait for what is still being uploaded."""
+        """Wait for running uploads."""
         if self._slow is not None:
             self._slow.result()
         self._slow_model = ""
@@ -390,7 +390,7 @@ class Client:
 
 
 class Load:
-    """Eight clients that ask without a pause, and everything that they were told."""
+    """Eight clients that send requests without a pause, and all their responses."""
 
     def __init__(self, server: Any, seed: int) -> None:
         self.answers: list[Answer] = []
@@ -499,7 +499,7 @@ def answered_by_the_wrong_file(answers: list[Answer], shelf: Shelf) -> list[str]
 
 
 def differences(server: Any, shelf: Shelf, answers: list[Answer] | None = None) -> list[str]:
-    """Return where what is served differs from what the files ask for. Needs a repository at rest, configs good."""
+    """Return the differences between the served models and the files. Needs a repository at rest, configs good."""
     status, index = server.ask("/v2/repository/index", {})
     assert status == 200, index
     rows = {(row["name"], int(row["version"])): row for row in index if row.get("version")}
@@ -590,7 +590,7 @@ def judge() -> Callable[[Load, Shelf], None]:
 
 @pytest.fixture(scope="session")
 def agree() -> Callable[..., None]:
-    """Wait until what is served is what the files ask for."""
+    """Wait until the served models match the files."""
 
     def wait(server: Any, shelf: Shelf, answers: list[Answer] | None = None) -> None:
         end = time.monotonic() + PATIENCE_S

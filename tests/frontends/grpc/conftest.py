@@ -233,7 +233,7 @@ class FakeService:
         self.unloads.append((name, unload_dependents))
 
 
-class Door:
+class RunningFrontEnd:
     """A started front end and raw calls to it: bytes out, bytes in, so that tests can send what no client would."""
 
     def __init__(self, service: FakeService, **config: object) -> None:
@@ -291,22 +291,22 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def open_door(service: FakeService, transport: str) -> Iterator[Callable[..., Door]]:
+def open_front_end(service: FakeService, transport: str) -> Iterator[Callable[..., RunningFrontEnd]]:
     """Open front ends with GrpcConfig fields of the test's choice."""
-    doors: list[Door] = []
+    doors: list[RunningFrontEnd] = []
 
-    def open_one(**config: object) -> Door:
-        doors.append(Door(service, **{"transport": transport, **config}))
+    def open_one(**config: object) -> RunningFrontEnd:
+        doors.append(RunningFrontEnd(service, **{"transport": transport, **config}))
         return doors[-1]
 
     yield open_one
-    for door in doors:
-        door.close()
+    for front_end in doors:
+        front_end.close()
 
 
 @pytest.fixture
-def door(open_door: Callable[..., Door]) -> Door:
-    return open_door()
+def front_end(open_front_end: Callable[..., RunningFrontEnd]) -> RunningFrontEnd:
+    return open_front_end()
 
 
 def infer_request(model: str = "echo", values: object = (1.0, 2.0, 3.0, 4.0), **fields: object) -> object:

@@ -1,4 +1,4 @@
-"""On which threads calls are answered, and what many of them at once, or clients that leave, do to the front end."""
+"""gRPC calls: the threads that answer them, many at once, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def output() -> Tensor:
 
 
 def test_a_model_that_answers_any_number_of_times_never_runs_on_the_thread_that_reads(
-    door: Any, make_request: Any
+    front_end: Any, make_request: Any
 ) -> None:
     for _ in range(5):
-        list(door.stream([make_request("repeat", id="a")]))
-    assert [call.hold_us for call in door.service.calls] == [0.0] * 5
-    list(door.stream([make_request("echo", id="a")]))
-    assert door.service.calls[-1].hold_us > 0
+        list(front_end.stream([make_request("repeat", id="a")]))
+    assert [call.hold_us for call in front_end.service.calls] == [0.0] * 5
+    list(front_end.stream([make_request("echo", id="a")]))
+    assert front_end.service.calls[-1].hold_us > 0
 
 
 @pytest.mark.parametrize("transport", ["http2"])
-def test_a_stream_takes_no_thread_of_its_own(door: Any, make_request: Any) -> None:
+def test_a_stream_takes_no_thread_of_its_own(front_end: Any, make_request: Any) -> None:
     before = threading.active_count()
-    streams = [door.stream([make_request("held", id=str(number))]) for number in range(20)]
-    held = door.service.wait_for_calls(20)
+    streams = [front_end.stream([make_request("held", id=str(number))]) for number in range(20)]
+    held = front_end.service.wait_for_calls(20)
     # Each stream of grpcio's client has a thread that sends.
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("grpc")]) <= 1
     assert threading.active_count() <= before + 2 * 20 + 1
@@ -41,7 +41,7 @@ def test_a_stream_takes_no_thread_of_its_own(door: Any, make_request: Any) -> No
     assert {message.infer_response.id for stream in streams for message in stream} == {str(n) for n in range(20)}
 
 
-def test_an_order_that_takes_long_holds_up_nobody_else(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_takes_long_holds_up_nobody_else(front_end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     begun = threading.Barrier(4)
 
@@ -49,37 +49,37 @@ def test_an_order_that_takes_long_holds_up_nobody_else(door: Any, monkeypatch: p
         begun.wait(20)
         assert may_go_on.wait(20)
 
-    monkeypatch.setattr(door.service, "unload_model", unload)
+    monkeypatch.setattr(front_end.service, "unload_model", unload)
     with ThreadPoolExecutor(3) as clients:
-        orders = [clients.submit(door.call, "RepositoryModelUnload") for _ in range(3)]
+        orders = [clients.submit(front_end.call, "RepositoryModelUnload") for _ in range(3)]
         begun.wait(20)
-        assert door.call("ServerLive").live
-        assert door.call("ModelReady").ready is False
+        assert front_end.call("ServerLive").live
+        assert front_end.call("ModelReady").ready is False
         may_go_on.set()
         for order in orders:
             order.result(20)
 
 
 def test_a_message_that_takes_long_to_read_holds_up_nobody_else(
-    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
-    door.service.behaviours["named"] = lambda call: (names.append(threading.current_thread().name), call.answer())
+    front_end.service.behaviours["named"] = lambda call: (names.append(threading.current_thread().name), call.answer())
     values = np.zeros(100_000, "<f4")
     for typed in (True, False, False):
         request = make_request("named", values)
         if typed:
             del request.raw_input_contents[:]
             request.inputs[0].contents.fp32_contents.extend(values.tolist())
-        door.call("ModelInfer", request)
-        assert len(list(door.stream([request, request]))) == 2
-    door.call("ModelInfer", make_request("named"))
+        front_end.call("ModelInfer", request)
+        assert len(list(front_end.stream([request, request]))) == 2
+    front_end.call("ModelInfer", make_request("named"))
     if names[-1] == "http2":
         assert [name == "http2" for name in names] == [False] * 4 + [True] * 6
 
 
-def test_many_clients_at_once_get_their_own_answers(door: Any, make_request: Any) -> None:
-    infer = door.channel().unary_unary(MODEL_INFER)
+def test_many_clients_at_once_get_their_own_answers(front_end: Any, make_request: Any) -> None:
+    infer = front_end.channel().unary_unary(MODEL_INFER)
 
     def ask(number: int) -> bool:
         data = make_request("echo", (float(number),), id=str(number)).SerializeToString()
@@ -91,30 +91,30 @@ def test_many_clients_at_once_get_their_own_answers(door: Any, make_request: Any
 
 
 def test_a_call_that_is_answered_while_its_client_leaves_does_not_hold_up_the_end(
-    open_door: Any, make_request: Any
+    open_front_end: Any, make_request: Any
 ) -> None:
-    door = open_door()
-    infer = door.channel().unary_unary(MODEL_INFER)
+    front_end = open_front_end()
+    infer = front_end.channel().unary_unary(MODEL_INFER)
     futures = [infer.future(make_request("held").SerializeToString()) for _ in range(20)]
-    held = door.service.wait_for_calls(20)
+    held = front_end.service.wait_for_calls(20)
     answering = threading.Thread(target=lambda: [call.answer(output()) for call in held])
     answering.start()
     for future in futures:
         future.cancel()
     answering.join()
-    end = threading.Thread(target=door.frontend.stop, args=(60,))
+    end = threading.Thread(target=front_end.frontend.stop, args=(60,))
     end.start()
     end.join(20)
     assert not end.is_alive()
 
 
-def test_a_call_that_was_begun_before_the_stop_is_answered(open_door: Any, make_request: Any) -> None:
-    door = open_door()
+def test_a_call_that_was_begun_before_the_stop_is_answered(open_front_end: Any, make_request: Any) -> None:
+    front_end = open_front_end()
 
     def stop_and_answer(call: Any) -> None:
-        stopping = threading.Thread(target=door.frontend.stop, args=(60,))
+        stopping = threading.Thread(target=front_end.frontend.stop, args=(60,))
         stopping.start()
         call.answer(output())
 
-    door.service.behaviours["late"] = stop_and_answer
-    assert door.call("ModelInfer", make_request("late", id="last"), timeout=45).id == "last"
+    front_end.service.behaviours["late"] = stop_and_answer
+    assert front_end.call("ModelInfer", make_request("late", id="last"), timeout=45).id == "last"

@@ -50,7 +50,7 @@ METHODS = {PATH.decode(): RpcMethod(Side, is_stream=False), "/test.Service/Strea
 
 
 class Stream:
-    """A stream as the HTTP/2 server makes it; keeps what is sent on it."""
+    """A stream as the HTTP/2 server makes it; records the sent bytes."""
 
     peer = ("127.0.0.1", 7)
 

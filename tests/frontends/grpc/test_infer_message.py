@@ -1,4 +1,4 @@
-"""The wire scan agrees with the generated classes on every input, and never reads beyond one."""
+"""The parser of ModelInferRequest agrees with the generated classes on every input, and never reads beyond it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def repetitions(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[ResponsePlan, Any] | str:
-    """Return what is read, or what is wrong."""
+    """Return the decoded request, or the error."""
     try:
         plan = ResponsePlan()
         found = reader.find(data, outline(data), plan)

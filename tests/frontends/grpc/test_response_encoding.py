@@ -1,4 +1,4 @@
-"""Hand-written answers parse as what the generated classes would have written."""
+"""Encoded responses equal those of the generated classes."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transpor
             GrpcFrontend(service, GrpcConfig(transport=transport, port=port)).start()
 
 
-def test_two_front_ends_share_a_port_only_if_configured(service: Any, open_door: Any, transport: str) -> None:
-    door = open_door()
+def test_two_front_ends_share_a_port_only_if_configured(service: Any, open_front_end: Any, transport: str) -> None:
+    front_end = open_front_end()
     with pytest.raises(ServingFault):
-        GrpcFrontend(service, GrpcConfig(transport=transport, port=door.port)).start()
-    shared = open_door(reuses_port=True)
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=front_end.port)).start()
+    shared = open_front_end(reuses_port=True)
     other = GrpcFrontend(service, GrpcConfig(transport=transport, port=shared.port, reuses_port=True))
     assert other.start() == shared.port
     other.stop(0)
@@ -85,11 +85,11 @@ def test_configuration_becomes_channel_arguments() -> None:
     assert "grpc.max_connection_age_grace_ms" not in options
 
 
-def test_messages_far_above_grpcs_default_limit_pass(door: Any) -> None:
+def test_messages_far_above_grpcs_default_limit_pass(front_end: Any) -> None:
     data = bytes(range(256)) * (64 << 10)
     request = messages.ModelInferRequest(model_name="echo", raw_input_contents=[data])
     request.inputs.add(name="x", datatype="UINT8", shape=[len(data)])
-    assert door.call("ModelInfer", request).raw_output_contents[0] == data
+    assert front_end.call("ModelInfer", request).raw_output_contents[0] == data
 
 
 class Meter:
@@ -127,9 +127,9 @@ class Meter:
 
 @pytest.mark.sample
 @pytest.mark.parametrize(("level", "is_small"), [("none", False), ("low", True), ("medium", True), ("high", True)])
-def test_responses_are_compressed_when_configured(open_door: Any, level: str, is_small: bool) -> None:
-    door = open_door(compression_level=level)
-    meter = Meter(door.port)
+def test_responses_are_compressed_when_configured(open_front_end: Any, level: str, is_small: bool) -> None:
+    front_end = open_front_end(compression_level=level)
+    meter = Meter(front_end.port)
     request = messages.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(500_000)])
     request.inputs.add(name="x", datatype="UINT8", shape=[500_000])
     with grpc.insecure_channel(meter.address) as channel:
@@ -140,23 +140,23 @@ def test_responses_are_compressed_when_configured(open_door: Any, level: str, is
     assert (meter.received < 100_000) is is_small
 
 
-def test_compressed_requests_are_understood(door: Any, make_request: Any) -> None:
+def test_compressed_requests_are_understood(front_end: Any, make_request: Any) -> None:
     for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
-        infer = door.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        infer = front_end.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
         data = infer(make_request(id="z").SerializeToString(), compression=compression, timeout=20)
         assert messages.ModelInferResponse.FromString(data).id == "z"
 
 
 def test_calls_beyond_the_limit_are_refused_instead_of_hanging(
-    open_door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    open_front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_CALLS", 3)
-    door = open_door()
-    infer = door.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    front_end = open_front_end()
+    infer = front_end.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
     waiting = [infer.future(make_request("held").SerializeToString(), timeout=30) for _ in range(3)]
-    held = door.service.wait_for_calls(3)
+    held = front_end.service.wait_for_calls(3)
     with pytest.raises(grpc.RpcError) as caught:
-        door.call("ModelInfer", make_request("held"))
+        front_end.call("ModelInfer", make_request("held"))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     for call in held:
         call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))
@@ -165,38 +165,38 @@ def test_calls_beyond_the_limit_are_refused_instead_of_hanging(
 
 
 def test_many_open_streams_leave_room_for_unary_calls(
-    open_door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    open_front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_STREAMS", 80)
-    door = open_door()
+    front_end = open_front_end()
     done = threading.Event()
 
     def requests() -> Any:
         yield make_request(id="a")
         done.wait(30)
 
-    streams = [door.stream(requests(), timeout=60) for _ in range(80)]
+    streams = [front_end.stream(requests(), timeout=60) for _ in range(80)]
     assert all(next(stream).infer_response.id == "a" for stream in streams)
-    assert door.call("ModelInfer", make_request(id="b")).id == "b"
+    assert front_end.call("ModelInfer", make_request(id="b")).id == "b"
     with pytest.raises(grpc.RpcError) as caught:
-        list(door.stream([make_request()]))
+        list(front_end.stream([make_request()]))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     done.set()
     assert all(list(stream) == [] for stream in streams)
-    assert len(list(door.stream([make_request()]))) == 1
+    assert len(list(front_end.stream([make_request()]))) == 1
 
 
-def test_stop_waits_for_running_calls_and_takes_no_new_ones(open_door: Any, make_request: Any) -> None:
-    door = open_door()
-    channel = door.channel()
+def test_stop_waits_for_running_calls_and_takes_no_new_ones(open_front_end: Any, make_request: Any) -> None:
+    front_end = open_front_end()
+    channel = front_end.channel()
     infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     future = infer.future(make_request("held", id="last").SerializeToString(), timeout=30)
-    (held,) = door.service.wait_for_calls(1)
-    stopping = threading.Thread(target=door.frontend.stop, args=(30,))
+    (held,) = front_end.service.wait_for_calls(1)
+    stopping = threading.Thread(target=front_end.frontend.stop, args=(30,))
     stopping.start()
     with contextlib.suppress(grpc.RpcError):
         while True:
-            door.call("ServerLive", timeout=2)
+            front_end.call("ServerLive", timeout=2)
     assert stopping.is_alive()
     held.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))
     assert messages.ModelInferResponse.FromString(future.result()).id == "last"
@@ -204,19 +204,21 @@ def test_stop_waits_for_running_calls_and_takes_no_new_ones(open_door: Any, make
     assert not stopping.is_alive()
 
 
-def test_stop_ends_idle_streams_at_once_and_busy_ones_when_they_are_answered(open_door: Any, make_request: Any) -> None:
-    door = open_door()
+def test_stop_ends_idle_streams_at_once_and_busy_ones_when_they_are_answered(
+    open_front_end: Any, make_request: Any
+) -> None:
+    front_end = open_front_end()
     gate = threading.Event()
 
     def requests(model: str) -> Any:
         yield make_request(model, id=model)
         gate.wait(60)
 
-    idle = door.stream(requests("echo"), timeout=60)
+    idle = front_end.stream(requests("echo"), timeout=60)
     assert next(idle).infer_response.id == "echo"
-    busy = door.stream(requests("held"), timeout=60)
-    held = next(call for call in iter(lambda: door.service.wait_for_calls(2), None))[1]
-    stopping = threading.Thread(target=door.frontend.stop, args=(60,))
+    busy = front_end.stream(requests("held"), timeout=60)
+    held = next(call for call in iter(lambda: front_end.service.wait_for_calls(2), None))[1]
+    stopping = threading.Thread(target=front_end.frontend.stop, args=(60,))
     stopping.start()
     with pytest.raises(grpc.RpcError) as caught:
         next(idle)
@@ -231,12 +233,12 @@ def test_stop_ends_idle_streams_at_once_and_busy_ones_when_they_are_answered(ope
     gate.set()
 
 
-def test_calls_that_outlive_the_grace_are_cancelled(open_door: Any, make_request: Any) -> None:
-    door = open_door()
-    infer = door.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
+def test_calls_that_outlive_the_grace_are_cancelled(open_front_end: Any, make_request: Any) -> None:
+    front_end = open_front_end()
+    infer = front_end.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
     future = infer.future(make_request("held").SerializeToString(), timeout=30)
-    (held,) = door.service.wait_for_calls(1)
-    door.frontend.stop(0.05)
+    (held,) = front_end.service.wait_for_calls(1)
+    front_end.frontend.stop(0.05)
     assert held.is_cancelled.wait(20)
     with pytest.raises(grpc.RpcError):
         future.result()
@@ -280,21 +282,21 @@ def tls_answer(port: int, credentials: grpc.ChannelCredentials) -> bytes:
         return bytes(channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=10))
 
 
-def test_tls_serves_those_who_trust_the_certificate(open_door: Any, certificate: tuple[Path, Path]) -> None:
+def test_tls_serves_those_who_trust_the_certificate(open_front_end: Any, certificate: tuple[Path, Path]) -> None:
     key, cert = certificate
-    door = open_door(is_tls=True, server_key=str(key), server_cert=str(cert))
-    assert tls_answer(door.port, grpc.ssl_channel_credentials(cert.read_bytes())) == b"\x08\x01"
+    front_end = open_front_end(is_tls=True, server_key=str(key), server_cert=str(cert))
+    assert tls_answer(front_end.port, grpc.ssl_channel_credentials(cert.read_bytes())) == b"\x08\x01"
     with pytest.raises(grpc.RpcError):
-        door.call("ServerLive", timeout=5)
+        front_end.call("ServerLive", timeout=5)
 
 
-def test_mutual_tls_wants_a_client_certificate(open_door: Any, certificate: tuple[Path, Path]) -> None:
+def test_mutual_tls_wants_a_client_certificate(open_front_end: Any, certificate: tuple[Path, Path]) -> None:
     key, cert = certificate
-    door = open_door(is_mutual_tls=True, server_key=str(key), server_cert=str(cert), root_cert=str(cert))
+    front_end = open_front_end(is_mutual_tls=True, server_key=str(key), server_cert=str(cert), root_cert=str(cert))
     root = cert.read_bytes()
     with pytest.raises(grpc.RpcError):
-        tls_answer(door.port, grpc.ssl_channel_credentials(root))
-    assert tls_answer(door.port, grpc.ssl_channel_credentials(root, key.read_bytes(), root)) == b"\x08\x01"
+        tls_answer(front_end.port, grpc.ssl_channel_credentials(root))
+    assert tls_answer(front_end.port, grpc.ssl_channel_credentials(root, key.read_bytes(), root)) == b"\x08\x01"
 
 
 @pytest.mark.parametrize("path", ["", "/no/such/file.pem"])
@@ -308,8 +310,8 @@ def test_stopping_what_never_started_does_nothing(service: Any, transport: str) 
     GrpcFrontend(service, GrpcConfig(transport=transport, port=0)).stop(0)
 
 
-def test_tritons_client_infers_and_asks(door: Any) -> None:
-    with triton.InferenceServerClient(door.address) as client:
+def test_tritons_client_infers_and_asks(front_end: Any) -> None:
+    with triton.InferenceServerClient(front_end.address) as client:
         assert client.is_server_live()
         assert client.is_model_ready("echo")
         assert not client.is_model_ready("nobody")
@@ -328,7 +330,7 @@ def test_tritons_client_infers_and_asks(door: Any) -> None:
         assert client.get_log_settings(as_json=True)["settings"]["log_verbose_level"]["uint32_param"] == 1
 
 
-def test_tritons_client_streams_from_a_decoupled_model(door: Any) -> None:
+def test_tritons_client_streams_from_a_decoupled_model(front_end: Any) -> None:
     answers: list[tuple[Any, Any]] = []
     is_done = threading.Event()
 
@@ -337,7 +339,7 @@ def test_tritons_client_streams_from_a_decoupled_model(door: Any) -> None:
         if error is not None or result.get_response().parameters["triton_final_response"].bool_param:
             is_done.set()
 
-    with triton.InferenceServerClient(door.address) as client:
+    with triton.InferenceServerClient(front_end.address) as client:
         client.start_stream(take)
         given = triton.InferInput("IN", [3], "INT32")
         given.set_data_from_numpy(np.array([4, 5, 6], np.int32))

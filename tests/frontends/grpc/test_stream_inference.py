@@ -51,23 +51,23 @@ def output(value: float = 0.0) -> Tensor:
     return Tensor("OUTPUT0", DType.FP32, np.array([value], "<f4"))
 
 
-def test_an_empty_stream_ends_ok(door: Any) -> None:
-    call = door.stream([])
+def test_an_empty_stream_ends_ok(front_end: Any) -> None:
+    call = front_end.stream([])
     assert list(call) == []
     assert call.code() is grpc.StatusCode.OK
 
 
-def test_every_request_is_answered_in_order_and_marked_final(door: Any, make_request: Any) -> None:
+def test_every_request_is_answered_in_order_and_marked_final(front_end: Any, make_request: Any) -> None:
     requests = [make_request(id=str(i), values=(i, 0, 0, 0)) for i in range(300)]
-    responses = list(door.stream(requests))
+    responses = list(front_end.stream(requests))
     assert ids(responses) == [str(i) for i in range(300)]
     assert [first_value(response) for response in responses] == list(range(300))
     assert all(is_final(response) for response in responses)
 
 
-def test_a_client_that_waits_for_each_answer_gets_it(door: Any, make_request: Any) -> None:
+def test_a_client_that_waits_for_each_answer_gets_it(front_end: Any, make_request: Any) -> None:
     sender = Sender()
-    call = door.stream(sender)
+    call = front_end.stream(sender)
     for i in range(150):
         sender.send(make_request(id=str(i)))
         assert next(call).infer_response.id == str(i)
@@ -75,9 +75,9 @@ def test_a_client_that_waits_for_each_answer_gets_it(door: Any, make_request: An
     assert list(call) == []
 
 
-def test_answers_that_overtake_each_other_leave_in_the_order_of_requests(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held", id=str(i)) for i in range(4)])
-    held = door.service.wait_for_calls(4)
+def test_answers_that_overtake_each_other_leave_in_the_order_of_requests(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held", id=str(i)) for i in range(4)])
+    held = front_end.service.wait_for_calls(4)
     for i in (3, 1, 0, 2):
         held[i].answer(output(i))
     responses = list(call)
@@ -85,42 +85,42 @@ def test_answers_that_overtake_each_other_leave_in_the_order_of_requests(door: A
     assert [first_value(response) for response in responses] == [0, 1, 2, 3]
 
 
-def test_requests_sent_ahead_are_all_submitted_before_the_first_is_answered(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held", id=str(i)) for i in range(64)])
-    held = door.service.wait_for_calls(64)
+def test_requests_sent_ahead_are_all_submitted_before_the_first_is_answered(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held", id=str(i)) for i in range(64)])
+    held = front_end.service.wait_for_calls(64)
     for waiting in held:
         waiting.answer(output())
     assert len(list(call)) == 64
 
 
-def test_a_decoupled_model_answers_any_number_of_times(door: Any, make_request: Any) -> None:
-    responses = list(door.stream([make_request("repeat", [5, 6, 7], id="a"), make_request("repeat", [8], id="b")]))
+def test_a_decoupled_model_answers_any_number_of_times(front_end: Any, make_request: Any) -> None:
+    responses = list(front_end.stream([make_request("repeat", [5, 6, 7], id="a"), make_request("repeat", [8], id="b")]))
     assert ids(responses) == ["a", "a", "a", "b"]
     assert not any(is_final(response) for response in responses)
 
 
-def test_an_empty_final_response_is_sent_to_those_who_asked(door: Any, make_request: Any) -> None:
+def test_an_empty_final_response_is_sent_to_those_who_asked(front_end: Any, make_request: Any) -> None:
     requests = [make_request("repeat", [1], id="a"), make_request("repeat", [], id="b", model_version="1")]
     for request in requests:
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-    responses = list(door.stream(requests))
+    responses = list(front_end.stream(requests))
     assert ids(responses) == ["a", "a", "b"]
     assert [is_final(response) for response in responses] == [False, True, True]
     last = responses[-1].infer_response
     assert (last.model_name, last.model_version, len(last.outputs)) == ("repeat", "1", 0)
-    assert "triton_enable_empty_final_response" not in door.service.calls[0].request.parameters
+    assert "triton_enable_empty_final_response" not in front_end.service.calls[0].request.parameters
 
 
-def test_a_model_that_owes_one_response_is_heard_even_without_outputs(door: Any, make_request: Any) -> None:
-    door.service.behaviours["echo"] = lambda call: call.answer()
-    (response,) = door.stream([make_request(id="a")])
+def test_a_model_that_owes_one_response_is_heard_even_without_outputs(front_end: Any, make_request: Any) -> None:
+    front_end.service.behaviours["echo"] = lambda call: call.answer()
+    (response,) = front_end.stream([make_request(id="a")])
     assert response.infer_response.id == "a"
     assert is_final(response)
 
 
-def test_responses_of_decoupled_requests_interleave(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held_stream", id="a"), make_request("held_stream", id="b")])
-    first, second = door.service.wait_for_calls(2)
+def test_responses_of_decoupled_requests_interleave(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held_stream", id="a"), make_request("held_stream", id="b")])
+    first, second = front_end.service.wait_for_calls(2)
     seen = []
     for held, final in ((second, False), (first, False), (second, True), (first, True)):
         held.answer(output(), is_final=final)
@@ -130,61 +130,61 @@ def test_responses_of_decoupled_requests_interleave(door: Any, make_request: Any
     assert list(call) == []
 
 
-def test_decoupled_responses_do_not_wait_for_slow_models_on_the_same_stream(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held", id="slow"), make_request("repeat", [1], id="fast")])
+def test_decoupled_responses_do_not_wait_for_slow_models_on_the_same_stream(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held", id="slow"), make_request("repeat", [1], id="fast")])
     assert next(call).infer_response.id == "fast"
-    door.service.calls[0].answer(output())
+    front_end.service.calls[0].answer(output())
     assert ids(call) == ["slow"]
 
 
-def test_an_error_travels_in_a_message_and_the_stream_goes_on(door: Any, make_request: Any) -> None:
+def test_an_error_travels_in_a_message_and_the_stream_goes_on(front_end: Any, make_request: Any) -> None:
     unknown = messages.ModelInferRequest(model_name="nobody", id="c")
     refused = make_request(id="d")
     refused.inputs[0].name = "REFUSED"
     bad_version = make_request(id="e", model_version="x")
     requests = [make_request(id="a"), b"\xff", unknown, refused, bad_version, make_request(id="f")]
-    responses = list(door.stream(requests))
+    responses = list(front_end.stream(requests))
     assert ids(responses) == ["a", "", "c", "d", "e", "f"]
     assert [bool(response.error_message) for response in responses] == [False, True, True, True, True, False]
     assert responses[2].error_message == "Request for unknown model: 'nobody' is not found"
     assert all(is_final(response) for response in responses)
 
 
-def test_errors_keep_their_place_in_the_order(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held", id="a"), messages.ModelInferRequest(model_name="nobody", id="b")])
-    (held,) = door.service.wait_for_calls(1)
+def test_errors_keep_their_place_in_the_order(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held", id="a"), messages.ModelInferRequest(model_name="nobody", id="b")])
+    (held,) = front_end.service.wait_for_calls(1)
     held.answer(error=BackendError("broke"))
     responses = list(call)
     assert ids(responses) == ["a", "b"]
     assert responses[0].error_message == "broke"
 
 
-def test_an_unexpected_exception_fails_its_request_only(door: Any, make_request: Any) -> None:
+def test_an_unexpected_exception_fails_its_request_only(front_end: Any, make_request: Any) -> None:
     def broken(call: Any) -> None:
         raise ZeroDivisionError
 
-    door.service.behaviours["broken"] = broken
+    front_end.service.behaviours["broken"] = broken
     requests = [messages.ModelInferRequest(model_name="broken", id="a"), make_request(id="b")]
-    responses = list(door.stream(requests))
+    responses = list(front_end.stream(requests))
     assert ids(responses) == ["a", "b"]
     assert responses[0].error_message == "internal error: ZeroDivisionError"
 
 
-def test_real_error_mode_ends_the_stream_with_the_first_errors_status(door: Any, make_request: Any) -> None:
+def test_real_error_mode_ends_the_stream_with_the_first_errors_status(front_end: Any, make_request: Any) -> None:
     sender = Sender()
-    call = door.stream(sender, metadata=[("triton_grpc_error", "true")])
+    call = front_end.stream(sender, metadata=[("triton_grpc_error", "true")])
     sender.send(make_request(id="a"), make_request("held_stream", id="b"), messages.ModelInferRequest(model_name="no"))
     assert next(call).infer_response.id == "a"
     with pytest.raises(grpc.RpcError) as caught:
         next(call)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert caught.value.details() == "Request for unknown model: 'no' is not found"
-    assert door.service.calls[1].is_cancelled.wait(20)
+    assert front_end.service.calls[1].is_cancelled.wait(20)
 
 
-def test_half_close_waits_for_outstanding_responses(door: Any, make_request: Any) -> None:
-    call = door.stream([make_request("held", id="a"), make_request("held_stream", id="b")])
-    first, second = door.service.wait_for_calls(2)
+def test_half_close_waits_for_outstanding_responses(front_end: Any, make_request: Any) -> None:
+    call = front_end.stream([make_request("held", id="a"), make_request("held_stream", id="b")])
+    first, second = front_end.service.wait_for_calls(2)
     second.answer(output(), is_final=False)
     assert next(call).infer_response.id == "b"
     first.answer(output())
@@ -193,23 +193,23 @@ def test_half_close_waits_for_outstanding_responses(door: Any, make_request: Any
     assert call.code() is grpc.StatusCode.OK
 
 
-def test_a_client_that_cancels_takes_back_all_outstanding_requests(door: Any, make_request: Any) -> None:
+def test_a_client_that_cancels_takes_back_all_outstanding_requests(front_end: Any, make_request: Any) -> None:
     sender = Sender()
-    call = door.stream(sender)
+    call = front_end.stream(sender)
     sender.send(*(make_request(model, id="x") for model in ("held", "held_stream", "held")))
-    held = door.service.wait_for_calls(3)
+    held = front_end.service.wait_for_calls(3)
     call.cancel()
     assert all(waiting.is_cancelled.wait(20) for waiting in held)
 
 
 def test_a_client_that_sends_without_reading_is_stopped_by_flow_control(
-    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MAX_OUTSTANDING", 8)
-    call = door.stream([make_request("held", id=str(i)) for i in range(40)])
+    call = front_end.stream([make_request("held", id=str(i)) for i in range(40)])
     answered = 0
     while answered < 40:
-        held = door.service.wait_for_calls(min(40, answered + 8))
+        held = front_end.service.wait_for_calls(min(40, answered + 8))
         assert len(held) <= answered + 8
         held[answered].answer(output(answered))
         assert first_value(next(call)) == answered
@@ -218,15 +218,15 @@ def test_a_client_that_sends_without_reading_is_stopped_by_flow_control(
 
 
 def test_large_requests_are_bounded_by_their_memory_yet_each_gets_through(
-    door: Any, monkeypatch: pytest.MonkeyPatch
+    front_end: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MAX_OUTSTANDING_BYTES", 1000)
-    door.service.behaviours["big"] = door.service.behaviours["held"]
+    front_end.service.behaviours["big"] = front_end.service.behaviours["held"]
     request = messages.ModelInferRequest(model_name="big", raw_input_contents=[b"x" * 5000])
     request.inputs.add(name="a", datatype="UINT8", shape=[5000])
-    call = door.stream([request] * 3)
+    call = front_end.stream([request] * 3)
     for i in range(3):
-        held = door.service.wait_for_calls(i + 1)
+        held = front_end.service.wait_for_calls(i + 1)
         assert len(held) == i + 1
         held[i].answer(output(i))
         assert first_value(next(call)) == i
@@ -234,24 +234,24 @@ def test_large_requests_are_bounded_by_their_memory_yet_each_gets_through(
 
 
 def test_a_stream_waiting_for_room_ends_when_its_client_leaves(
-    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MAX_OUTSTANDING", 2)
-    call = door.stream([make_request("held", id=str(i)) for i in range(5)])
-    held = door.service.wait_for_calls(2)
+    call = front_end.stream([make_request("held", id=str(i)) for i in range(5)])
+    held = front_end.service.wait_for_calls(2)
     call.cancel()
     assert all(waiting.is_cancelled.wait(20) for waiting in held)
     while any(thread.name == "grpc-stream" for thread in threading.enumerate()):
         threading.Event().wait(0.01)
-    assert len(door.service.calls) == 2
+    assert len(front_end.service.calls) == 2
 
 
 def test_responses_nobody_reads_end_the_stream_before_they_fill_memory(
-    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+    front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MAX_BACKLOG", 50)
-    call = door.stream([make_request("held_stream", id="a")])
-    (held,) = door.service.wait_for_calls(1)
+    call = front_end.stream([make_request("held_stream", id="a")])
+    (held,) = front_end.service.wait_for_calls(1)
     # The transport takes some megabytes by itself; what does not fit there piles up in the stream.
     frame = Tensor("OUTPUT0", DType.UINT8, np.zeros(1 << 20, "u1"))
     count = 0
@@ -264,19 +264,19 @@ def test_responses_nobody_reads_end_the_stream_before_they_fill_memory(
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_late_responses_after_the_end_are_dropped(door: Any, make_request: Any) -> None:
+def test_late_responses_after_the_end_are_dropped(front_end: Any, make_request: Any) -> None:
     sender = Sender()
-    call = door.stream(sender)
+    call = front_end.stream(sender)
     sender.send(make_request("held_stream", id="a"))
-    (held,) = door.service.wait_for_calls(1)
+    (held,) = front_end.service.wait_for_calls(1)
     call.cancel()
     assert held.is_cancelled.wait(20)
     held.sink(Response("held_stream", 1, "a", (output(),), is_final=False))
 
 
-def test_a_decoupled_model_may_send_a_last_response_without_outputs(door: Any, make_request: Any) -> None:
-    door.service.behaviours["repeat"] = lambda call: call.answer()
-    (only,) = door.stream([make_request("repeat", id="a")])
+def test_a_decoupled_model_may_send_a_last_response_without_outputs(front_end: Any, make_request: Any) -> None:
+    front_end.service.behaviours["repeat"] = lambda call: call.answer()
+    (only,) = front_end.stream([make_request("repeat", id="a")])
     assert (only.infer_response.model_version, only.infer_response.id) == ("1", "a")
     assert only.infer_response.parameters["triton_final_response"].bool_param
 
@@ -289,11 +289,11 @@ def to_region(request: Any, name: str) -> Any:
     return request
 
 
-def test_an_output_region_unregistered_meanwhile_takes_all_results(door: Any, make_request: Any) -> None:
-    regions = door.service.shared_memory
+def test_an_output_region_unregistered_meanwhile_takes_all_results(front_end: Any, make_request: Any) -> None:
+    regions = front_end.service.shared_memory
     regions.register("out", "/out", 0, 16)
-    call = door.stream([to_region(make_request("held_stream", id="a"), "out")])
-    (held,) = door.service.wait_for_calls(1)
+    call = front_end.stream([to_region(make_request("held_stream", id="a"), "out")])
+    (held,) = front_end.service.wait_for_calls(1)
     regions.unregister("out")
     for value in (5, 6):
         held.answer(output(value), is_final=value == 6)
@@ -305,15 +305,15 @@ def test_an_output_region_unregistered_meanwhile_takes_all_results(door: Any, ma
 
 
 @pytest.mark.parametrize("model", ["held", "held_stream"])
-def test_output_regions_are_released_when_a_stream_ends_early(door: Any, make_request: Any, model: str) -> None:
-    regions = door.service.shared_memory
+def test_output_regions_are_released_when_a_stream_ends_early(front_end: Any, make_request: Any, model: str) -> None:
+    regions = front_end.service.shared_memory
     regions.register("out", "/out", 0, 16)
     requests = [to_region(make_request(model, id=str(i)), "out") for i in range(3)]
     sender = Sender()
-    call = door.stream(sender)
+    call = front_end.stream(sender)
     for request in requests:
         sender.send(request)
-    calls = door.service.wait_for_calls(3)
+    calls = front_end.service.wait_for_calls(3)
     assert regions.pinned == 3
     # Of a model with one response a request, this one waits for those before it.
     calls[2].answer(output())
@@ -321,17 +321,17 @@ def test_output_regions_are_released_when_a_stream_ends_early(door: Any, make_re
     regions.wait_until_unpinned()
 
 
-def test_two_streams_do_not_wait_for_each_other(door: Any, make_request: Any) -> None:
-    blocked = door.stream([make_request("held", id="a")])
-    door.service.wait_for_calls(1)
-    assert ids(door.stream([make_request(id="b")])) == ["b"]
-    door.service.calls[0].answer(output())
+def test_two_streams_do_not_wait_for_each_other(front_end: Any, make_request: Any) -> None:
+    blocked = front_end.stream([make_request("held", id="a")])
+    front_end.service.wait_for_calls(1)
+    assert ids(front_end.stream([make_request(id="b")])) == ["b"]
+    front_end.service.calls[0].answer(output())
     assert ids(blocked) == ["a"]
 
 
-def test_answers_from_several_threads_keep_their_order(door: Any, make_request: Any) -> None:
+def test_answers_from_several_threads_keep_their_order(front_end: Any, make_request: Any) -> None:
     work: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    door.service.behaviours["pooled"] = work.put
+    front_end.service.behaviours["pooled"] = work.put
 
     def answer_all() -> None:
         for call in iter(work.get, None):
@@ -346,7 +346,7 @@ def test_answers_from_several_threads_keep_their_order(door: Any, make_request: 
         request = make_request(id=str(i), values=(i, 0, 0, 0))
         request.model_name = "pooled"
         requests.append(request)
-    responses = list(door.stream(requests))
+    responses = list(front_end.stream(requests))
     for _ in threads:
         work.put(None)
     for thread in threads:
@@ -354,11 +354,11 @@ def test_answers_from_several_threads_keep_their_order(door: Any, make_request: 
     assert [first_value(response) for response in responses] == list(range(500))
 
 
-def test_a_stream_goes_back_to_one_thread_when_its_client_slows_down(door: Any, make_request: Any) -> None:
+def test_a_stream_goes_back_to_one_thread_when_its_client_slows_down(front_end: Any, make_request: Any) -> None:
     sender = Sender()
-    call = door.stream(sender)
+    call = front_end.stream(sender)
     sender.send(make_request("held", id="a"))
-    (held,) = door.service.wait_for_calls(1)
+    (held,) = front_end.service.wait_for_calls(1)
     held.answer(output())
     assert next(call).infer_response.id == "a"
     for i in range(200):
@@ -369,14 +369,14 @@ def test_a_stream_goes_back_to_one_thread_when_its_client_slows_down(door: Any, 
 
 
 def test_an_unexpected_exception_of_the_stream_itself_is_internal(
-    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> bool:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(stream_module.InferStream, "_submit", broken)
     with pytest.raises(grpc.RpcError) as caught:
-        list(door.stream([make_request()]))
+        list(front_end.stream([make_request()]))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details() == "internal error: ZeroDivisionError"
     assert "secret detail" in caplog.text

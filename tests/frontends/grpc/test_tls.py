@@ -49,7 +49,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
 
 @pytest.fixture
 def files(tmp_path: Path, make_pair: Callable[..., Pair]) -> Pair:
-    """The files that the server is told of, with the pair "first" in them."""
+    """The files that the server's flags name, with the pair "first" in them."""
     pair = Pair(tmp_path / "server.key", tmp_path / "server.crt")
     lay_out(make_pair("first"), pair)
     return pair
@@ -93,30 +93,30 @@ def is_let_in(port: int, root: Path, own: Pair | None) -> bool:
 
 
 def test_new_connections_see_the_new_certificate_and_old_ones_go_on(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair], make_request: Any
+    open_front_end: Any, files: Pair, make_pair: Callable[..., Pair], make_request: Any
 ) -> None:
-    door = open_door(**tls(files))
+    front_end = open_front_end(**tls(files))
     first, second = make_pair("first"), make_pair("second")
-    with channel_to(door.port, first.cert) as before:
+    with channel_to(front_end.port, first.cert) as before:
         assert is_live(before)
         infer = before.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         under_way = infer.future(make_request("held").SerializeToString(), timeout=PATIENCE_S)
-        (held,) = door.service.wait_for_calls(1)
+        (held,) = front_end.service.wait_for_calls(1)
         lay_out(second, files)
-        door.frontend.renew_tls(GrpcConfig(**tls(files)))
-        assert shown(door.port) == text(second.cert)
-        assert is_let_in(door.port, second.cert, None)
-        assert not is_let_in(door.port, first.cert, None)
+        front_end.frontend.renew_tls(GrpcConfig(**tls(files)))
+        assert shown(front_end.port) == text(second.cert)
+        assert is_let_in(front_end.port, second.cert, None)
+        assert not is_let_in(front_end.port, first.cert, None)
         assert is_live(before)
         held.answer()
         under_way.result()
 
 
-def test_files_of_other_names_are_taken(open_door: Any, files: Pair, make_pair: Callable[..., Pair]) -> None:
-    door = open_door(**tls(files))
+def test_files_of_other_names_are_taken(open_front_end: Any, files: Pair, make_pair: Callable[..., Pair]) -> None:
+    front_end = open_front_end(**tls(files))
     second = make_pair("second", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
-    door.frontend.renew_tls(GrpcConfig(**tls(second)))
-    assert shown(door.port) == text(second.cert)
+    front_end.frontend.renew_tls(GrpcConfig(**tls(second)))
+    assert shown(front_end.port) == text(second.cert)
 
 
 def mixed(files: Pair, make_pair: Callable[..., Pair]) -> str:
@@ -153,70 +153,70 @@ def foreign_curve(files: Pair, make_pair: Callable[..., Pair]) -> str:
 @pytest.mark.sample
 @pytest.mark.parametrize("spoil", [mixed, cut_off, empty, missing, encrypted, foreign_curve])
 def test_files_that_cannot_be_used_are_named_and_the_old_ones_stay(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str], transport: str
+    open_front_end: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str], transport: str
 ) -> None:
     if spoil is foreign_curve and transport == "http2":
         pytest.skip("OpenSSL, which http2 uses, takes the keys of every curve")
-    door = open_door(**tls(files))
+    front_end = open_front_end(**tls(files))
     reason = spoil(files, make_pair)
     with pytest.raises(ServingFault, match=reason):
-        door.frontend.renew_tls(GrpcConfig(**tls(files)))
-    assert shown(door.port) == text(make_pair("first").cert)
+        front_end.frontend.renew_tls(GrpcConfig(**tls(files)))
+    assert shown(front_end.port) == text(make_pair("first").cert)
     # What was refused once does not stand in the way of what comes after it.
     lay_out(make_pair("second"), files)
-    door.frontend.renew_tls(GrpcConfig(**tls(files)))
-    assert shown(door.port) == text(make_pair("second").cert)
+    front_end.frontend.renew_tls(GrpcConfig(**tls(files)))
+    assert shown(front_end.port) == text(make_pair("second").cert)
 
 
 def test_whose_client_certificates_count_is_renewed_too(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair], tmp_path: Path
+    open_front_end: Any, files: Pair, make_pair: Callable[..., Pair], tmp_path: Path
 ) -> None:
     root = tmp_path / "clients.crt"
     old, new, server = make_pair("old client"), make_pair("new client"), make_pair("first").cert
     root.write_bytes(old.cert.read_bytes())
     settings = tls(files, is_mutual_tls=True, root_cert=str(root))
-    door = open_door(**settings)
-    assert is_let_in(door.port, server, old)
-    assert not is_let_in(door.port, server, new)
-    assert not is_let_in(door.port, server, None)
+    front_end = open_front_end(**settings)
+    assert is_let_in(front_end.port, server, old)
+    assert not is_let_in(front_end.port, server, new)
+    assert not is_let_in(front_end.port, server, None)
     root.write_bytes(new.cert.read_bytes())
-    door.frontend.renew_tls(GrpcConfig(**settings))
-    assert is_let_in(door.port, server, new)
-    assert not is_let_in(door.port, server, old)
-    assert not is_let_in(door.port, server, None)
+    front_end.frontend.renew_tls(GrpcConfig(**settings))
+    assert is_let_in(front_end.port, server, new)
+    assert not is_let_in(front_end.port, server, old)
+    assert not is_let_in(front_end.port, server, None)
     root.write_bytes(b"no certificate")
     with pytest.raises(ServingFault, match=r"root certificate '.*clients.crt' for gRPC cannot be used"):
-        door.frontend.renew_tls(GrpcConfig(**settings))
-    assert is_let_in(door.port, server, new)
+        front_end.frontend.renew_tls(GrpcConfig(**settings))
+    assert is_let_in(front_end.port, server, new)
 
 
 def test_whether_clients_need_a_certificate_stays_as_it_was_at_the_start(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair]
+    open_front_end: Any, files: Pair, make_pair: Callable[..., Pair]
 ) -> None:
     client, server = make_pair("old client"), make_pair("first").cert
     mutual = tls(files, is_mutual_tls=True, root_cert=str(client.cert))
-    door = open_door(**mutual)
-    door.frontend.renew_tls(replace(GrpcConfig(**mutual), is_mutual_tls=False))
-    assert not is_let_in(door.port, server, None)
-    assert is_let_in(door.port, server, client)
+    front_end = open_front_end(**mutual)
+    front_end.frontend.renew_tls(replace(GrpcConfig(**mutual), is_mutual_tls=False))
+    assert not is_let_in(front_end.port, server, None)
+    assert is_let_in(front_end.port, server, client)
     with pytest.raises(ServingFault, match="needs a root certificate file, but none is configured"):
-        door.frontend.renew_tls(replace(GrpcConfig(**mutual), is_mutual_tls=False, root_cert=""))
-    assert not is_let_in(door.port, server, None)
+        front_end.frontend.renew_tls(replace(GrpcConfig(**mutual), is_mutual_tls=False, root_cert=""))
+    assert not is_let_in(front_end.port, server, None)
 
 
 def test_no_handshake_fails_while_certificates_are_renewed(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair], tmp_path: Path
+    open_front_end: Any, files: Pair, make_pair: Callable[..., Pair], tmp_path: Path
 ) -> None:
     pairs = [make_pair("first"), make_pair("second")]
     both = tmp_path / "both.crt"
     both.write_bytes(b"".join(pair.cert.read_bytes() for pair in pairs))
-    door = open_door(**tls(files))
+    front_end = open_front_end(**tls(files))
     is_over, failures, seen = threading.Event(), [], []
 
     def shake_hands() -> None:
         while not is_over.is_set():
             try:
-                seen.append(is_let_in(door.port, both, None))
+                seen.append(is_let_in(front_end.port, both, None))
             except grpc.RpcError as error:
                 failures.append(error)
 
@@ -227,8 +227,8 @@ def test_no_handshake_fails_while_certificates_are_renewed(
         for number in range(1, 11):
             pair = pairs[number % 2]
             lay_out(pair, files)
-            door.frontend.renew_tls(GrpcConfig(**tls(files)))
-            assert shown(door.port) == text(pair.cert)
+            front_end.frontend.renew_tls(GrpcConfig(**tls(files)))
+            assert shown(front_end.port) == text(pair.cert)
     finally:
         is_over.set()
         for client in clients:
@@ -251,7 +251,7 @@ def test_a_start_with_files_that_do_not_fit_says_so(
         GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
 
 
-def test_renewing_without_tls_does_nothing(open_door: Any) -> None:
-    door = open_door()
-    door.frontend.renew_tls(GrpcConfig(server_cert="/no/such/file.pem"))
-    assert door.call("ServerLive").live
+def test_renewing_without_tls_does_nothing(open_front_end: Any) -> None:
+    front_end = open_front_end()
+    front_end.frontend.renew_tls(GrpcConfig(server_cert="/no/such/file.pem"))
+    assert front_end.call("ServerLive").live

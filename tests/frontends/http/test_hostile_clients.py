@@ -418,7 +418,8 @@ class Deaf:
 
 
 def closing(left: int, ticks: int) -> tuple[Deaf, int]:
-    """Return a transport whose connection was told to close, so many ticks later, and what the listener still knows."""
+    """Return a transport whose connection was closed so many ticks ago, and the connections that the server still
+    counts."""
 
     async def close() -> tuple[Deaf, int]:
         server = connection_module.Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())

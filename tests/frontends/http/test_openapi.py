@@ -1,4 +1,4 @@
-"""The OpenAPI document, and what is not imported before somebody asks."""
+"""The OpenAPI document, and modules that are imported only on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose receivers record what they are told, and a client that sends frames of any kind."""
+"""A server whose receivers record their calls, and a client that sends frames of any kind."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Board:
         os.replace(new, self.at(path))
 
     def block(self, path: str) -> None:
-        """Make the file one that cannot be read, by nobody and in no process: a folder in its place."""
+        """Make the file unreadable for every user and process: a folder in its place."""
         self.remove(path)
         self.at(path).mkdir(parents=True)
 
@@ -116,7 +116,8 @@ class Board:
         return self._called(NUMBERED[1], "type", kind)
 
     def monitor(self, name: str, label: str = "") -> str:
-        """Return the folder of the hardware monitor, which may be told from others of its kind by one of its labels."""
+        """Return the folder of the hardware monitor, which one of its labels may distinguish from others of its
+        kind."""
         return self._called(NUMBERED[2], "name", name, label)
 
     def set_temperature(self, kind: str, temperature_c: float) -> None:

@@ -176,7 +176,7 @@ def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> 
 @pytest.mark.parametrize("interval_s", [0.5, 1.0])
 @pytest.mark.parametrize("run_s", [2.0, 7.0])
 def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, interval_s: float) -> None:
-    """20 W above 5 W at rest while it runs, told of when a run ends."""
+    """20 W above 5 W at rest while it runs, reported when a run ends."""
     learner = EnergyModel()
     learner.learn(5.0 * 60, 60.0, {})
     for _ in range(100):

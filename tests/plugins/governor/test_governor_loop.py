@@ -180,7 +180,7 @@ def test_pressure_on_memory_shuts_out_bulk_work_alone(machine: Machine) -> None:
 
 
 def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
-    """The plant heats by what the gate grants; nobody else drives it."""
+    """The plant heats by the work that admission control grants, and by nothing else."""
     machine = Machine()
     plant = ThermalModel(ambient_c=50.0)
 
@@ -330,7 +330,7 @@ def test_a_variant_that_does_not_serve_is_not_active() -> None:
 
 
 class Switch:
-    """Sensors that fail or hang when told to."""
+    """Sensors that fail or hang on request."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

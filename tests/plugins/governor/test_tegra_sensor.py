@@ -24,7 +24,7 @@ HANGS_ON = {
     "/etc/nvpmodel.conf": {"power_mode", "power_limit_mw"},
     "/var/lib/nvpmodel/status": {"power_mode", "power_limit_mw"},
 }
-"""File -> what is known from it and from nothing else."""
+"""File -> the readings that come from it alone."""
 
 
 def metrics(reading: MachineReading) -> dict[str, tuple[Any, str]]:

@@ -27,7 +27,7 @@ pytestmark = [
 def test_throughput_latency_and_the_servers_split_agree(
     measure: Any, server: Any, tmp_path: Path, protocol: str
 ) -> None:
-    """Of a model whose runs take a known time. The bounds are wide, as whoever runs tests has other things to do."""
+    """Of a model whose runs take a known time. The bounds are wide, because other programs run beside the tests."""
     path = tmp_path / "theirs.csv"
     done = subprocess.run(
         [

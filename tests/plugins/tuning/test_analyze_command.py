@@ -44,7 +44,7 @@ def repository(tmp_path: Path, stub_config: Any) -> Path:
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own for what is temporary, so that only what this test leaves is found."""
+    """A folder of its own for temporary files, so that only those of this test are found."""
     folder = str(tmp_path_factory.mktemp("scratch"))
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)

@@ -1,4 +1,4 @@
-"""What is measured while models are loaded anew, children end, memory is short, and answers come in the wrong place."""
+"""Measurements while models are reloaded, child processes end, memory is short, and responses come out of order."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_shared_memory_that_does_not_fit_is_refused_before_anybody_writes_to_it(
 
 
 class Channel:
-    """A connection whose streams answer as told, one list of answers for each stream."""
+    """A connection whose streams send given responses, one list for each stream."""
 
     def __init__(self, *streams: list[bytes]) -> None:
         self._streams = iter(streams)

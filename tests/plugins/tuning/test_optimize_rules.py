@@ -34,7 +34,7 @@ OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT
 
 
 def device_lister(**reported: Any) -> Any:
-    """Return what stands for asking the runtimes: each lists the CPU alone unless told otherwise."""
+    """Return a stub of the runtimes' device lists: by default each lists only the CPU."""
     return lambda name: reported.get(name, {"CPU": ("FP32",)} if name == "openvino" else {})
 
 

@@ -1,4 +1,4 @@
-"""The search for a configuration: what is tried, what the limits refuse, and which one wins."""
+"""Search for a configuration: the candidates, those that the limits exclude, and the winner."""
 
 from __future__ import annotations
 

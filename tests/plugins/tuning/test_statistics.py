@@ -1,4 +1,4 @@
-"""What is made of answers and statistics: windows, percentiles, doubts; ranges and traces on the command line."""
+"""Statistics of a measurement: windows, percentiles, warnings; ranges and traces on the command line."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def write_model(root: Path, weights: bytes = b"weights") -> None:
     (root / "m" / "1" / "model.onnx").write_bytes(weights)
 
 
-def ask(house: Any, value: float = 0.0, **more: Any) -> float:
-    _, mailbox = house.submit(value, **more)
+def ask(core: Any, value: float = 0.0, **more: Any) -> float:
+    _, mailbox = core.submit(value, **more)
     response = mailbox.final()
     assert response.error is None
     return float(response.outputs[0].array[0, 0])
@@ -88,16 +88,16 @@ def hits(version: Any) -> int:
 
 @pytest.mark.parametrize("may_run", [False, True])
 def test_an_answer_is_found_again_also_by_another_server_with_the_same_model(
-    new_house: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any, may_run: bool
+    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any, may_run: bool
 ) -> None:
-    first = new_house(cache=new_cache())
+    first = new_core(cache=new_cache())
     version = first.load(first.spec(is_cached=True), root=model_root)
     assert ask(first, 3.0, may_run=may_run) == 3.0
     eventually(lambda: redis_server.client().dbsize() == 1)
     assert ask(first, 3.0, may_run=may_run) == 3.0
     assert hits(version) == 1
     write_model(tmp_path / "other box")
-    second = new_house(cache=new_cache())
+    second = new_core(cache=new_cache())
     version = second.load(second.spec(is_cached=True), root=tmp_path / "other box", mark="another fingerprint")
     ran = len(second.script.ran)
     assert ask(second, 3.0, may_run=may_run) == 3.0
@@ -105,14 +105,14 @@ def test_an_answer_is_found_again_also_by_another_server_with_the_same_model(
 
 
 def test_a_server_with_another_file_of_the_same_name_computes_for_itself(
-    new_house: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any
+    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any
 ) -> None:
-    first = new_house(cache=new_cache())
+    first = new_core(cache=new_cache())
     first.load(first.spec(is_cached=True), root=model_root)
     ask(first, 3.0)
     eventually(lambda: redis_server.client().dbsize() == 1)
     write_model(tmp_path / "other box", b"other weights")
-    second = new_house(cache=new_cache())
+    second = new_core(cache=new_cache())
     version = second.load(second.spec(is_cached=True), root=tmp_path / "other box")
     second.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] * 10}
     assert ask(second, 3.0) == 30.0
@@ -166,13 +166,13 @@ def test_entries_expire_by_themselves(new_cache: Any, redis_server: Any) -> None
     ],
 )
 def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
-    new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any, damage: str,
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any, damage: str,
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     cache = new_cache()
-    house = new_house(cache=cache)
-    version = house.load(house.spec(is_cached=True), root=model_root)
-    ask(house, 3.0)
+    core = new_core(cache=cache)
+    version = core.load(core.spec(is_cached=True), root=model_root)
+    ask(core, 3.0)
     client = redis_server.client()
     eventually(lambda: client.dbsize() == 1)
     (key,) = client.keys()
@@ -194,7 +194,7 @@ def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
         client.rpush(key, b"no string")
     else:
         client.set(key, bytes(data))
-    assert ask(house, 3.0) == 3.0
+    assert ask(core, 3.0) == 3.0
     assert hits(version) == 0
     if damage == "empty":
         # As if there were none.
@@ -205,24 +205,24 @@ def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
     if damage not in ("list", "large"):
         # What was computed took the damaged entry's place.
         eventually(lambda: client.get(key) != bytes(data))
-        assert ask(house, 3.0) == 3.0
+        assert ask(core, 3.0) == 3.0
         assert hits(version) == 1
 
 
 def test_a_redis_that_is_not_there_costs_no_request_and_is_used_once_it_comes(
-    new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any,
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     redis_server.kill()
-    house = new_house(cache=new_cache())
-    version = house.load(house.spec(is_cached=True), root=model_root)
+    core = new_core(cache=new_cache())
+    version = core.load(core.spec(is_cached=True), root=model_root)
     for value in range(20):
-        assert ask(house, value) == value
+        assert ask(core, value) == value
     assert caplog.text.count("cannot be used, requests are computed") == 1
     redis_server.start()
 
     def has_hit() -> bool:
-        assert ask(house, 3.0) == 3.0
+        assert ask(core, 3.0) == 3.0
         return hits(version) > 0
 
     eventually(has_hit)
@@ -232,10 +232,10 @@ def test_a_redis_that_is_not_there_costs_no_request_and_is_used_once_it_comes(
 
 
 def test_killing_redis_again_and_again_under_load_loses_no_request(
-    new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any
 ) -> None:
-    house = new_house(cache=new_cache())
-    version = house.load(house.spec(is_cached=True, instances=2), root=model_root)
+    core = new_core(cache=new_cache())
+    version = core.load(core.spec(is_cached=True, instances=2), root=model_root)
     stop = threading.Event()
     wrong: list[object] = []
     asked = [0, 0, 0]
@@ -245,7 +245,7 @@ def test_killing_redis_again_and_again_under_load_loses_no_request(
         while not stop.is_set():
             value = int(generator.integers(0, 5))
             try:
-                found = ask(house, value, may_run=number == 0)
+                found = ask(core, value, may_run=number == 0)
             except BaseException as error:  # noqa: BLE001 - shown by the test
                 wrong.append(error)
                 return
@@ -276,17 +276,17 @@ def test_killing_redis_again_and_again_under_load_loses_no_request(
 
 
 def test_a_redis_that_hangs_holds_a_request_up_for_no_longer_than_its_time_limit(
-    new_house: Any, redis_server: Any, model_root: Path, eventually: Any
+    new_core: Any, redis_server: Any, model_root: Path, eventually: Any
 ) -> None:
     cache = ResponseCache(RedisStore(patient(redis_server.port, socket_timeout_ms=50, wait_timeout_ms=50)))
-    house = new_house(cache=cache)
-    version = house.load(house.spec(is_cached=True), root=model_root)
-    ask(house, 3.0)
+    core = new_core(cache=cache)
+    version = core.load(core.spec(is_cached=True), root=model_root)
+    ask(core, 3.0)
     redis_server.signal(signal.SIGSTOP)
     try:
         # Each is answered though Redis says nothing at all, and after the first nobody waits for it but to try again.
         for value in range(30):
-            assert ask(house, value) == value
+            assert ask(core, value) == value
     finally:
         redis_server.signal(signal.SIGCONT)
     assert cache.statistics().losses["unreachable"] > 0
@@ -294,7 +294,7 @@ def test_a_redis_that_hangs_holds_a_request_up_for_no_longer_than_its_time_limit
     cache.close()
 
 
-def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(new_house: Any, model_root: Path) -> None:
+def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(new_core: Any, model_root: Path) -> None:
     """Each byte comes within the socket's time limit; the whole would take for ever."""
     listener = socket.create_server(("127.0.0.1", 0))
     stop = threading.Event()
@@ -318,11 +318,11 @@ def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(ne
     port = listener.getsockname()[1]
     settings = RedisCache("127.0.0.1", port, socket_timeout_ms=100, connect_timeout_ms=100, wait_timeout_ms=100)
     cache = ResponseCache(RedisStore(settings))
-    house = new_house(cache=cache)
-    version = house.load(house.spec(is_cached=True), root=model_root)
+    core = new_core(cache=cache)
+    version = core.load(core.spec(is_cached=True), root=model_root)
     try:
         for value in range(3):
-            assert ask(house, value) == value
+            assert ask(core, value) == value
     finally:
         stop.set()
         server.join()
@@ -332,42 +332,42 @@ def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(ne
 
 
 def test_more_lookups_than_can_wait_are_computed_at_once(
-    new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_server.serving.cache.response_cache._MAX_WAITING_JOBS", 2)
     cache = new_cache()
-    house = new_house(cache=cache)
-    house.load(house.spec(is_cached=True), root=model_root)
-    let_go = threading.Event()
-    monkeypatch.setattr(cache._store, "get", lambda key: let_go.wait(20) and None)
-    waiting = [house.submit(float(value))[1] for value in range(4 + 2)]
+    core = new_core(cache=cache)
+    core.load(core.spec(is_cached=True), root=model_root)
+    release = threading.Event()
+    monkeypatch.setattr(cache._store, "get", lambda key: release.wait(20) and None)
+    waiting = [core.submit(float(value))[1] for value in range(4 + 2)]
     monkeypatch.setattr(cache, "is_available", lambda: True)
-    over = [house.submit(float(value))[1] for value in range(10)]
+    over = [core.submit(float(value))[1] for value in range(10)]
     assert [item.final().outputs[0].array[0, 0] for item in over] == list(range(10))
     assert cache.statistics().losses["busy"] >= 10
-    let_go.set()
+    release.set()
     assert [item.final().outputs[0].array[0, 0] for item in waiting] == list(range(6))
 
 
 def test_a_request_that_is_cancelled_while_redis_is_asked_is_answered_at_once_and_released_after(
-    new_house: Any, new_cache: Any, model_root: Path, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    new_core: Any, new_cache: Any, model_root: Path, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = new_cache()
-    house = new_house(cache=cache)
-    version = house.load(house.spec(is_cached=True), root=model_root)
-    let_go, reached = threading.Event(), threading.Event()
+    core = new_core(cache=cache)
+    version = core.load(core.spec(is_cached=True), root=model_root)
+    release, reached = threading.Event(), threading.Event()
 
     def slow(key: bytes) -> None:
         reached.set()
-        let_go.wait(20)
+        release.wait(20)
 
     monkeypatch.setattr(cache._store, "get", slow)
     released: list[int] = []
-    ticket, mailbox = house.submit(1.0, release=lambda: released.append(1))
+    ticket, mailbox = core.submit(1.0, release=lambda: released.append(1))
     assert reached.wait(20)
     ticket.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
     assert released == []
-    let_go.set()
+    release.set()
     eventually(lambda: version.in_flight == 0)
     assert released == [1]

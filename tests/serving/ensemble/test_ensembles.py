@@ -32,7 +32,7 @@ from edge_server.errors import (
 LIMIT_S = 20.0
 
 
-def ensemble(house: Any, name: str, steps: Sequence[Any], outputs: Sequence[str] = ("OUT",), **more: Any) -> Any:
+def ensemble(core: Any, name: str, steps: Sequence[Any], outputs: Sequence[str] = ("OUT",), **more: Any) -> Any:
     """Steps are (model, {input: tensor}, {output: tensor}), or with a version behind."""
     bound = more.pop("max_inflight", 0)
     made = tuple(EnsembleStep(item[0], item[3] if len(item) > 3 else None, item[1], item[2]) for item in steps)
@@ -41,21 +41,21 @@ def ensemble(house: Any, name: str, steps: Sequence[Any], outputs: Sequence[str]
         "instance_groups": (),
         "ensemble": Ensemble(made, bound),
     } | more
-    return house.spec(name, backend="", **settings)
+    return core.spec(name, backend="", **settings)
 
 
-def set_desired(house: Any, spec: Any, mark: str = "a") -> None:
+def set_desired(core: Any, spec: Any, mark: str = "a") -> None:
     members = tuple(dict.fromkeys((step.model, step.version) for step in spec.ensemble.steps))
-    wish = DesiredModel(spec.name, {1: house.desired_version(spec, 1, mark)}, members=members)
-    house.wishes[spec.name] = wish
-    house.manager.set_desired(wish, retry=True)
+    wish = DesiredModel(spec.name, {1: core.desired_version(spec, 1, mark)}, members=members)
+    core.desired[spec.name] = wish
+    core.manager.set_desired(wish, retry=True)
 
 
-def load(house: Any, spec: Any, mark: str = "a") -> Any:
-    set_desired(house, spec, mark)
-    assert house.manager.wait_settled([spec.name], LIMIT_S)
-    assert house.manager.failure(spec.name) is None
-    return house.manager.route(spec.name, None)
+def load(core: Any, spec: Any, mark: str = "a") -> Any:
+    set_desired(core, spec, mark)
+    assert core.manager.wait_settled([spec.name], LIMIT_S)
+    assert core.manager.failure(spec.name) is None
+    return core.manager.route(spec.name, None)
 
 
 def chain(*models: str) -> list[Any]:
@@ -64,8 +64,8 @@ def chain(*models: str) -> list[Any]:
     return [(model, {"IN": names[i]}, {"OUT": names[i + 1]}) for i, model in enumerate(models)]
 
 
-def state(house: Any, name: str) -> tuple[str, str]:
-    return next(((item.state, item.reason) for item in house.manager.index() if item.name == name), ("", ""))
+def state(core: Any, name: str) -> tuple[str, str]:
+    return next(((item.state, item.reason) for item in core.manager.index() if item.name == name), ("", ""))
 
 
 def value(response: Any) -> float:
@@ -74,13 +74,13 @@ def value(response: Any) -> float:
 
 
 @pytest.fixture
-def adding(house: Any) -> Any:
+def adding(core: Any) -> Any:
     """Models a, b, c and d; each adds its own power of ten."""
     amounts = {"a": 1.0, "b": 10.0, "c": 100.0, "d": 1000.0}
-    house.script.on_run = lambda name, inputs: {"OUT": sum(inputs.values()) + np.float32(amounts[name[0]])}
+    core.script.on_run = lambda name, inputs: {"OUT": sum(inputs.values()) + np.float32(amounts[name[0]])}
     for name in amounts:
-        house.load(house.spec(name))
-    return house
+        core.load(core.spec(name))
+    return core
 
 
 def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding: Any, eventually: Any) -> None:
@@ -122,21 +122,21 @@ def test_steps_that_do_not_wait_for_each_other_run_at_the_same_time(adding: Any,
     assert value(mailbox.final()) == 112.0
 
 
-def test_tensors_are_handed_on_without_a_copy(house: Any) -> None:
+def test_tensors_are_handed_on_without_a_copy(core: Any) -> None:
     seen: list[Any] = []
 
     def run(name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         seen.append(inputs["IN"])
         return {"OUT": inputs["IN"]}
 
-    house.script.on_run = run
+    core.script.on_run = run
     for name in "ab":
-        house.load(house.spec(name))
-    load(house, ensemble(house, "e", chain("a", "b")))
-    request = house.request(1.0, model="e")
+        core.load(core.spec(name))
+    load(core, ensemble(core, "e", chain("a", "b")))
+    request = core.request(1.0, model="e")
     answers: list[Any] = []
     done = threading.Event()
-    house.service.submit(request, lambda response: (answers.append(response), done.set()))
+    core.service.submit(request, lambda response: (answers.append(response), done.set()))
     assert done.wait(LIMIT_S)
     given = request.inputs["IN"].array
     assert all(np.shares_memory(given, item) for item in [*seen, answers[0].outputs[0].array])
@@ -163,11 +163,11 @@ def test_ensembles_of_ensembles(adding: Any) -> None:
 
 
 @pytest.mark.parametrize("may_run", [False, True])
-def test_a_very_deep_ensemble_does_not_nest_its_calls(house: Any, may_run: bool) -> None:
-    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
-    house.load(house.spec("a"))
-    load(house, ensemble(house, "e", chain(*["a"] * 3000)))
-    _, mailbox = house.submit(0.0, model="e", may_run=may_run)
+def test_a_very_deep_ensemble_does_not_nest_its_calls(core: Any, may_run: bool) -> None:
+    core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
+    core.load(core.spec("a"))
+    load(core, ensemble(core, "e", chain(*["a"] * 3000)))
+    _, mailbox = core.submit(0.0, model="e", may_run=may_run)
     assert value(mailbox.final()) == 3000.0
 
 
@@ -222,14 +222,14 @@ def test_an_error_at_any_step_is_the_answer_and_names_the_step(
     assert version.statistics().fail.count == 1
 
 
-def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually: Any, new_gate: Any) -> None:
-    inside, gate = new_gate(), new_gate()
+def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually: Any, new_blocker: Any) -> None:
+    inside, blocker = new_blocker(), new_blocker()
 
     def run(name: str, inputs: Any) -> Any:
         if name[0] == "a":
-            inside.stop()
+            inside.block()
             raise BackendError("first")
-        gate.stop()
+        blocker.block()
         return {"OUT": inputs["IN"]}
 
     adding.script.on_run = run
@@ -237,13 +237,13 @@ def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually:
     version = load(adding, ensemble(adding, "e", steps, ["X", "Z"]))
     released: list[int] = []
     _, mailbox = adding.submit(0.0, model="e", release=lambda: released.append(1))
-    gate.wait_entered()
-    inside.wait_entered()
-    inside.let_go()
+    blocker.wait_blocked()
+    inside.wait_blocked()
+    inside.release()
     assert "first" in str(mailbox.final().error)
     eventually(lambda: adding.manager.route("b", None).statistics().failures["CANCELED"] == 1)
     assert released == [], "the other step still reads the inputs"
-    gate.let_go()
+    blocker.release()
     eventually(lambda: released == [1] and version.in_flight == 0)
     assert adding.manager.route("c", None).statistics().success.count == 0
     assert len(mailbox.responses) == 1
@@ -251,44 +251,44 @@ def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually:
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
-    adding: Any, eventually: Any, new_gate: Any, at: str
+    adding: Any, eventually: Any, new_blocker: Any, at: str
 ) -> None:
-    gate = new_gate()
+    blocker = new_blocker()
     plain = adding.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         if name[0] == at:
-            gate.stop()
+            blocker.block()
         return plain(name, inputs)
 
     adding.script.on_run = run
     version = load(adding, ensemble(adding, "e", chain("a", "b", "c", "d")))
     released: list[int] = []
     ticket, mailbox = adding.submit(0.0, model="e", release=lambda: released.append(1))
-    gate.wait_entered()
+    blocker.wait_blocked()
     ticket.cancel()
     assert [type(item.error) for item in mailbox.responses] == [Cancelled]
     ticket.cancel()
-    gate.let_go()
+    blocker.release()
     eventually(lambda: released == [1] and version.in_flight == 0)
     assert len(mailbox.responses) == 1
     assert adding.manager.route("d", None).statistics().success.count == 0
     assert version.statistics().failures["CANCELED"] == 1
 
 
-def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, new_gate: Any) -> None:
-    gate = new_gate()
+def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, new_blocker: Any) -> None:
+    blocker = new_blocker()
     plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "b" else None, plain(name, inputs))[1]
+    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "b" else None, plain(name, inputs))[1]
     version = load(adding, ensemble(adding, "e", chain("a", "b")))
     adding.submit(0.0, model="b")
-    gate.wait_entered()
+    blocker.wait_blocked()
     ticket, mailbox = adding.submit(0.0, model="e")
     eventually(lambda: adding.manager.route("b", None).statistics().pending_count == 1)
     ticket.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
     eventually(lambda: version.in_flight == 0)
-    gate.let_go()
+    blocker.release()
 
 
 def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any, eventually: Any) -> None:
@@ -394,22 +394,22 @@ def test_a_request_that_is_failed_while_it_is_taken_up_keeps_its_inputs_until_th
     assert version.in_flight == 0
 
 
-def test_a_full_queue_of_a_member_is_the_answer(adding: Any, new_gate: Any) -> None:
+def test_a_full_queue_of_a_member_is_the_answer(adding: Any, new_blocker: Any) -> None:
     from edge_server.core.model_spec import DynamicBatching, QueuePolicy
 
-    gate = new_gate()
+    blocker = new_blocker()
     batching = DynamicBatching((1,), default_queue_policy=QueuePolicy(max_queue_size=1))
     adding.load(adding.spec("b", dynamic_batching=batching, max_batch_size=1), mark="x")
-    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "b" else None, {"OUT": inputs["IN"]})[1]
+    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "b" else None, {"OUT": inputs["IN"]})[1]
     load(adding, ensemble(adding, "e", chain("a", "b"), max_batch_size=1))
     adding.submit(model="b")
-    gate.wait_entered()
+    blocker.wait_blocked()
     adding.submit(model="b")
     _, mailbox = adding.submit(model="e")
     error = mailbox.final().error
     assert isinstance(error, QueueFull)
     assert "step 2 (model 'b')" in str(error)
-    gate.let_go(3)
+    blocker.release(3)
 
 
 def test_a_request_that_does_not_fit_the_ensemble_is_refused_at_once(adding: Any) -> None:
@@ -426,7 +426,7 @@ def test_a_request_that_does_not_fit_the_ensemble_is_refused_at_once(adding: Any
 
 
 class Many:
-    """A decoupled member that sends 1, 2, 3 ... as many as it is told with its input; `gone` counts what was sent."""
+    """A decoupled member that sends 1, 2, 3 ... up to its input; `gone` counts the sent responses."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -483,61 +483,59 @@ def test_a_decoupled_member_of_a_member(many: Many, adding: Any) -> None:
 
 
 def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
-    many: Many, adding: Any, new_gate: Any, eventually: Any
+    many: Many, adding: Any, new_blocker: Any, eventually: Any
 ) -> None:
-    gate = new_gate()
-    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+    blocker = new_blocker()
+    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=3))
     _, mailbox = adding.submit(50.0, model="e")
-    gate.wait_entered()
+    blocker.wait_blocked()
     b = adding.manager.route("b", None)
     eventually(lambda: many.sent == 2 and b.in_flight == 3)
     for expected in range(3, 8):
-        gate.let_go()
+        blocker.release()
         eventually(lambda: many.sent == expected and b.in_flight == 3)  # noqa: B023
-    gate.let_go(100)
+    blocker.release(100)
     assert numbers(mailbox) == [number + 1.0 for number in range(50)]
 
 
 def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
-    many: Many, adding: Any, new_gate: Any, eventually: Any
+    many: Many, adding: Any, new_blocker: Any, eventually: Any
 ) -> None:
-    gate = new_gate()
-    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+    blocker = new_blocker()
+    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=1))
     ticket, mailbox = adding.submit(1e7, model="e")
-    gate.wait_entered()
+    blocker.wait_blocked()
     ticket.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
     assert many.cancelled.wait(LIMIT_S)
-    gate.let_go(10)
+    blocker.release(10)
     eventually(lambda: version.in_flight == 0)
 
 
 # -- members that come, change and go -------------------------------------------------------------------------------
 
 
-def test_an_ensemble_waits_for_members_that_are_being_loaded(house: Any, new_gate: Any, eventually: Any) -> None:
-    gate = new_gate()
-    house.script.on_open = lambda job: gate.stop()
-    inner, outer = ensemble(house, "inner", chain("m")), ensemble(house, "outer", chain("inner", "m"))
-    wishes = [
+def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_blocker: Any, eventually: Any) -> None:
+    blocker = new_blocker()
+    core.script.on_open = lambda job: blocker.block()
+    inner, outer = ensemble(core, "inner", chain("m")), ensemble(core, "outer", chain("inner", "m"))
+    desired = [
         DesiredModel(
-            spec.name, {1: house.desired_version(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
+            spec.name, {1: core.desired_version(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
         )
         for spec in (outer, inner)
     ]
-    house.manager.set_desired_state([*wishes, DesiredModel("m", {1: house.desired_version(house.spec("m"))})])
-    gate.wait_entered()
-    assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(
-        ("inner", "m", "outer"), "LOADING"
-    )
-    assert not house.manager.wait_settled(["outer"], 0)
-    gate.let_go()
-    assert house.manager.wait_settled(None, LIMIT_S)
-    assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "READY")
-    assert not [fields for kind, fields in house.events if kind == "model.failed"]
-    order = [fields["model"] for kind, fields in house.events if kind == "model.ready"]
+    core.manager.set_desired_state([*desired, DesiredModel("m", {1: core.desired_version(core.spec("m"))})])
+    blocker.wait_blocked()
+    assert {item.name: item.state for item in core.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "LOADING")
+    assert not core.manager.wait_settled(["outer"], 0)
+    blocker.release()
+    assert core.manager.wait_settled(None, LIMIT_S)
+    assert {item.name: item.state for item in core.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "READY")
+    assert not [fields for kind, fields in core.events if kind == "model.failed"]
+    order = [fields["model"] for kind, fields in core.events if kind == "model.ready"]
     assert order == ["m", "inner", "outer"]
 
 
@@ -617,18 +615,20 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     eventually(lambda: adding.manager.route("e", None) is not old)
 
 
-def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, eventually: Any, new_gate: Any) -> None:
-    gate = new_gate()
+def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
+    adding: Any, eventually: Any, new_blocker: Any
+) -> None:
+    blocker = new_blocker()
     plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "a" else None, plain(name, inputs))[1]
+    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "a" else None, plain(name, inputs))[1]
     load(adding, ensemble(adding, "e", chain("a", "b")))
     load(adding, ensemble(adding, "outer", chain("e", "c")))
     _, mailbox = adding.submit(0.0, model="outer")
-    gate.wait_entered()
+    blocker.wait_blocked()
     adding.service.unload_model("b")
     eventually(lambda: "outer" not in adding.manager.serving_names())
     assert adding.manager.route("b", None).state.name == "READY", "a request on its way needs it"
-    gate.let_go()
+    blocker.release()
     assert value(mailbox.final()) == 111.0
     eventually(lambda: state(adding, "b") == ("UNAVAILABLE", "unloaded"))
     eventually(lambda: state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'b' is not loaded"))
@@ -640,48 +640,48 @@ def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, ev
 
 def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any) -> None:
     first, second = ensemble(adding, "x", chain("y")), ensemble(adding, "y", chain("a", "x"))
-    wishes = [
+    desired = [
         DesiredModel(
             spec.name, {1: adding.desired_version(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
         )
         for spec in (first, second)
     ]
-    for wish in wishes:
+    for wish in desired:
         adding.manager.set_desired(wish)
     assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
     assert "'y' -> 'x' -> 'y'" in state(adding, "y")[1]
-    adding.manager.set_desired_state([*adding.wishes.values(), *wishes])
+    adding.manager.set_desired_state([*adding.desired.values(), *desired])
     assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
 
 
 def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unloads_those(
-    house: Any, eventually: Any
+    core: Any, eventually: Any
 ) -> None:
-    specs = [ensemble(house, "outer", chain("inner", "c")), ensemble(house, "inner", chain("a", "b"))]
+    specs = [ensemble(core, "outer", chain("inner", "c")), ensemble(core, "inner", chain("a", "b"))]
     for spec in specs:
         members = tuple((step.model, None) for step in spec.ensemble.steps)
-        house.wishes[spec.name] = DesiredModel(spec.name, {1: house.desired_version(spec)}, members=members)
+        core.desired[spec.name] = DesiredModel(spec.name, {1: core.desired_version(spec)}, members=members)
     for name in "abc":
-        house.wishes[name] = DesiredModel(name, {1: house.desired_version(house.spec(name))})
-    house.service.load_model("c")
-    house.service.load_model("outer")
-    assert house.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
-    house.service.unload_model("outer")
-    eventually(lambda: house.manager.serving_names() == ["a", "b", "c", "inner"])
-    house.service.load_model("outer")
-    house.service.unload_model("outer", unload_dependents=True)
-    eventually(lambda: house.manager.serving_names() == ["c"])
+        core.desired[name] = DesiredModel(name, {1: core.desired_version(core.spec(name))})
+    core.service.load_model("c")
+    core.service.load_model("outer")
+    assert core.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
+    core.service.unload_model("outer")
+    eventually(lambda: core.manager.serving_names() == ["a", "b", "c", "inner"])
+    core.service.load_model("outer")
+    core.service.unload_model("outer", unload_dependents=True)
+    eventually(lambda: core.manager.serving_names() == ["c"])
 
 
-def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(house: Any) -> None:
-    spec = ensemble(house, "e", chain("a"))
-    house.wishes["e"] = DesiredModel("e", {1: house.desired_version(spec)}, members=(("a", None),))
-    house.wishes["a"] = DesiredModel("a", {1: house.desired_version(house.spec("a"))})
-    house.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
+def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(core: Any) -> None:
+    spec = ensemble(core, "e", chain("a"))
+    core.desired["e"] = DesiredModel("e", {1: core.desired_version(spec)}, members=(("a", None),))
+    core.desired["a"] = DesiredModel("a", {1: core.desired_version(core.spec("a"))})
+    core.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
     with pytest.raises(LoadError, match=r"load failed for model 'e': .*step 1: model 'a' does not serve: no luck"):
-        house.service.load_model("e")
-    house.script.on_open = lambda job: None
-    house.service.load_model("e")
+        core.service.load_model("e")
+    core.script.on_open = lambda job: None
+    core.service.load_model("e")
 
 
 def test_reloading_members_under_load_loses_no_request(adding: Any) -> None:
@@ -711,37 +711,37 @@ def test_reloading_members_under_load_loses_no_request(adding: Any) -> None:
     assert min(counts) > 0
 
 
-def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, new_gate: Any) -> None:
-    gate = new_gate()
+def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, new_blocker: Any) -> None:
+    blocker = new_blocker()
     plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "a" else None, plain(name, inputs))[1]
+    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "a" else None, plain(name, inputs))[1]
     load(adding, ensemble(adding, "inner", chain("a", "b")))
     load(adding, ensemble(adding, "e", chain("inner", "c", "d")))
     _, mailbox = adding.submit(0.0, model="e")
-    gate.wait_entered()
+    blocker.wait_blocked()
     adding.service.stop_accepting()
     closing: list[bool] = []
     closer = threading.Thread(target=lambda: closing.append(adding.manager.close(LIMIT_S)))
     closer.start()
-    gate.let_go()
+    blocker.release()
     assert value(mailbox.final()) == 1111.0
     closer.join(LIMIT_S)
     assert closing == [True]
     assert {item.state for item in adding.manager.index()} == {"UNAVAILABLE"}
 
 
-def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any, new_gate: Any) -> None:
-    gate = new_gate()
-    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any, new_blocker: Any) -> None:
+    blocker = new_blocker()
+    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     load(adding, ensemble(adding, "e", chain("a", "b")))
     _, mailbox = adding.submit(0.0, model="e")
-    gate.wait_entered()
+    blocker.wait_blocked()
     assert not adding.manager.close(0.0)
     assert isinstance(mailbox.final().error, Draining)
-    gate.let_go(10)
+    blocker.release(10)
 
 
-def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new_house: Any) -> None:
+def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new_core: Any) -> None:
     class Counting:
         is_open = False
         allowed_fraction = 1.0
@@ -756,20 +756,20 @@ def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new
         def correct_charge(self, charged_s: float, took_s: float) -> None: ...
 
     asked = Counting()
-    house = new_house(gate=asked)
+    core = new_core(admission=asked)
     for name in "ab":
-        house.load(house.spec(name))
-    load(house, ensemble(house, "e", chain("a", "b", "a")))
-    house.submit(0.0, model="e")[1].final()
+        core.load(core.spec(name))
+    load(core, ensemble(core, "e", chain("a", "b", "a")))
+    core.submit(0.0, model="e")[1].final()
     assert asked.asked == ["a", "b", "a"]
 
 
-def test_members_out_of_memory_are_brought_back_step_by_step(new_house: Any, eventually: Any) -> None:
-    house = new_house(max_resident_models=1)
-    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
+def test_members_out_of_memory_are_brought_back_step_by_step(new_core: Any, eventually: Any) -> None:
+    core = new_core(max_resident_models=1)
+    core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
     for name in "ab":
-        house.set_desired(house.spec(name))
-        assert house.manager.wait_settled([name], LIMIT_S)
-    load(house, ensemble(house, "e", chain("a", "b", "a")))
-    _, mailbox = house.submit(0.0, model="e")
+        core.set_desired(core.spec(name))
+        assert core.manager.wait_settled([name], LIMIT_S)
+    load(core, ensemble(core, "e", chain("a", "b", "a")))
+    _, mailbox = core.submit(0.0, model="e")
     assert value(mailbox.final()) == 3.0

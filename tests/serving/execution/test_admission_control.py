@@ -1,4 +1,4 @@
-"""A gate that holds back: whom it refuses, what is settled once, caps on instances and rows, and its opening."""
+"""Admission control: refusals, charges that are corrected once, limits of instances and rows, and its opening."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, Que
 BATCHING = DynamicBatching((8,))
 
 
-class HeldGate:
-    """Half shut: it charges each request another amount, and remembers what was settled of it."""
+class LimitedAdmission:
+    """Limits load: charges each request another amount, and records the corrections."""
 
     def __init__(self, share: float = 1.0) -> None:
         self.is_open = False
@@ -53,53 +53,53 @@ class HeldGate:
 
 
 @pytest.fixture
-def held() -> HeldGate:
-    return HeldGate()
+def held() -> LimitedAdmission:
+    return LimitedAdmission()
 
 
-def test_open_admission_control_is_not_asked(new_house: Any, held: HeldGate) -> None:
+def test_open_admission_control_is_not_asked(new_core: Any, held: LimitedAdmission) -> None:
     held.is_open = True
-    house = new_house(gate=held)
-    house.load(house.spec())
-    assert house.submit()[1].final().error is None
+    core = new_core(admission=held)
+    core.load(core.spec())
+    assert core.submit()[1].final().error is None
     assert held.asked == []
     assert held.settled == {}
 
 
-def test_a_refused_request_gets_the_gates_words_and_is_counted(new_house: Any, held: HeldGate) -> None:
-    house = new_house(gate=held)
-    version = house.load(house.spec())
+def test_a_refused_request_gets_the_gates_words_and_is_counted(new_core: Any, held: LimitedAdmission) -> None:
+    core = new_core(admission=held)
+    version = core.load(core.spec())
     held.refuses = True
     given_back: list[int] = []
     with pytest.raises(Throttled, match="has to wait: the box is HOT") as caught:
-        house.submit(release=lambda: given_back.append(1))
+        core.submit(release=lambda: given_back.append(1))
     assert caught.value.retry_after_s == 0.7
     assert given_back == [1]
     assert version.statistics().failures["REJECTED"] == 1
-    assert house.script.ran == []
+    assert core.script.ran == []
     assert version.in_flight == 0
 
 
-def test_the_cost_is_the_time_that_rows_took_before(new_house: Any, held: HeldGate) -> None:
-    house = new_house(gate=held)
-    house.load(house.spec())
+def test_the_cost_is_the_time_that_rows_took_before(new_core: Any, held: LimitedAdmission) -> None:
+    core = new_core(admission=held)
+    core.load(core.spec())
     for rows in (1, 4):
-        house.submit(rows=rows)[1].final()
+        core.submit(rows=rows)[1].final()
     assert held.asked[0] == ("m", 0.0), "nothing is known before the first run"
     assert held.asked[1][1] > 0
 
 
 def test_what_was_charged_is_settled_with_each_ones_part_of_the_run(
-    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
 ) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec(dynamic_batching=BATCHING))
-    mailboxes = [house.submit()[1]]
-    stop.wait_entered()
-    mailboxes += [house.submit(rows=rows)[1] for rows in (1, 3)]
-    stop.let_go(2)
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec(dynamic_batching=BATCHING))
+    mailboxes = [core.submit()[1]]
+    stop.wait_blocked()
+    mailboxes += [core.submit(rows=rows)[1] for rows in (1, 3)]
+    stop.release(2)
     for mailbox in mailboxes:
         assert mailbox.final().error is None
     eventually(lambda: held.is_settled)
@@ -108,94 +108,96 @@ def test_what_was_charged_is_settled_with_each_ones_part_of_the_run(
     assert three == pytest.approx(3 * one)
 
 
-def test_a_failed_batch_is_settled_with_the_time_it_took(new_house: Any, held: HeldGate, eventually: Any) -> None:
-    house = new_house(gate=held)
-    house.script.on_run = lambda name, inputs: 1 / 0
-    house.load(house.spec())
-    assert house.submit()[1].final().error is not None
+def test_a_failed_batch_is_settled_with_the_time_it_took(
+    new_core: Any, held: LimitedAdmission, eventually: Any
+) -> None:
+    core = new_core(admission=held)
+    core.script.on_run = lambda name, inputs: 1 / 0
+    core.load(core.spec())
+    assert core.submit()[1].final().error is not None
     eventually(lambda: held.is_settled)
     assert held.took[0] > 0
 
 
 def test_who_waits_and_is_cancelled_took_nothing_and_who_runs_takes_its_time(
-    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
 ) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec())
-    running, _ = house.submit()
-    stop.wait_entered()
-    waiting, mailbox = house.submit()
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec())
+    running, _ = core.submit()
+    stop.wait_blocked()
+    waiting, mailbox = core.submit()
     waiting.cancel()
     running.cancel()
     running.cancel()
     assert isinstance(mailbox.final().error, Cancelled)
     assert held.settled[2.0] == [0.0]
     assert held.settled[1.0] == [], "it still computes"
-    stop.let_go()
+    stop.release()
     eventually(lambda: held.is_settled)
     assert held.took[0] > 0
 
 
-def test_who_expires_took_nothing(new_house: Any, held: HeldGate, new_gate: Any, eventually: Any) -> None:
+def test_who_expires_took_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any) -> None:
 
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec())
-    house.submit()
-    stop.wait_entered()
-    _, late = house.submit(deadline_ns=time.monotonic_ns() + 10_000_000)
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec())
+    core.submit()
+    stop.wait_blocked()
+    _, late = core.submit(deadline_ns=time.monotonic_ns() + 10_000_000)
     assert isinstance(late.final().error, DeadlineExceeded)
     eventually(lambda: held.settled[2.0] == [0.0])
-    stop.let_go()
+    stop.release()
     eventually(lambda: held.is_settled)
 
 
-def test_who_finds_the_queue_full_took_nothing(new_house: Any, held: HeldGate, new_gate: Any) -> None:
+def test_who_finds_the_queue_full_took_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
 
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))))
-    house.submit()
-    stop.wait_entered()
-    house.submit()
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))))
+    core.submit()
+    stop.wait_blocked()
+    core.submit()
     with pytest.raises(QueueFull):
-        house.submit()
+        core.submit()
     assert held.settled[3.0] == [0.0]
-    stop.let_go(2)
+    stop.release(2)
 
 
 def test_those_failed_at_the_end_of_the_server_are_settled(
-    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
 ) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec())
-    house.submit()
-    stop.wait_entered()
-    _, waiting = house.submit()
-    assert not house.manager.close(0.0)
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec())
+    core.submit()
+    stop.wait_blocked()
+    _, waiting = core.submit()
+    assert not core.manager.close(0.0)
     assert waiting.final().error is not None
     assert held.settled[2.0] == [0.0]
-    stop.let_go()
+    stop.release()
     eventually(lambda: held.is_settled)
 
 
-def test_a_stream_of_responses_is_settled_when_it_ends(new_house: Any, held: HeldGate, eventually: Any) -> None:
-    house = new_house(gate=held)
+def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: LimitedAdmission, eventually: Any) -> None:
+    core = new_core(admission=held)
     going: list[Any] = []
-    house.script.on_execute = going.extend
+    core.script.on_execute = going.extend
     shape = {"max_batch_size": 0, "is_decoupled": True}
-    house.load(
-        house.spec(
+    core.load(
+        core.spec(
             inputs=(InputSpec("IN", DType.FP32, (1, 1)),), outputs=(OutputSpec("OUT", DType.FP32, (1, 1)),), **shape
         )
     )
-    mailboxes = [house.submit()[1] for _ in range(3)]
+    mailboxes = [core.submit()[1] for _ in range(3)]
     eventually(lambda: len(going) == 3)
     answer = {"OUT": np.zeros((1, 1), np.float32)}
     going[0].send(answer)
@@ -211,104 +213,108 @@ def test_a_stream_of_responses_is_settled_when_it_ends(new_house: Any, held: Hel
     assert all(took > 0 for took in held.took)
 
 
-def test_a_share_below_one_caps_how_many_instances_run(new_house: Any, held: HeldGate, new_gate: Any) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec(instances=4))
+def test_a_share_below_one_caps_how_many_instances_run(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec(instances=4))
     held.allowed_fraction = 0.5
-    mailboxes = [house.submit()[1] for _ in range(4)]
-    stop.wait_entered()
-    stop.wait_entered()
-    assert len(house.script.ran) == 2
-    stop.let_go(4)
+    mailboxes = [core.submit()[1] for _ in range(4)]
+    stop.wait_blocked()
+    stop.wait_blocked()
+    assert len(core.script.ran) == 2
+    stop.release(4)
     for mailbox in mailboxes:
         assert mailbox.final().error is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01])
-def test_one_instance_and_one_row_run_whatever_the_share_is(new_house: Any, held: HeldGate, share: float) -> None:
-    house = new_house(gate=held)
-    house.load(house.spec(instances=2, dynamic_batching=BATCHING))
+def test_one_instance_and_one_row_run_whatever_the_share_is(
+    new_core: Any, held: LimitedAdmission, share: float
+) -> None:
+    core = new_core(admission=held)
+    core.load(core.spec(instances=2, dynamic_batching=BATCHING))
     held.allowed_fraction = share
-    mailboxes = [house.submit(number)[1] for number in range(6)]
+    mailboxes = [core.submit(number)[1] for number in range(6)]
     for mailbox in mailboxes:
         assert mailbox.final().error is None
-    assert {rows for _, _, rows in house.script.ran} == {1}
+    assert {rows for _, _, rows in core.script.ran} == {1}
 
 
 def test_a_share_below_one_caps_how_many_rows_run_together_but_splits_no_request(
-    new_house: Any, held: HeldGate, new_gate: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec(dynamic_batching=BATCHING))
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec(dynamic_batching=BATCHING))
     held.allowed_fraction = 0.5
-    mailboxes = [house.submit()[1]]
-    stop.wait_entered()
-    mailboxes += [house.submit(rows=rows)[1] for rows in (2, 2, 1, 6, 1)]
-    stop.let_go(20)
+    mailboxes = [core.submit()[1]]
+    stop.wait_blocked()
+    mailboxes += [core.submit(rows=rows)[1] for rows in (2, 2, 1, 6, 1)]
+    stop.release(20)
     for mailbox in mailboxes:
         assert mailbox.final().error is None
-    assert [rows for _, _, rows in house.script.ran] == [1, 4, 1, 6, 1]
+    assert [rows for _, _, rows in core.script.ran] == [1, 4, 1, 6, 1]
 
 
 def test_opening_admission_control_starts_the_requests_that_it_held_back(
-    new_house: Any, held: HeldGate, new_gate: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
     for name in ("a", "b"):
-        house.load(house.spec(name, instances=3))
+        core.load(core.spec(name, instances=3))
     held.allowed_fraction = 0.2
-    mailboxes = [house.submit(model=name)[1] for _ in range(3) for name in ("a", "b")]
-    stop.wait_entered()
-    stop.wait_entered()
-    assert len(house.script.ran) == 2
+    mailboxes = [core.submit(model=name)[1] for _ in range(3) for name in ("a", "b")]
+    stop.wait_blocked()
+    stop.wait_blocked()
+    assert len(core.script.ran) == 2
     held.is_open = True
-    house.manager.resume()
+    core.manager.resume()
     for _ in range(4):
-        stop.wait_entered()
-    stop.let_go(6)
+        stop.wait_blocked()
+    stop.release(6)
     for mailbox in mailboxes:
         assert mailbox.final().error is None
 
 
 def test_being_capped_while_a_queue_delay_is_over_does_not_keep_the_timer_busy(
-    new_house: Any, held: HeldGate, new_gate: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
 
-    house = new_house(gate=held)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec(instances=2, dynamic_batching=DynamicBatching((8,), max_queue_delay_us=1000)))
+    core = new_core(admission=held)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec(instances=2, dynamic_batching=DynamicBatching((8,), max_queue_delay_us=1000)))
     held.allowed_fraction = 0.5
-    _, first = house.submit()
-    stop.wait_entered()
+    _, first = core.submit()
+    stop.wait_blocked()
     count = 0
-    plain = house.timer.call_at
+    plain = core.timer.call_at
 
     def counted(when_ns: int, call: Any) -> Any:
         nonlocal count
         count += 1
         return plain(when_ns, call)
 
-    house.timer.call_at = counted
-    _, second = house.submit()
+    core.timer.call_at = counted
+    _, second = core.submit()
     passed = threading.Event()
     plain(time.monotonic_ns() + 30_000_000, passed.set)
     assert passed.wait(20)
     assert count <= 2
-    stop.let_go(2)
+    stop.release(2)
     assert first.final().error is second.final().error is None
 
 
-def test_charges_are_settled_once_in_a_storm_of_all_endings(new_house: Any, held: HeldGate, eventually: Any) -> None:
+def test_charges_are_settled_once_in_a_storm_of_all_endings(
+    new_core: Any, held: LimitedAdmission, eventually: Any
+) -> None:
 
-    house = new_house(gate=held)
-    plain = house.script.on_run
+    core = new_core(admission=held)
+    plain = core.script.on_run
     luck = random.Random(3)
 
     def run(name: str, inputs: Any) -> Any:
@@ -316,8 +322,8 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(new_house: Any, held
             raise RuntimeError("now and then")
         return plain(name, inputs)
 
-    house.script.on_run = run
-    house.load(house.spec(instances=2, dynamic_batching=BATCHING))
+    core.script.on_run = run
+    core.load(core.spec(instances=2, dynamic_batching=BATCHING))
 
     def work(seed: int) -> None:
         mine = random.Random(seed)
@@ -326,7 +332,7 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(new_house: Any, held
             more = {"deadline_ns": time.monotonic_ns() + 300_000} if mine.random() < 0.3 else {}
             held.allowed_fraction = mine.choice((0.2, 0.6, 1.0))
             try:
-                ticket, mailbox = house.submit(may_run=mine.random() < 0.5, **more)
+                ticket, mailbox = core.submit(may_run=mine.random() < 0.5, **more)
             except EdgeServerError:
                 continue
             mailboxes.append(mailbox)

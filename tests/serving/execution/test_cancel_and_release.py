@@ -45,48 +45,48 @@ class Loan:
 
 @pytest.fixture(autouse=True)
 def _no_garbage_collector() -> Iterator[None]:
-    """What is freed here is freed because nobody refers to it any more, not because the collector came by."""
+    """Memory is freed here because nothing refers to it any more, not by the garbage collector."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def test_cancelled_while_waiting_is_answered_at_once_and_never_runs(house: Any, gate: Any, new_mailbox: Any) -> None:
-    version = house.load(house.spec(dynamic_batching=BATCHING))
-    _, running = house.submit(1)
-    gate.wait_entered()
+def test_cancelled_while_waiting_is_answered_at_once_and_never_runs(core: Any, blocker: Any, new_mailbox: Any) -> None:
+    version = core.load(core.spec(dynamic_batching=BATCHING))
+    _, running = core.submit(1)
+    blocker.wait_blocked()
     loan, mailbox = Loan(2), new_mailbox()
-    ticket = house.service.submit(loan.request, mailbox)
-    _, mate = house.submit(3)
+    ticket = core.service.submit(loan.request, mailbox)
+    _, mate = core.submit(3)
     ticket.cancel()
     ticket.cancel()
     assert isinstance(mailbox.responses[0].error, Cancelled)
     loan.wait_returned()
     assert version.in_flight == 2
-    gate.let_go(2)
+    blocker.release(2)
     assert float(mate.final().outputs[0].array[0, 0]) == 3
     assert running.final().error is None
-    assert [rows for _, _, rows in house.script.ran] == [1, 1]
+    assert [rows for _, _, rows in core.script.ran] == [1, 1]
     assert len(mailbox.responses) == 1
     assert version.statistics().failures["CANCELED"] == 1
 
 
 def test_cancelled_while_running_is_answered_at_once_and_its_batch_mates_are_not_disturbed(
-    house: Any, gate: Any, new_mailbox: Any
+    core: Any, blocker: Any, new_mailbox: Any
 ) -> None:
-    version = house.load(house.spec(dynamic_batching=BATCHING))
-    house.submit(1)
-    gate.wait_entered()
+    version = core.load(core.spec(dynamic_batching=BATCHING))
+    core.submit(1)
+    blocker.wait_blocked()
     loan, mailbox = Loan(2), new_mailbox()
-    ticket = house.service.submit(loan.request, mailbox)
-    _, mate = house.submit(3)
-    gate.let_go(1)
-    gate.wait_entered()
+    ticket = core.service.submit(loan.request, mailbox)
+    _, mate = core.submit(3)
+    blocker.release(1)
+    blocker.wait_blocked()
     ticket.cancel()
     assert isinstance(mailbox.responses[0].error, Cancelled)
     assert loan.returns == 0, "the batch still reads the inputs"
-    gate.let_go(1)
+    blocker.release(1)
     assert float(mate.final().outputs[0].array[0, 0]) == 3
     loan.wait_returned()
     assert len(mailbox.responses) == 1
@@ -95,9 +95,9 @@ def test_cancelled_while_running_is_answered_at_once_and_its_batch_mates_are_not
     assert told.batches[2].compute_infer.count == 1
 
 
-def test_cancelled_after_the_answer_changes_nothing(house: Any, eventually: Any) -> None:
-    version = house.load(house.spec())
-    ticket, mailbox = house.submit(1)
+def test_cancelled_after_the_answer_changes_nothing(core: Any, eventually: Any) -> None:
+    version = core.load(core.spec())
+    ticket, mailbox = core.submit(1)
     mailbox.final()
     ticket.cancel()
     eventually(lambda: version.in_flight == 0)
@@ -105,11 +105,11 @@ def test_cancelled_after_the_answer_changes_nothing(house: Any, eventually: Any)
     assert version.statistics().fail.count == 0
 
 
-def test_a_sink_may_cancel_its_own_and_other_tickets(house: Any, gate: Any) -> None:
-    house.load(house.spec())
-    house.submit(1)
-    gate.wait_entered()
-    other, other_mailbox = house.submit(2)
+def test_a_sink_may_cancel_its_own_and_other_tickets(core: Any, blocker: Any) -> None:
+    core.load(core.spec())
+    core.submit(1)
+    blocker.wait_blocked()
+    other, other_mailbox = core.submit(2)
     done = threading.Event()
     tickets: list[Any] = [other]
 
@@ -118,20 +118,20 @@ def test_a_sink_may_cancel_its_own_and_other_tickets(house: Any, gate: Any) -> N
             ticket.cancel()
         done.set()
 
-    tickets.append(house.service.submit(house.request(3), sink))
+    tickets.append(core.service.submit(core.request(3), sink))
     tickets[1].cancel()
     assert done.is_set()
     assert isinstance(other_mailbox.responses[0].error, Cancelled)
-    gate.let_go(1)
+    blocker.release(1)
 
 
 @pytest.mark.parametrize("round_number", range(5))
-def test_cancel_racing_the_answer_yields_exactly_one_final_response(house: Any, round_number: int) -> None:
-    version = house.load(house.spec(dynamic_batching=BATCHING, instances=2))
+def test_cancel_racing_the_answer_yields_exactly_one_final_response(core: Any, round_number: int) -> None:
+    version = core.load(core.spec(dynamic_batching=BATCHING, instances=2))
     loans = [Loan(number) for number in range(100)]
     finals: list[list[Any]] = [[] for _ in loans]
     tickets = [
-        house.service.submit(loan.request, responses.append) for loan, responses in zip(loans, finals, strict=True)
+        core.service.submit(loan.request, responses.append) for loan, responses in zip(loans, finals, strict=True)
     ]
     cancellers = [
         threading.Thread(target=lambda part=part: [t.cancel() for t in part]) for part in (tickets[::2], tickets[::3])
@@ -149,14 +149,14 @@ def test_cancel_racing_the_answer_yields_exactly_one_final_response(house: Any, 
 
 
 @pytest.mark.parametrize("may_run", [False, True])
-def test_after_success_nothing_holds_the_input(house: Any, new_mailbox: Any, may_run: bool) -> None:
-    house.load(house.spec())
+def test_after_success_nothing_holds_the_input(core: Any, new_mailbox: Any, may_run: bool) -> None:
+    core.load(core.spec())
     loan, mailbox = Loan(1), new_mailbox()
-    house.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
+    core.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
     mailbox.final()
     loan.wait_returned()
     del loan.request
-    house.submit(2)[1].final()
+    core.submit(2)[1].final()
     assert loan.array() is None
 
 
@@ -167,12 +167,12 @@ def test_after_success_nothing_holds_the_input(house: Any, new_mailbox: Any, may
 )
 @pytest.mark.parametrize("may_run", [False, True])
 def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_served(
-    house: Any, gate: Any, new_mailbox: Any, error: BaseException, may_run: bool
+    core: Any, blocker: Any, new_mailbox: Any, error: BaseException, may_run: bool
 ) -> None:
-    version = house.load(house.spec(dynamic_batching=BATCHING))
-    house.submit(0)
-    gate.wait_entered()
-    plain = house.script.on_run
+    version = core.load(core.spec(dynamic_batching=BATCHING))
+    core.submit(0)
+    blocker.wait_blocked()
+    plain = core.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         kept_by_the_frame = inputs["IN"]
@@ -180,9 +180,9 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
 
     loans, mailboxes = [Loan(1), Loan(2)], [new_mailbox(), new_mailbox()]
     for loan, mailbox in zip(loans, mailboxes, strict=True):
-        house.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
-    house.script.on_run = run
-    gate.let_go(1)
+        core.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
+    core.script.on_run = run
+    blocker.release(1)
     said = [mailbox.final().error for mailbox in mailboxes]
     for loan in loans:
         loan.wait_returned()
@@ -190,16 +190,16 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
     assert all(isinstance(answer, BackendError) for answer in said)
     assert all("told" in str(answer) or "SystemExit" in str(answer) for answer in said)
     assert version.statistics().failures["BACKEND"] == 2
-    house.script.on_run = plain
-    _, after = house.submit(3)
-    gate.let_go(1)
+    core.script.on_run = plain
+    _, after = core.submit(3)
+    blocker.release(1)
     assert float(after.final().outputs[0].array[0, 0]) == 3
     error.__traceback__ = None
     assert [loan.array() for loan in loans] == [None, None]
 
 
-def test_inputs_are_released_though_the_receiver_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
-    version = house.load(house.spec())
+def test_inputs_are_released_though_the_receiver_of_the_failure_raises(core: Any, new_mailbox: Any) -> None:
+    version = core.load(core.spec())
     loan, mailbox = Loan(1), new_mailbox()
     ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
     version._scheduler.add_in_flight(ticket)
@@ -218,36 +218,36 @@ def test_inputs_are_released_though_the_receiver_of_the_failure_raises(house: An
     assert version.in_flight == 0
 
 
-def test_a_wrong_answer_fails_its_batch(house: Any) -> None:
-    house.load(house.spec())
-    house.script.on_run = lambda name, inputs: {"OUT": np.zeros((5, 1), np.float32)}
-    error = house.submit(1)[1].final().error
+def test_a_wrong_answer_fails_its_batch(core: Any) -> None:
+    core.load(core.spec())
+    core.script.on_run = lambda name, inputs: {"OUT": np.zeros((5, 1), np.float32)}
+    error = core.submit(1)[1].final().error
     assert isinstance(error, BackendError)
     assert "promises" in error.message
 
 
-def test_cancelled_in_the_middle_of_a_long_line_is_not_held_by_it(house: Any, gate: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(dynamic_batching=BATCHING))
-    house.submit(0)
-    gate.wait_entered()
-    house.submit(1)
+def test_cancelled_in_the_middle_of_a_long_line_is_not_held_by_it(core: Any, blocker: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(dynamic_batching=BATCHING))
+    core.submit(0)
+    blocker.wait_blocked()
+    core.submit(1)
     loan, mailbox = Loan(2, timeout_us=60_000_000), new_mailbox()
-    ticket = house.service.submit(loan.request, mailbox)
-    house.submit(3)
+    ticket = core.service.submit(loan.request, mailbox)
+    core.submit(3)
     ticket.cancel()
     loan.wait_returned()
     del ticket, loan.request
     assert loan.array() is None
-    gate.let_go(2)
+    blocker.release(2)
 
 
-def test_a_ticket_held_by_its_own_sink_is_no_cycle(house: Any) -> None:
-    house.load(house.spec())
+def test_a_ticket_held_by_its_own_sink_is_no_cycle(core: Any) -> None:
+    core.load(core.spec())
 
     class Call:
         def __init__(self, loan: Loan) -> None:
             self.done = threading.Event()
-            self.ticket = house.service.submit(loan.request, self.sink)
+            self.ticket = core.service.submit(loan.request, self.sink)
 
         def sink(self, response: Any) -> None:
             self.done.set()
@@ -256,51 +256,51 @@ def test_a_ticket_held_by_its_own_sink_is_no_cycle(house: Any) -> None:
     call = Call(loan)
     assert call.done.wait(20)
     loan.wait_returned()
-    house.submit(2)[1].final()
+    core.submit(2)[1].final()
     del loan.request, call
     assert loan.array() is None
 
 
-def test_inputs_are_given_back_once_when_refused(house: Any) -> None:
-    house.load(house.spec())
+def test_inputs_are_given_back_once_when_refused(core: Any) -> None:
+    core.load(core.spec())
     for request in (Loan(outputs=("NO",)), Loan(version=9)):
         with pytest.raises(EdgeServerError):
-            house.service.submit(request.request, lambda response: None)
+            core.service.submit(request.request, lambda response: None)
         request.wait_returned()
 
 
-def test_inputs_are_given_back_once_when_expired(house: Any, gate: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(dynamic_batching=BATCHING))
-    house.submit(0)
-    gate.wait_entered()
+def test_inputs_are_given_back_once_when_expired(core: Any, blocker: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(dynamic_batching=BATCHING))
+    core.submit(0)
+    blocker.wait_blocked()
     loan, mailbox = Loan(1, timeout_us=1), new_mailbox()
-    house.service.submit(loan.request, mailbox)
+    core.service.submit(loan.request, mailbox)
     assert isinstance(mailbox.final().error, DeadlineExceeded)
     loan.wait_returned()
-    gate.let_go(1)
+    blocker.release(1)
 
 
-def test_inputs_are_given_back_once_when_the_drain_runs_out_of_time(house: Any, gate: Any, new_mailbox: Any) -> None:
-    house.load(house.spec())
+def test_inputs_are_given_back_once_when_the_drain_runs_out_of_time(core: Any, blocker: Any, new_mailbox: Any) -> None:
+    core.load(core.spec())
     loans, mailboxes = [Loan(0), Loan(1)], [new_mailbox(), new_mailbox()]
     for loan, mailbox in zip(loans, mailboxes, strict=True):
-        house.service.submit(loan.request, mailbox)
-    gate.wait_entered()
-    assert not house.manager.close(0.0)
+        core.service.submit(loan.request, mailbox)
+    blocker.wait_blocked()
+    assert not core.manager.close(0.0)
     assert all(isinstance(mailbox.final().error, Draining) for mailbox in mailboxes)
     loans[1].wait_returned()
     assert loans[0].returns == 0, "the hung batch still reads it"
-    gate.let_go(1)
+    blocker.release(1)
     loans[0].wait_returned()
     assert [len(mailbox.responses) for mailbox in mailboxes] == [1, 1]
 
 
-def test_refusing_again_and_again_collects_no_frames(house: Any) -> None:
-    version = house.load(house.spec())
-    house.manager.close(1.0)
+def test_refusing_again_and_again_collects_no_frames(core: Any) -> None:
+    version = core.load(core.spec())
+    core.manager.close(1.0)
     depths = []
     for _ in range(3):
         with pytest.raises(Draining) as caught:
-            version.submit(house.request(), lambda response: None, hold_us=0.0)
+            version.submit(core.request(), lambda response: None, hold_us=0.0)
         depths.append(len(caught.traceback))
     assert len(set(depths)) == 1

@@ -21,70 +21,70 @@ def in_ms(ms: float) -> int:
     return time.monotonic_ns() + int(ms * MS)
 
 
-def learned(house: Any, run_ms: float, **more: Any) -> Any:
-    """Load a model that is known to take so long; the run is told of, not done."""
-    version = house.load(house.spec(**more))
+def learned(core: Any, run_ms: float, **more: Any) -> Any:
+    """Load a model with a recorded run time; no run takes place."""
+    version = core.load(core.spec(**more))
     now_ns = time.monotonic_ns()
     start_ns = now_ns - int(run_ms * MS)
     version._counters.record_batch([start_ns], 1, 1, start_ns, now_ns, now_ns, now_ns)
     return version
 
 
-def test_a_request_with_time_enough_is_answered(house: Any) -> None:
-    house.load(house.spec())
-    assert house.submit(1, deadline_ns=in_ms(60_000))[1].final().error is None
+def test_a_request_with_time_enough_is_answered(core: Any) -> None:
+    core.load(core.spec())
+    assert core.submit(1, deadline_ns=in_ms(60_000))[1].final().error is None
 
 
-def test_a_deadline_that_has_passed_is_refused_on_arrival(house: Any) -> None:
-    version = house.load(house.spec())
+def test_a_deadline_that_has_passed_is_refused_on_arrival(core: Any) -> None:
+    version = core.load(core.spec())
     with pytest.raises(DeadlineExceeded, match="deadline of the request to model 'm' passed before"):
-        house.submit(deadline_ns=in_ms(-1))
-    assert house.script.ran == []
+        core.submit(deadline_ns=in_ms(-1))
+    assert core.script.ran == []
     assert version.statistics().failures["REJECTED"] == 1
 
 
-def test_what_takes_longer_than_there_is_time_is_refused_on_arrival(house: Any) -> None:
-    learned(house, 500)
+def test_what_takes_longer_than_there_is_time_is_refused_on_arrival(core: Any) -> None:
+    learned(core, 500)
     with pytest.raises(DeadlineExceeded, match=r"takes about 500\.0 ms, and the request's deadline is in \d"):
-        house.submit(deadline_ns=in_ms(100))
-    assert house.script.ran == []
+        core.submit(deadline_ns=in_ms(100))
+    assert core.script.ran == []
 
 
-def test_who_waits_is_given_up_when_it_is_too_late_to_begin_not_when_it_is_too_late(house: Any, gate: Any) -> None:
-    learned(house, 30_000)
-    house.submit()
-    gate.wait_entered()
+def test_who_waits_is_given_up_when_it_is_too_late_to_begin_not_when_it_is_too_late(core: Any, blocker: Any) -> None:
+    learned(core, 30_000)
+    core.submit()
+    blocker.wait_blocked()
     asked_ns = time.monotonic_ns()
-    _, waiting = house.submit(deadline_ns=in_ms(30_050))
+    _, waiting = core.submit(deadline_ns=in_ms(30_050))
     assert isinstance(waiting.final().error, DeadlineExceeded)
     assert time.monotonic_ns() - asked_ns < 30 * SECOND
-    gate.let_go()
+    blocker.release()
 
 
-def test_a_deadline_counts_also_where_the_queue_serves_late_requests(house: Any, gate: Any) -> None:
+def test_a_deadline_counts_also_where_the_queue_serves_late_requests(core: Any, blocker: Any) -> None:
     """Timeout action DELAY: the timeout only puts it behind the others, the deadline ends it."""
     policy = QueuePolicy(TimeoutAction.DELAY, 1_000, True)
-    house.load(house.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=policy)))
-    house.submit()
-    gate.wait_entered()
-    _, late = house.submit(1)
-    _, lost = house.submit(2, deadline_ns=in_ms(20))
+    core.load(core.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=policy)))
+    core.submit()
+    blocker.wait_blocked()
+    _, late = core.submit(1)
+    _, lost = core.submit(2, deadline_ns=in_ms(20))
     assert isinstance(lost.final().error, DeadlineExceeded)
-    gate.let_go(2)
+    blocker.release(2)
     assert late.final().error is None
 
 
 def test_a_model_that_became_faster_finds_out_although_all_requests_have_deadlines(
-    house: Any, monkeypatch: pytest.MonkeyPatch
+    core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = learned(house, 20)
+    version = learned(core, 20)
     monkeypatch.setattr(version_module, "_RETRY_AFTER_NS", 0)
     end = time.monotonic() + 20
     refused = answered = 0
     while answered < 3:
         assert time.monotonic() < end, "it is refused for ever"
         try:
-            _, mailbox = house.submit(deadline_ns=in_ms(15))
+            _, mailbox = core.submit(deadline_ns=in_ms(15))
         except DeadlineExceeded:
             refused += 1
             continue
@@ -93,23 +93,23 @@ def test_a_model_that_became_faster_finds_out_although_all_requests_have_deadlin
     assert version.statistics().execution_count >= 4
 
 
-def test_while_a_model_runs_nothing_hopeless_is_tried(house: Any) -> None:
-    learned(house, 500)
+def test_while_a_model_runs_nothing_hopeless_is_tried(core: Any) -> None:
+    learned(core, 500)
     for _ in range(20):
         with pytest.raises(DeadlineExceeded):
-            house.submit(deadline_ns=in_ms(100))
+            core.submit(deadline_ns=in_ms(100))
 
 
-def test_a_pending_request_is_given_up_at_its_deadline(new_house: Any, new_gate: Any, eventually: Any) -> None:
-    house = new_house(idle_unload_s=0.05)
-    house.set_desired(house.spec())
-    eventually(lambda: bool(house.manager.versions("m")) and house.manager.versions("m")[0].state == "RETIRED")
-    stop = new_gate()
-    house.script.on_open = lambda job: stop.stop()
-    _, waiting = house.submit(deadline_ns=in_ms(50))
-    stop.wait_entered()
+def test_a_pending_request_is_given_up_at_its_deadline(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+    core = new_core(idle_unload_s=0.05)
+    core.set_desired(core.spec())
+    eventually(lambda: bool(core.manager.versions("m")) and core.manager.versions("m")[0].state == "RETIRED")
+    stop = new_blocker()
+    core.script.on_open = lambda job: stop.block()
+    _, waiting = core.submit(deadline_ns=in_ms(50))
+    stop.wait_blocked()
     assert isinstance(waiting.final().error, DeadlineExceeded)
-    stop.let_go()
+    stop.release()
 
 
 def test_one_slow_run_says_less_than_one_fast_run() -> None:
@@ -141,10 +141,10 @@ def test_heat_is_a_rejection_but_no_fault_of_the_version() -> None:
     assert seen == [None]
 
 
-def test_answers_say_when_they_began_and_with_how_many(house: Any) -> None:
+def test_answers_say_when_they_began_and_with_how_many(core: Any) -> None:
     before_ns = time.monotonic_ns()
-    house.load(house.spec())
-    response = house.submit(rows=3)[1].final()
+    core.load(core.spec())
+    response = core.submit(rows=3)[1].final()
     assert before_ns < response.started_ns < time.monotonic_ns()
     assert response.batch_size == 3
     assert np.asarray(response.outputs[0].array).shape == (3, 1)

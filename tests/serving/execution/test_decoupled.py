@@ -43,17 +43,17 @@ class Hands:
 
 
 @pytest.fixture
-def hands(house: Any) -> Hands:
+def hands(core: Any) -> Hands:
     made = Hands()
-    house.script.on_execute = made
+    core.script.on_execute = made
     return made
 
 
 def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(
-    house: Any, hands: Hands, eventually: Any
+    core: Any, hands: Hands, eventually: Any
 ) -> None:
-    version = house.load(house.spec(is_decoupled=True))
-    _, mailbox = house.submit()
+    version = core.load(core.spec(is_decoupled=True))
+    _, mailbox = core.submit()
     execution = hands.wait()[0]
     execution.send(out(1))
     execution.send(out(2))
@@ -69,9 +69,9 @@ def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(
     ]  # fmt: skip
 
 
-def test_the_counters_of_a_stream_that_runs_for_days_do_not_grow(house: Any, hands: Hands) -> None:
-    version = house.load(house.spec(is_decoupled=True))
-    house.submit()
+def test_the_counters_of_a_stream_that_runs_for_days_do_not_grow(core: Any, hands: Hands) -> None:
+    version = core.load(core.spec(is_decoupled=True))
+    core.submit()
     execution = hands.wait()[0]
     for number in range(5 * LAST_POSITION):
         execution.send(out(number))
@@ -82,17 +82,17 @@ def test_the_counters_of_a_stream_that_runs_for_days_do_not_grow(house: Any, han
     execution.finish()
 
 
-def test_the_last_response_may_say_that_it_is_the_last(house: Any, hands: Hands) -> None:
-    house.load(house.spec(is_decoupled=True))
-    _, mailbox = house.submit()
+def test_the_last_response_may_say_that_it_is_the_last(core: Any, hands: Hands) -> None:
+    core.load(core.spec(is_decoupled=True))
+    _, mailbox = core.submit()
     hands.wait()[0].send(out(1), is_final=True)
     assert [response.is_final for response in mailbox.responses] == [True]
     assert not mailbox.responses[0].is_empty
 
 
-def test_a_stream_may_fail_after_some_responses(house: Any, hands: Hands) -> None:
-    version = house.load(house.spec(is_decoupled=True))
-    _, mailbox = house.submit()
+def test_a_stream_may_fail_after_some_responses(core: Any, hands: Hands) -> None:
+    version = core.load(core.spec(is_decoupled=True))
+    _, mailbox = core.submit()
     execution = hands.wait()[0]
     execution.send(out(1))
     execution.fail(BackendError("lost"))
@@ -106,12 +106,12 @@ def test_a_stream_may_fail_after_some_responses(house: Any, hands: Hands) -> Non
 @pytest.mark.parametrize("first", ["send", "finish", "fail"])
 @pytest.mark.parametrize("second", ["send", "late", "finish", "fail"])
 def test_whatever_comes_after_the_close_is_dropped_and_not_counted(
-    house: Any, hands: Hands, first: str, second: str
+    core: Any, hands: Hands, first: str, second: str
 ) -> None:
-    version = house.load(house.spec(is_decoupled=True))
+    version = core.load(core.spec(is_decoupled=True))
     released: list[int] = []
     mailbox: list[Any] = []
-    house.service.submit(house.request(release=lambda: released.append(1)), mailbox.append)
+    core.service.submit(core.request(release=lambda: released.append(1)), mailbox.append)
     execution = hands.wait()[0]
     for act in (first, second):
         if act == "finish":
@@ -128,11 +128,11 @@ def test_whatever_comes_after_the_close_is_dropped_and_not_counted(
     assert list(told.responses) == [0]
 
 
-def test_a_cancelled_stream_is_answered_at_once_and_its_late_responses_are_dropped(house: Any, hands: Hands) -> None:
-    version = house.load(house.spec(is_decoupled=True))
+def test_a_cancelled_stream_is_answered_at_once_and_its_late_responses_are_dropped(core: Any, hands: Hands) -> None:
+    version = core.load(core.spec(is_decoupled=True))
     released: list[int] = []
     mailbox: list[Any] = []
-    ticket = house.service.submit(house.request(release=lambda: released.append(1)), mailbox.append)
+    ticket = core.service.submit(core.request(release=lambda: released.append(1)), mailbox.append)
     execution = hands.wait()[0]
     execution.send(out(1))
     assert not execution.is_cancelled()
@@ -148,10 +148,10 @@ def test_a_cancelled_stream_is_answered_at_once_and_its_late_responses_are_dropp
 
 
 def test_a_response_that_breaks_the_promise_ends_the_stream_and_does_not_raise_into_the_backend(
-    house: Any, hands: Hands
+    core: Any, hands: Hands
 ) -> None:
-    house.load(house.spec(is_decoupled=True))
-    _, mailbox = house.submit()
+    core.load(core.spec(is_decoupled=True))
+    _, mailbox = core.submit()
     execution = hands.wait()[0]
     execution.send({"OUT": np.zeros((1, 1), np.float64)})
     assert isinstance(mailbox.final().error, BackendError)
@@ -166,17 +166,17 @@ def test_a_response_that_breaks_the_promise_ends_the_stream_and_does_not_raise_i
         asyncio.CancelledError("told to stop"),
     ],
 )  # fmt: skip
-def test_what_execute_raises_fails_every_execution_that_is_not_closed(house: Any, error: BaseException) -> None:
+def test_what_execute_raises_fails_every_execution_that_is_not_closed(core: Any, error: BaseException) -> None:
     def execute(executions: Sequence[Any]) -> None:
         executions[0].send(out(1), is_final=True)
         raise error
 
     hold = threading.Event()
-    house.script.on_execute = lambda executions: hold.wait(20) and executions[0].finish()
-    version = house.load(house.spec(is_decoupled=True, dynamic_batching=DynamicBatching((8,))))
-    house.submit()
-    mailboxes = [house.submit()[1] for _ in range(3)]
-    house.script.on_execute = execute
+    core.script.on_execute = lambda executions: hold.wait(20) and executions[0].finish()
+    version = core.load(core.spec(is_decoupled=True, dynamic_batching=DynamicBatching((8,))))
+    core.submit()
+    mailboxes = [core.submit()[1] for _ in range(3)]
+    core.script.on_execute = execute
     hold.set()
     answers = [mailbox.final() for mailbox in mailboxes]
     assert values(answers)[0] == 1
@@ -187,7 +187,7 @@ def test_what_execute_raises_fails_every_execution_that_is_not_closed(house: Any
 
 
 def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(
-    house: Any, hands: Hands, eventually: Any
+    core: Any, hands: Hands, eventually: Any
 ) -> None:
     """A stream may be closed while `execute` has not returned: the session must not be closed under its feet."""
     inside, leave = threading.Event(), threading.Event()
@@ -199,40 +199,40 @@ def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(
         order.append("execute returns")
 
     order: list[str] = []
-    house.script.on_execute = execute
-    house.script.on_close = lambda name: order.append("close")
-    version = house.load(house.spec(is_decoupled=True))
-    caller = threading.Thread(target=house.submit, kwargs={"may_run": True})
+    core.script.on_execute = execute
+    core.script.on_close = lambda name: order.append("close")
+    version = core.load(core.spec(is_decoupled=True))
+    caller = threading.Thread(target=core.submit, kwargs={"may_run": True})
     caller.start()
     assert inside.wait(20)
     assert version.in_flight == 0
-    house.service.unload_model("m")
-    assert house.manager.index()[0].state == "UNLOADING"
+    core.service.unload_model("m")
+    assert core.manager.index()[0].state == "UNLOADING"
     leave.set()
     eventually(lambda: "close" in order)
     caller.join(20)
     assert order == ["execute returns", "close"]
 
 
-def test_streams_that_never_end_are_failed_when_the_time_to_drain_is_over(house: Any, hands: Hands) -> None:
-    house.load(house.spec(is_decoupled=True))
-    _, mailbox = house.submit()
+def test_streams_that_never_end_are_failed_when_the_time_to_drain_is_over(core: Any, hands: Hands) -> None:
+    core.load(core.spec(is_decoupled=True))
+    _, mailbox = core.submit()
     execution = hands.wait()[0]
-    assert not house.manager.close(0.0)
+    assert not core.manager.close(0.0)
     assert isinstance(mailbox.final().error, Draining)
     assert execution.is_cancelled()
     execution.finish()
 
 
-def test_a_model_that_is_not_decoupled_fills_no_response_statistics(house: Any, hands: Hands) -> None:
-    version = house.load(house.spec())
-    house.submit()
+def test_a_model_that_is_not_decoupled_fills_no_response_statistics(core: Any, hands: Hands) -> None:
+    version = core.load(core.spec())
+    core.submit()
     hands.wait()[0].send(out(1), is_final=True)
     assert version.statistics().responses == {}
 
 
-def test_the_shipped_repeat_model_answers_each_element_in_its_time(house: Any) -> None:
-    spec = house.spec(
+def test_the_shipped_repeat_model_answers_each_element_in_its_time(core: Any) -> None:
+    spec = core.spec(
         "r", backend="repeat", is_decoupled=True, max_batch_size=0,
         inputs=(
             InputSpec("IN", DType.INT32, (-1,)), InputSpec("DELAY", DType.UINT32, (-1,)),
@@ -240,8 +240,8 @@ def test_the_shipped_repeat_model_answers_each_element_in_its_time(house: Any) -
         ),
         outputs=(OutputSpec("OUT", DType.INT32, (1,)), OutputSpec("IDX", DType.UINT32, (1,))),
     )  # fmt: skip
-    house.load(spec)
-    request = house.request(model="r")
+    core.load(spec)
+    request = core.request(model="r")
     request.inputs = {
         "IN": Tensor("IN", DType.INT32, np.array([7, 8, 9], "<i4")),
         "DELAY": Tensor("DELAY", DType.UINT32, np.array([0, 1, 0], "<u4")),
@@ -255,7 +255,7 @@ def test_the_shipped_repeat_model_answers_each_element_in_its_time(house: Any) -
         if response.is_final:
             done.set()
 
-    house.service.submit(request, sink)
+    core.service.submit(request, sink)
     assert done.wait(20)
     assert [int(item.outputs[0].array[0]) for item in responses if item.outputs] == [7, 8, 9]
     assert responses[-1].is_final

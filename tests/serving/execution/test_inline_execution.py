@@ -110,95 +110,95 @@ def test_runs_are_noted_only_where_it_depends_on_them(info: SessionInfo, depends
 
 
 @pytest.fixture
-def load(house: Any) -> Callable[..., Any]:
-    """Load a model whose scripted sessions say what is told."""
+def load(core: Any) -> Callable[..., Any]:
+    """Load a model whose scripted sessions report the given SessionInfo."""
 
     def load_it(info: SessionInfo, **more: Any) -> Any:
-        plain = house.script.open
+        plain = core.script.open
 
         def open_session(job: Any) -> Any:
             session = plain(job)
             session.info = info
             return session
 
-        house.script.open = open_session
-        return house.load(house.spec(**more))
+        core.script.open = open_session
+        return core.load(core.spec(**more))
 
     return load_it
 
 
-def is_run_here(house: Any, new_mailbox: Any, hold_us: float, **more: Any) -> bool:
+def is_run_here(core: Any, new_mailbox: Any, hold_us: float, **more: Any) -> bool:
     mailbox = new_mailbox()
-    house.service.submit(house.request(1.0, **more), mailbox, hold_us=hold_us)
+    core.service.submit(core.request(1.0, **more), mailbox, hold_us=hold_us)
     assert mailbox.final().error is None
-    return house.script.ran[-1][1] is threading.current_thread()
+    return core.script.ran[-1][1] is threading.current_thread()
 
 
-def test_a_model_runs_on_a_reading_thread_once_it_was_seen_to_be_short(house: Any, load: Any, new_mailbox: Any) -> None:
+def test_a_model_runs_on_a_reading_thread_once_it_was_seen_to_be_short(core: Any, load: Any, new_mailbox: Any) -> None:
     load(COMPUTES)
-    assert not is_run_here(house, new_mailbox, ANY_FINITE_US)
-    assert all(is_run_here(house, new_mailbox, ANY_FINITE_US) for _ in range(30))
-    assert not is_run_here(house, new_mailbox, 0.0)
+    assert not is_run_here(core, new_mailbox, ANY_FINITE_US)
+    assert all(is_run_here(core, new_mailbox, ANY_FINITE_US) for _ in range(30))
+    assert not is_run_here(core, new_mailbox, 0.0)
 
 
-def test_a_model_that_waits_is_not_run_on_a_reading_thread(house: Any, load: Any, new_mailbox: Any) -> None:
-    plain = house.script.on_run
+def test_a_model_that_waits_is_not_run_on_a_reading_thread(core: Any, load: Any, new_mailbox: Any) -> None:
+    plain = core.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         time.sleep(3 * READING_THREAD_HOLD_US / 1e6)
         return plain(name, inputs)
 
-    house.script.on_run = run
+    core.script.on_run = run
     load(COMPUTES)
-    assert not any(is_run_here(house, new_mailbox, READING_THREAD_HOLD_US) for _ in range(20))
-    assert is_run_here(house, new_mailbox, math.inf)
+    assert not any(is_run_here(core, new_mailbox, READING_THREAD_HOLD_US) for _ in range(20))
+    assert is_run_here(core, new_mailbox, math.inf)
 
 
 def test_what_may_wait_for_this_server_runs_only_where_a_thread_waits_anyway(
-    house: Any, load: Any, new_mailbox: Any
+    core: Any, load: Any, new_mailbox: Any
 ) -> None:
     load(MAY_WAIT)
-    assert not any(is_run_here(house, new_mailbox, ANY_FINITE_US) for _ in range(5))
-    assert is_run_here(house, new_mailbox, math.inf)
+    assert not any(is_run_here(core, new_mailbox, ANY_FINITE_US) for _ in range(5))
+    assert is_run_here(core, new_mailbox, math.inf)
 
 
-def test_what_keeps_its_thread_runs_on_no_other(house: Any, load: Any, new_mailbox: Any) -> None:
+def test_what_keeps_its_thread_runs_on_no_other(core: Any, load: Any, new_mailbox: Any) -> None:
     load(BOUND)
-    assert not any(is_run_here(house, new_mailbox, hold_us) for hold_us in (ANY_FINITE_US, math.inf) for _ in range(5))
+    assert not any(is_run_here(core, new_mailbox, hold_us) for hold_us in (ANY_FINITE_US, math.inf) for _ in range(5))
 
 
-def test_a_reload_learns_anew(house: Any, load: Any, new_mailbox: Any) -> None:
+def test_a_reload_learns_anew(core: Any, load: Any, new_mailbox: Any) -> None:
     load(COMPUTES)
-    is_run_here(house, new_mailbox, ANY_FINITE_US)
-    assert is_run_here(house, new_mailbox, ANY_FINITE_US)
-    house.load(house.spec(), mark="b")
-    assert not is_run_here(house, new_mailbox, ANY_FINITE_US)
+    is_run_here(core, new_mailbox, ANY_FINITE_US)
+    assert is_run_here(core, new_mailbox, ANY_FINITE_US)
+    core.load(core.spec(), mark="b")
+    assert not is_run_here(core, new_mailbox, ANY_FINITE_US)
 
 
 @pytest.fixture
-def running(house: Any, gate: Any, new_mailbox: Any) -> Any:
-    """A request that a caller's thread computes, stopped within the run; what is answered, and the thread."""
-    house.load(house.spec())
+def running(core: Any, blocker: Any, new_mailbox: Any) -> Any:
+    """A request that a caller's thread computes, blocked within the run; its responses, and the thread."""
+    core.load(core.spec())
     released = threading.Event()
-    request = house.request(7.0, release=released.set)
+    request = core.request(7.0, release=released.set)
     mailbox = new_mailbox()
-    caller = threading.Thread(target=house.service.submit, args=(request, mailbox), kwargs={"hold_us": math.inf})
+    caller = threading.Thread(target=core.service.submit, args=(request, mailbox), kwargs={"hold_us": math.inf})
     caller.start()
-    gate.wait_entered()
+    blocker.wait_blocked()
     yield mailbox, caller, released
-    gate.let_go(10)
+    blocker.release(10)
     caller.join(20)
 
 
-def test_a_drain_waits_for_a_run_on_a_callers_thread(house: Any, gate: Any, running: Any) -> None:
+def test_a_drain_waits_for_a_run_on_a_callers_thread(core: Any, blocker: Any, running: Any) -> None:
     mailbox, caller, released = running
-    version = house.manager.route("m", None)
+    version = core.manager.route("m", None)
     drained = threading.Event()
     assert version.in_flight == 1
-    house.service.unload_model("m")
+    core.service.unload_model("m")
     version.when_drained(drained.set)
     assert not drained.wait(0.05)
-    gate.let_go()
+    blocker.release()
     assert drained.wait(20)
     caller.join(20)
     assert mailbox.final().outputs[0].array.tolist() == [[7.0]]
@@ -207,25 +207,25 @@ def test_a_drain_waits_for_a_run_on_a_callers_thread(house: Any, gate: Any, runn
 
 
 def test_a_run_that_outlasts_the_drain_is_answered_once_and_released_at_its_end(
-    house: Any, gate: Any, running: Any
+    core: Any, blocker: Any, running: Any
 ) -> None:
     mailbox, caller, released = running
-    version = house.manager.route("m", None)
+    version = core.manager.route("m", None)
     assert version.abandon_running() == 1
     assert isinstance(mailbox.final().error, Draining)
     assert not released.is_set()
     assert version.in_flight == 1
-    gate.let_go()
+    blocker.release()
     caller.join(20)
     assert len(mailbox.responses) == 1
     assert released.is_set()
     assert version.in_flight == 0
 
 
-def test_a_ticket_is_cancelled_in_vain_once_its_caller_has_computed_it(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec())
+def test_a_ticket_is_cancelled_in_vain_once_its_caller_has_computed_it(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec())
     mailbox = new_mailbox()
-    ticket = house.service.submit(house.request(2.0), mailbox, hold_us=math.inf)
+    ticket = core.service.submit(core.request(2.0), mailbox, hold_us=math.inf)
     ticket.cancel()
     assert [response.error for response in mailbox.responses] == [None]
-    assert house.manager.route("m", None).in_flight == 0
+    assert core.manager.route("m", None).in_flight == 0

@@ -241,7 +241,7 @@ def test_releasing_resources_that_are_not_held_changes_nothing() -> None:
 class Watched:
     """Sessions that know how many of each model run at once."""
 
-    def __init__(self, house: Any, seconds: float = 0.0) -> None:
+    def __init__(self, core: Any, seconds: float = 0.0) -> None:
         self._lock = threading.Lock()
         self.now: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -249,7 +249,7 @@ class Watched:
         self.costs: dict[str, int] = {}
         self.limit = 1
         self._seconds = seconds
-        house.script.on_run = self.run
+        core.script.on_run = self.run
 
     def run(self, name: str, inputs: Any) -> Any:
         model = name.rpartition("_")[0]
@@ -266,36 +266,36 @@ class Watched:
         return {"OUT": np.array(inputs["IN"])}
 
 
-def test_two_models_that_share_a_resource_never_run_at_once(new_house: Any) -> None:
-    house = new_house(limiter=RateLimiter({("R", None): 1}))
-    watched = Watched(house, 0.001)
+def test_two_models_that_share_a_resource_never_run_at_once(new_core: Any) -> None:
+    core = new_core(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(core, 0.001)
     for name in ("a", "b"):
-        house.load(house.spec(name, instance_groups=group(name, ("R", 1), instances=2)))
-    mailboxes = [house.submit(number, model=name)[1] for number in range(30) for name in ("a", "b")]
+        core.load(core.spec(name, instance_groups=group(name, ("R", 1), instances=2)))
+    mailboxes = [core.submit(number, model=name)[1] for number in range(30) for name in ("a", "b")]
     assert all(mailbox.final().error is None for mailbox in mailboxes)
     assert watched.wrong == []
     assert Counter(watched.ran) == {"a": 30, "b": 30}
 
 
-def test_a_model_without_resources_is_not_held_up(new_house: Any, new_gate: Any) -> None:
-    house = new_house(limiter=RateLimiter({("R", None): 1}))
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
-    house.load(house.spec("b"))
-    _, first = house.submit(model="a")
-    stop.wait_entered()
-    assert house.submit(model="b")[1].final().error is None
-    stop.let_go()
+def test_a_model_without_resources_is_not_held_up(new_core: Any, new_blocker: Any) -> None:
+    core = new_core(limiter=RateLimiter({("R", None): 1}))
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec("a", instance_groups=group("a", ("R", 1))))
+    core.load(core.spec("b"))
+    _, first = core.submit(model="a")
+    stop.wait_blocked()
+    assert core.submit(model="b")[1].final().error is None
+    stop.release()
     first.final()
 
 
-def test_priorities_give_shares_to_models_that_are_always_asked(new_house: Any) -> None:
-    house = new_house(limiter=RateLimiter({("R", None): 1}))
-    watched = Watched(house, 0.0005)
-    house.load(house.spec("a", instance_groups=group("a", ("R", 1), priority=1)))
-    house.load(house.spec("b", instance_groups=group("b", ("R", 1), priority=3)))
-    mailboxes = [house.submit(model=name)[1] for _ in range(120) for name in ("a", "b")]
+def test_priorities_give_shares_to_models_that_are_always_asked(new_core: Any) -> None:
+    core = new_core(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(core, 0.0005)
+    core.load(core.spec("a", instance_groups=group("a", ("R", 1), priority=1)))
+    core.load(core.spec("b", instance_groups=group("b", ("R", 1), priority=3)))
+    mailboxes = [core.submit(model=name)[1] for _ in range(120) for name in ("a", "b")]
     for mailbox in mailboxes:
         mailbox.final()
     # While both still wait: 90 of a's turns to 30 of b's.
@@ -304,162 +304,162 @@ def test_priorities_give_shares_to_models_that_are_always_asked(new_house: Any) 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_batch_gives_its_resources_back_also_when_it_fails(new_house: Any, fails: bool) -> None:
+def test_a_batch_gives_its_resources_back_also_when_it_fails(new_core: Any, fails: bool) -> None:
     limiter = RateLimiter({("R", None): 1})
-    house = new_house(limiter=limiter)
-    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
+    core = new_core(limiter=limiter)
+    core.load(core.spec("a", instance_groups=group("a", ("R", 1))))
     if fails:
-        house.script.on_run = lambda name, inputs: 1 / 0
+        core.script.on_run = lambda name, inputs: 1 / 0
     for _ in range(3):
-        assert (house.submit(model="a")[1].final().error is not None) is fails
-    house.manager.close(1.0)
+        assert (core.submit(model="a")[1].final().error is not None) is fails
+    core.manager.close(1.0)
     assert limiter.in_use() == {}
 
 
-def test_a_cancelled_waiter_lets_the_next_one_go(new_house: Any, new_gate: Any) -> None:
+def test_a_cancelled_waiter_lets_the_next_one_go(new_core: Any, new_blocker: Any) -> None:
     """`both` waits for R1, and so for R2 too, which `other` could have."""
-    house = new_house(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (
-        (name.startswith("holder") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    core = new_core(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (
+        (name.startswith("holder") and stop.block()) or {"OUT": np.array(inputs["IN"])}
     )
-    house.load(house.spec("holder", instance_groups=group("holder", ("R1", 1))))
-    house.load(house.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
-    house.load(house.spec("other", instance_groups=group("other", ("R2", 1))))
-    _, held = house.submit(model="holder")
-    stop.wait_entered()
-    waiting, cancelled = house.submit(model="both")
-    _, behind = house.submit(model="other")
+    core.load(core.spec("holder", instance_groups=group("holder", ("R1", 1))))
+    core.load(core.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
+    core.load(core.spec("other", instance_groups=group("other", ("R2", 1))))
+    _, held = core.submit(model="holder")
+    stop.wait_blocked()
+    waiting, cancelled = core.submit(model="both")
+    _, behind = core.submit(model="other")
     assert behind.responses == []
     waiting.cancel()
     assert isinstance(cancelled.final().error, Cancelled)
     assert behind.final().error is None, "nobody is before it any more"
-    stop.let_go()
+    stop.release()
     held.final()
 
 
-def test_an_expired_waiter_lets_the_next_one_go(new_house: Any, new_gate: Any) -> None:
-    house = new_house(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (
-        (name.startswith("holder") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+def test_an_expired_waiter_lets_the_next_one_go(new_core: Any, new_blocker: Any) -> None:
+    core = new_core(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (
+        (name.startswith("holder") and stop.block()) or {"OUT": np.array(inputs["IN"])}
     )
-    house.load(house.spec("holder", instance_groups=group("holder", ("R1", 1))))
-    house.load(house.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
-    house.load(house.spec("other", instance_groups=group("other", ("R2", 1))))
-    _, held = house.submit(model="holder")
-    stop.wait_entered()
-    _, late = house.submit(model="both", deadline_ns=time.monotonic_ns() + 20_000_000)
-    _, behind = house.submit(model="other")
+    core.load(core.spec("holder", instance_groups=group("holder", ("R1", 1))))
+    core.load(core.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
+    core.load(core.spec("other", instance_groups=group("other", ("R2", 1))))
+    _, held = core.submit(model="holder")
+    stop.wait_blocked()
+    _, late = core.submit(model="both", deadline_ns=time.monotonic_ns() + 20_000_000)
+    _, behind = core.submit(model="other")
     assert late.final().error is not None
     assert behind.final().error is None
-    stop.let_go()
+    stop.release()
     held.final()
 
 
 def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_nothing(
-    new_house: Any, new_gate: Any, eventually: Any
+    new_core: Any, new_blocker: Any, eventually: Any
 ) -> None:
     limiter = RateLimiter({("R", None): 1})
-    house = new_house(limiter=limiter)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    core = new_core(limiter=limiter)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
     for name in ("a", "b"):
-        house.load(house.spec(name, instance_groups=group(name, ("R", 1))))
-    _, held = house.submit(model="a")
-    stop.wait_entered()
-    _, waiting = house.submit(model="b")
-    house.service.unload_model("b")
+        core.load(core.spec(name, instance_groups=group(name, ("R", 1))))
+    _, held = core.submit(model="a")
+    stop.wait_blocked()
+    _, waiting = core.submit(model="b")
+    core.service.unload_model("b")
     assert waiting.responses == []
-    stop.let_go()
+    stop.release()
     assert held.final().error is None
     assert waiting.final().error is None
-    eventually(lambda: not house.manager.versions("b") or house.manager.versions("b")[0].state == "RETIRED")
-    assert house.submit(model="a")[1] is not None
-    stop.let_go()
+    eventually(lambda: not core.manager.versions("b") or core.manager.versions("b")[0].state == "RETIRED")
+    assert core.submit(model="a")[1] is not None
+    stop.release()
 
 
-def test_what_hangs_does_not_keep_its_resources_from_others(new_house: Any, new_gate: Any, eventually: Any) -> None:
-    house = new_house(limiter=RateLimiter({("R", None): 1}), hang_timeout_s=0.2)
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+    core = new_core(limiter=RateLimiter({("R", None): 1}), hang_timeout_s=0.2)
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
     for name in ("a", "b"):
-        house.load(house.spec(name, instance_groups=group(name, ("R", 1))))
-    _, hung = house.submit(model="a")
-    stop.wait_entered()
-    _, waiting = house.submit(model="b")
+        core.load(core.spec(name, instance_groups=group(name, ("R", 1))))
+    _, hung = core.submit(model="a")
+    stop.wait_blocked()
+    _, waiting = core.submit(model="b")
     assert hung.final().error is not None
     assert waiting.final().error is None
-    stop.let_go()
+    stop.release()
 
 
-def test_a_model_that_asks_for_more_than_there_is_does_not_load_and_leaves_nothing_open(new_house: Any) -> None:
+def test_a_model_that_asks_for_more_than_there_is_does_not_load_and_leaves_nothing_open(new_core: Any) -> None:
     limiter = RateLimiter({("R", None): 3})
-    house = new_house(limiter=limiter)
-    house.set_desired(house.spec("a", instance_groups=group("a", ("R", 4))))
-    assert house.manager.wait_settled(["a"], 20)
-    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in house.manager.failure("a")
-    assert house.script.opened == []
+    core = new_core(limiter=limiter)
+    core.set_desired(core.spec("a", instance_groups=group("a", ("R", 4))))
+    assert core.manager.wait_settled(["a"], 20)
+    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in core.manager.failure("a")
+    assert core.script.opened == []
     assert limiter.in_use() == {}
 
 
 def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(
-    new_house: Any, new_gate: Any, eventually: Any
+    new_core: Any, new_blocker: Any, eventually: Any
 ) -> None:
-    house = new_house(limiter=RateLimiter({("R", None): 1}))
-    stop = new_gate()
-    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
-    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
+    core = new_core(limiter=RateLimiter({("R", None): 1}))
+    stop = new_blocker()
+    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    core.load(core.spec("a", instance_groups=group("a", ("R", 1))))
     batching = DynamicBatching((8,), max_queue_delay_us=1000)
-    house.load(house.spec("b", instance_groups=group("b", ("R", 1)), dynamic_batching=batching))
-    _, held = house.submit(model="a")
-    stop.wait_entered()
+    core.load(core.spec("b", instance_groups=group("b", ("R", 1)), dynamic_batching=batching))
+    _, held = core.submit(model="a")
+    stop.wait_blocked()
     calls = Counter[str]()
-    plain = house.timer.call_at
+    plain = core.timer.call_at
 
     def count(when_ns: int, call: Any) -> Any:
         calls["set"] += 1
         return plain(when_ns, call)
 
-    house.timer.call_at = count
-    _, waiting = house.submit(model="b")
+    core.timer.call_at = count
+    _, waiting = core.submit(model="b")
     # The delay is over once the timer has come to what was put behind it.
     passed = threading.Event()
     plain(time.monotonic_ns() + 30_000_000, passed.set)
     assert passed.wait(20)
     assert calls["set"] <= 2
-    stop.let_go()
+    stop.release()
     held.final()
     assert waiting.final().error is None
 
 
-def test_two_groups_of_one_model_each_run_what_was_given_to_them(new_house: Any) -> None:
+def test_two_groups_of_one_model_each_run_what_was_given_to_them(new_core: Any) -> None:
     """The instance freed last may be refused while another one of the same model is granted."""
-    house = new_house(limiter=RateLimiter({("R", None): 1}))
-    watched = Watched(house, 0.0002)
+    core = new_core(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(core, 0.0002)
     watched.limit = 99
     groups = (*group("a", ("R", 1), instances=2), InstanceGroup("free", InstanceKind.CPU, 1))
-    version = house.load(house.spec("a", instance_groups=groups))
-    mailboxes = [house.submit(number, model="a")[1] for number in range(200)]
+    version = core.load(core.spec("a", instance_groups=groups))
+    mailboxes = [core.submit(number, model="a")[1] for number in range(200)]
     assert [float(mailbox.final().outputs[0].array.flat[0]) for mailbox in mailboxes] == list(range(200))
     assert version.in_flight == 0
 
 
-def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing(new_house: Any) -> None:
+def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing(new_core: Any) -> None:
     limiter = RateLimiter({("R", None): 3})
-    house = new_house(limiter=limiter)
-    watched = Watched(house)
+    core = new_core(limiter=limiter)
+    watched = Watched(core)
     watched.limit = 3
     watched.costs = {"a": 1, "b": 2, "c": 3, "d": 0}
     batching = DynamicBatching((8,), max_queue_delay_us=200)
     specs = {
-        "a": house.spec("a", instance_groups=group("a", ("R", 1), instances=2)),
-        "b": house.spec("b", instance_groups=group("b", ("R", 2), priority=2), dynamic_batching=batching),
-        "c": house.spec("c", instance_groups=group("c", ("R", 3), priority=3)),
-        "d": house.spec("d"),
+        "a": core.spec("a", instance_groups=group("a", ("R", 1), instances=2)),
+        "b": core.spec("b", instance_groups=group("b", ("R", 2), priority=2), dynamic_batching=batching),
+        "c": core.spec("c", instance_groups=group("c", ("R", 3), priority=3)),
+        "d": core.spec("d"),
     }
     for spec in specs.values():
-        house.load(spec)
+        core.load(spec)
     start = threading.Barrier(5)
     problems: list[str] = []
 
@@ -470,7 +470,7 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
         for _ in range(150):
             name = luck.choice("abcd")
             try:
-                ticket, mailbox = house.submit(model=name, may_run=luck.random() < 0.3)
+                ticket, mailbox = core.submit(model=name, may_run=luck.random() < 0.3)
             except EdgeServerError as error:
                 problems.append(f"{name}: {error}")
                 continue
@@ -486,8 +486,8 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
         start.wait()
         for number in range(12):
             name = "abc"[number % 3]
-            house.set_desired(specs[name], mark=f"new{number}")
-            house.manager.wait_settled([name], 20)
+            core.set_desired(specs[name], mark=f"new{number}")
+            core.manager.wait_settled([name], 20)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)] + [threading.Thread(target=reload)]
     for thread in threads:
@@ -497,5 +497,5 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
     assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
     assert problems == []
     assert watched.wrong == []
-    assert house.manager.close(20.0)
+    assert core.manager.close(20.0)
     assert limiter.in_use() == {}

@@ -1,4 +1,4 @@
-"""What the core keeps for a request header: current after every change of what serves, and the same answers with it."""
+"""The cached decisions for a request header: current after every change of the served versions."""
 
 from __future__ import annotations
 
@@ -26,110 +26,110 @@ def dims(width: int) -> dict[str, Any]:
     }
 
 
-def asked(house: Any, new_mailbox: Any, memo: RequestMemo, width: int, hold_us: float = math.inf, **more: Any) -> Any:
+def asked(core: Any, new_mailbox: Any, memo: RequestMemo, width: int, hold_us: float = math.inf, **more: Any) -> Any:
     mailbox = new_mailbox()
-    house.service.submit(house.request(3.0, width=width, memo=memo, **more), mailbox, hold_us=hold_us)
+    core.service.submit(core.request(3.0, width=width, memo=memo, **more), mailbox, hold_us=hold_us)
     return mailbox.final()
 
 
 @pytest.mark.parametrize("hold_us", HOLDS)
-def test_a_known_header_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any, hold_us: float) -> None:
-    version = house.load(house.spec(**dims(4)))
+def test_a_known_header_is_answered_as_an_unknown_one(core: Any, new_mailbox: Any, hold_us: float) -> None:
+    version = core.load(core.spec(**dims(4)))
     memo = RequestMemo()
     for number in range(3):
-        response = asked(house, new_mailbox, memo, 4, hold_us, id=str(number))
+        response = asked(core, new_mailbox, memo, 4, hold_us, id=str(number))
         assert (response.error, response.request_id) == (None, str(number))
         assert response.outputs[0].array.tolist() == [[3.0] * 4]
-    assert house.service.find("m", None).spec is version.spec
+    assert core.service.find("m", None).spec is version.spec
     assert version.statistics().success.count == 3
 
 
-def test_a_reload_that_changes_dims_refuses_the_old_header_and_takes_the_new(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(**dims(4)))
+def test_a_reload_that_changes_dims_refuses_the_old_header_and_takes_the_new(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(**dims(4)))
     old, new = RequestMemo(), RequestMemo()
-    assert asked(house, new_mailbox, old, 4).error is None
+    assert asked(core, new_mailbox, old, 4).error is None
     with pytest.raises(InvalidRequest, match="unexpected shape for input 'IN'"):
-        asked(house, new_mailbox, new, 2)
-    version = house.load(house.spec(**dims(2)), mark="b")
+        asked(core, new_mailbox, new, 2)
+    version = core.load(core.spec(**dims(2)), mark="b")
     with pytest.raises(InvalidRequest, match="unexpected shape for input 'IN'"):
-        asked(house, new_mailbox, old, 4)
+        asked(core, new_mailbox, old, 4)
     for _ in range(2):
-        assert asked(house, new_mailbox, new, 2).error is None
-    assert house.service.find("m", None).spec is version.spec
+        assert asked(core, new_mailbox, new, 2).error is None
+    assert core.service.find("m", None).spec is version.spec
 
 
-def test_a_header_that_was_refused_is_refused_again(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(**dims(4)))
+def test_a_header_that_was_refused_is_refused_again(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(**dims(4)))
     memo, released = RequestMemo(), []
     for count in (1, 2):
         with pytest.raises(InvalidRequest):
-            asked(house, new_mailbox, memo, 5, release=lambda: released.append(1))
+            asked(core, new_mailbox, memo, 5, release=lambda: released.append(1))
         assert len(released) == count
 
 
-def test_what_a_front_end_keeps_goes_with_the_generation(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec())
+def test_what_a_front_end_keeps_goes_with_the_generation(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec())
     memo = RequestMemo()
-    asked(house, new_mailbox, memo, 1)
+    asked(core, new_mailbox, memo, 1)
     memo.front_end = kept = object()
-    asked(house, new_mailbox, memo, 1)
+    asked(core, new_mailbox, memo, 1)
     assert memo.front_end is kept
-    house.load(house.spec("other"))
-    asked(house, new_mailbox, memo, 1)
+    core.load(core.spec("other"))
+    asked(core, new_mailbox, memo, 1)
     assert memo.front_end is kept
-    house.load(house.spec(), mark="b")
-    asked(house, new_mailbox, memo, 1)
+    core.load(core.spec(), mark="b")
+    asked(core, new_mailbox, memo, 1)
     assert memo.front_end is None
 
 
-def test_a_model_that_is_unloaded_is_not_there_for_a_known_header(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec())
+def test_a_model_that_is_unloaded_is_not_there_for_a_known_header(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec())
     memo = RequestMemo()
-    asked(house, new_mailbox, memo, 1)
-    house.service.unload_model("m")
+    asked(core, new_mailbox, memo, 1)
+    core.service.unload_model("m")
     with pytest.raises((NotReady, UnknownModel)):
-        asked(house, new_mailbox, memo, 1)
+        asked(core, new_mailbox, memo, 1)
     with pytest.raises((NotReady, UnknownModel)):
-        house.service.find("m", None)
+        core.service.find("m", None)
 
 
-def test_the_newest_version_takes_over_from_a_known_header(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(), 1)
+def test_the_newest_version_takes_over_from_a_known_header(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(), 1)
     newest, first = RequestMemo(), RequestMemo()
-    assert asked(house, new_mailbox, newest, 1).version == 1
-    assert asked(house, new_mailbox, first, 1, version=1).version == 1
-    house.load(house.spec(), 1, 2)
-    assert asked(house, new_mailbox, newest, 1).version == 2
-    assert asked(house, new_mailbox, first, 1, version=1).version == 1
+    assert asked(core, new_mailbox, newest, 1).version == 1
+    assert asked(core, new_mailbox, first, 1, version=1).version == 1
+    core.load(core.spec(), 1, 2)
+    assert asked(core, new_mailbox, newest, 1).version == 2
+    assert asked(core, new_mailbox, first, 1, version=1).version == 1
 
 
-def test_a_canary_gets_its_share_of_a_known_header(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec(parameters={"canary_share": "0.25"}), 1, 2)
+def test_a_canary_gets_its_share_of_a_known_header(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec(parameters={"canary_share": "0.25"}), 1, 2)
     memo = RequestMemo()
-    assert Counter(asked(house, new_mailbox, memo, 1).version for _ in range(40)) == {1: 30, 2: 10}
+    assert Counter(asked(core, new_mailbox, memo, 1).version for _ in range(40)) == {1: 30, 2: 10}
     named = RequestMemo()
-    assert {asked(house, new_mailbox, named, 1, version=2).version for _ in range(5)} == {2}
+    assert {asked(core, new_mailbox, named, 1, version=2).version for _ in range(5)} == {2}
 
 
-def test_a_stopping_server_refuses_a_known_header(house: Any, new_mailbox: Any) -> None:
-    house.load(house.spec())
+def test_a_stopping_server_refuses_a_known_header(core: Any, new_mailbox: Any) -> None:
+    core.load(core.spec())
     memo = RequestMemo()
-    asked(house, new_mailbox, memo, 1)
-    house.service.stop_accepting()
+    asked(core, new_mailbox, memo, 1)
+    core.service.stop_accepting()
     with pytest.raises(Draining, match="stopping"):
-        asked(house, new_mailbox, memo, 1)
+        asked(core, new_mailbox, memo, 1)
 
 
 @pytest.mark.parametrize("hold_us", HOLDS)
-def test_outputs_that_are_named_are_answered_in_the_models_order(house: Any, new_mailbox: Any, hold_us: float) -> None:
+def test_outputs_that_are_named_are_answered_in_the_models_order(core: Any, new_mailbox: Any, hold_us: float) -> None:
     names = ("A", "B", "C")
     seen: list[Any] = []
 
     def run(name: str, inputs: Any) -> Any:
         return {name: np.full((1, 1), place, np.float32) for place, name in enumerate(names)}
 
-    house.script.on_run = run
-    plain = house.script.open
+    core.script.on_run = run
+    plain = core.script.open
 
     def open_session(job: Any) -> Any:
         session = plain(job)
@@ -143,20 +143,20 @@ def test_outputs_that_are_named_are_answered_in_the_models_order(house: Any, new
         session.run = run_named
         return session
 
-    house.script.open = open_session
-    house.load(house.spec(outputs=tuple(OutputSpec(name, DType.FP32, (1,)) for name in names)))
+    core.script.open = open_session
+    core.load(core.spec(outputs=tuple(OutputSpec(name, DType.FP32, (1,)) for name in names)))
     memo = RequestMemo()
     for _ in range(3):
-        response = asked(house, new_mailbox, memo, 1, hold_us, outputs=("C", "A"))
+        response = asked(core, new_mailbox, memo, 1, hold_us, outputs=("C", "A"))
         assert [(tensor.name, float(tensor.array[0, 0])) for tensor in response.outputs] == [("A", 0.0), ("C", 2.0)]
     assert set(seen) == {("A", "C")}
-    everything = asked(house, new_mailbox, RequestMemo(), 1, hold_us)
+    everything = asked(core, new_mailbox, RequestMemo(), 1, hold_us)
     assert [tensor.name for tensor in everything.outputs] == list(names)
 
 
-def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(house: Any, new_mailbox: Any) -> None:
+def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(core: Any, new_mailbox: Any) -> None:
     """Each is answered by a generation that takes its dims, or refused by one that does not."""
-    house.load(house.spec(**dims(1)))
+    core.load(core.spec(**dims(1)))
     memos, is_over = {1: RequestMemo(), 2: RequestMemo()}, threading.Event()
     wrong: list[Any] = []
     counts: Counter[bool] = Counter()
@@ -164,7 +164,7 @@ def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(ho
     def ask(width: int) -> None:
         while not is_over.is_set():
             try:
-                response = asked(house, new_mailbox, memos[width], width)
+                response = asked(core, new_mailbox, memos[width], width)
             except InvalidRequest as error:
                 counts[False] += 1
                 if f"got [1,{width}]" not in error.message:
@@ -180,7 +180,7 @@ def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(ho
     for thread in threads:
         thread.start()
     for number in range(20):
-        house.load(house.spec(**dims(1 + number % 2)), mark=f"reload {number}")
+        core.load(core.spec(**dims(1 + number % 2)), mark=f"reload {number}")
     is_over.set()
     for thread in threads:
         thread.join(20)
@@ -188,8 +188,8 @@ def test_requests_with_one_header_while_its_model_is_reloaded_again_and_again(ho
     assert counts[True] > 0
 
 
-def test_the_values_of_shape_tensors_are_no_part_of_a_header(house: Any) -> None:
-    spec = house.spec(
+def test_the_values_of_shape_tensors_are_no_part_of_a_header(core: Any) -> None:
+    spec = core.spec(
         inputs=(InputSpec("IN", DType.FP32, (-1,)), InputSpec("S", DType.INT64, (2,), is_shape_tensor=True))
     )
     check, memo = RequestCheck(spec), RequestMemo()

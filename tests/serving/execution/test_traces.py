@@ -56,8 +56,8 @@ def traced(traces: Traces, request: Any) -> TracedRequest:
     return trace
 
 
-def submit(house: Any, request: Any, mailbox: Any) -> Any:
-    house.service.submit(request, mailbox)
+def submit(core: Any, request: Any, mailbox: Any) -> Any:
+    core.service.submit(request, mailbox)
     return mailbox.final()
 
 
@@ -68,30 +68,30 @@ def empty(version: Any) -> bool:
 
 
 def test_an_input_that_cannot_be_read_for_the_trace_is_the_models_to_fail_on(
-    house: Any, traces: Traces, new_mailbox: Any
+    core: Any, traces: Traces, new_mailbox: Any
 ) -> None:
-    version = house.load(house.spec())
-    request = dataclasses.replace(house.request(), inputs={"IN": lost("IN")})
+    version = core.load(core.spec())
+    request = dataclasses.replace(core.request(), inputs={"IN": lost("IN")})
     trace = traced(traces, request)
-    error = submit(house, request, new_mailbox()).error
+    error = submit(core, request, new_mailbox()).error
     trace.finish()
     assert isinstance(error, ServingFault)
     assert trace.omitted_count == 1
-    assert submit(house, house.request(3), new_mailbox()).error is None
+    assert submit(core, core.request(3), new_mailbox()).error is None
     assert empty(version)
 
 
 @pytest.mark.parametrize("element", [7, None])
 def test_an_output_that_no_trace_can_hold_leaves_the_instance_alive(
-    house: Any, traces: Traces, new_mailbox: Any, tmp_path: Path, element: Any
+    core: Any, traces: Traces, new_mailbox: Any, tmp_path: Path, element: Any
 ) -> None:
-    house.script.on_run = lambda name, inputs: {"OUT": np.array([[element]], object)}
+    core.script.on_run = lambda name, inputs: {"OUT": np.array([[element]], object)}
     outputs = (OutputSpec("OUT", DType.BYTES, (1,)),)
-    version = house.load(house.spec(outputs=outputs, parameters={"warmup_probe": "false"}))
+    version = core.load(core.spec(outputs=outputs, parameters={"warmup_probe": "false"}))
     for _ in range(2):
-        request = house.request()
+        request = core.request()
         trace = traced(traces, request)
-        submit(house, request, new_mailbox())
+        submit(core, request, new_mailbox())
         trace.finish()
     assert empty(version)
     traces.close(30)

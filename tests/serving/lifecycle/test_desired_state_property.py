@@ -28,7 +28,7 @@ from edge_server.repository.scan import Scanner
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 MODELS = ("apple", "pear")
 VERSIONS = (1, 2, 3, 10)
 TENSORS = """
@@ -120,7 +120,7 @@ class RepositoryMachine(RuleBasedStateMachine):
         self.count = 0
 
     def teardown(self) -> None:
-        assert self.manager.close(PATIENCE_S)
+        assert self.manager.close(TIMEOUT_S)
         self.timer.close()
         self.source.close()
         shutil.rmtree(self.top)
@@ -205,10 +205,10 @@ class RepositoryMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """State the wish, wait until it is worked off, and say what must serve now."""
-        wishes, _ = self.source.desired_models()
-        self.manager.set_desired_state(wishes.values())
-        assert self.manager.wait_settled(timeout_s=PATIENCE_S)
+        """Set the desired state, wait until it is reached, and return the versions that must serve now."""
+        desired, _ = self.source.desired_models()
+        self.manager.set_desired_state(desired.values())
+        assert self.manager.wait_settled(timeout_s=TIMEOUT_S)
         for model in MODELS:
             before = self.expected.get(model, Expected())
             self.expected[model] = self.what_must_serve(model, before)

@@ -16,12 +16,12 @@ from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoadi
 
 
 class Failing:
-    """Opens that fail as told, and count."""
+    """Opens that fail as configured, and count."""
 
-    def __init__(self, house: Any, *errors: Exception) -> None:
+    def __init__(self, core: Any, *errors: Exception) -> None:
         self.errors = list(errors)
         self.count = 0
-        house.script.on_open = self
+        core.script.on_open = self
 
     def __call__(self, job: Any) -> None:
         self.count += 1
@@ -29,9 +29,9 @@ class Failing:
             raise self.errors.pop(0)
 
 
-def settle(house: Any, name: str = "m") -> str | None:
-    assert house.manager.wait_settled([name], 20)
-    reason: str | None = house.manager.failure(name)
+def settle(core: Any, name: str = "m") -> str | None:
+    assert core.manager.wait_settled([name], 20)
+    reason: str | None = core.manager.failure(name)
     return reason
 
 
@@ -52,24 +52,24 @@ PASSING = [
 
 
 @pytest.mark.parametrize(("what", "error"), PASSING, ids=[row[0] for row in PASSING])
-def test_a_cause_that_may_pass_is_tried_again_by_itself(house: Any, eventually: Any, what: str, error: Any) -> None:
-    opens = Failing(house, error)
-    house.set_desired(house.spec())
-    reason = settle(house)
+def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: Any, what: str, error: Any) -> None:
+    opens = Failing(core, error)
+    core.set_desired(core.spec())
+    reason = settle(core)
     assert reason is not None
     assert "failed 1 time(s), tried again at 20" in reason
-    (entry,) = house.manager.index()
+    (entry,) = core.manager.index()
     assert (entry.state, "tried again at" in entry.reason) == ("UNAVAILABLE", True)
-    (report,) = house.manager.versions("m")
+    (report,) = core.manager.versions("m")
     assert (report.state, report.generation, report.share) == ("FAILED", 1, 0.0)
     for version in (None, 1):
         with pytest.raises(NotReady) as refused:
-            house.submit(version=version)
+            core.submit(version=version)
         assert refused.value.retry_after_s == 1.0
-    assert any(kind == "model.failed" and fields["retry_in_s"] == 1.0 for kind, fields in house.events)
-    eventually(lambda: house.service.is_model_ready("m", None))
+    assert any(kind == "model.failed" and fields["retry_in_s"] == 1.0 for kind, fields in core.events)
+    eventually(lambda: core.service.is_model_ready("m", None))
     assert opens.count == 2
-    assert house.manager.failure("m") is None
+    assert core.manager.failure("m") is None
 
 
 @pytest.mark.parametrize(
@@ -82,105 +82,105 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(house: Any, eventually: 
         OSError(2, "gone"),
     ],
 )
-def test_a_cause_that_stays_is_not_tried_again(house: Any, error: Exception) -> None:
-    opens = Failing(house, error)
-    house.set_desired(house.spec())
-    assert "tried again" not in str(settle(house))
-    assert house.manager.table._models["m"].failures[1].alarm is None
+def test_a_cause_that_stays_is_not_tried_again(core: Any, error: Exception) -> None:
+    opens = Failing(core, error)
+    core.set_desired(core.spec())
+    assert "tried again" not in str(settle(core))
+    assert core.manager.table._models["m"].failures[1].alarm is None
     assert opens.count == 1
 
 
-def test_the_next_try_comes_later_each_time(house: Any, eventually: Any) -> None:
-    Failing(house, OutOfMemory("a"), OutOfMemory("b"))
-    house.set_desired(house.spec())
+def test_the_next_try_comes_later_each_time(core: Any, eventually: Any) -> None:
+    Failing(core, OutOfMemory("a"), OutOfMemory("b"))
+    core.set_desired(core.spec())
 
     def waits() -> list[float]:
-        return [fields["retry_in_s"] for kind, fields in list(house.events) if kind == "model.failed"]
+        return [fields["retry_in_s"] for kind, fields in list(core.events) if kind == "model.failed"]
 
     # A failure is announced after it was noted, so the announcement is what is waited for.
     eventually(lambda: len(waits()) == 2)
     assert waits() == [1.0, 2.0]
-    assert "failed 2 time(s)" in house.manager.failure("m")
+    assert "failed 2 time(s)" in core.manager.failure("m")
 
 
-def test_a_retry_that_is_due_leaves_the_old_generation_serving(house: Any, eventually: Any) -> None:
-    old = house.load(house.spec())
-    Failing(house, OutOfMemory("a"))
-    house.set_desired(house.spec(), mark="b")
-    assert "a (failed 1 time(s)" in str(settle(house))
-    assert house.manager.route("m", None) is old
-    eventually(lambda: house.manager.route("m", None).generation == 3)
+def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any, eventually: Any) -> None:
+    old = core.load(core.spec())
+    Failing(core, OutOfMemory("a"))
+    core.set_desired(core.spec(), mark="b")
+    assert "a (failed 1 time(s)" in str(settle(core))
+    assert core.manager.route("m", None) is old
+    eventually(lambda: core.manager.route("m", None).generation == 3)
 
 
-def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(house: Any) -> None:
-    opens = Failing(house, OutOfMemory("a"))
-    house.set_desired(house.spec())
-    settle(house)
-    alarm = house.manager.table._models["m"].failures[1].alarm
-    house.load(house.spec(), mark="b")
+def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(core: Any) -> None:
+    opens = Failing(core, OutOfMemory("a"))
+    core.set_desired(core.spec())
+    settle(core)
+    alarm = core.manager.table._models["m"].failures[1].alarm
+    core.load(core.spec(), mark="b")
     assert alarm.call is None
     assert opens.count == 2
 
 
-def test_an_order_to_load_tries_at_once(house: Any) -> None:
-    Failing(house, OutOfMemory("a"))
-    house.set_desired(house.spec())
-    settle(house)
-    house.service.load_model("m")
-    assert house.service.is_model_ready("m", None)
+def test_an_order_to_load_tries_at_once(core: Any) -> None:
+    Failing(core, OutOfMemory("a"))
+    core.set_desired(core.spec())
+    settle(core)
+    core.service.load_model("m")
+    assert core.service.is_model_ready("m", None)
 
 
-def test_a_load_that_is_no_longer_desired_is_not_retried(house: Any) -> None:
-    Failing(house, OutOfMemory("a"))
-    house.set_desired(house.spec())
-    settle(house)
-    alarm = house.manager.table._models["m"].failures[1].alarm
-    house.manager.set_desired(DesiredModel("m"))
+def test_a_load_that_is_no_longer_desired_is_not_retried(core: Any) -> None:
+    Failing(core, OutOfMemory("a"))
+    core.set_desired(core.spec())
+    settle(core)
+    alarm = core.manager.table._models["m"].failures[1].alarm
+    core.manager.set_desired(DesiredModel("m"))
     assert alarm.call is None
 
 
-def test_memory_that_another_model_gives_back_is_used_at_once(house: Any, eventually: Any) -> None:
-    house.load(house.spec("big"))
-    opens = Failing(house, *[OutOfMemory("a")] * 3)
-    house.set_desired(house.spec("m"))
+def test_memory_that_another_model_gives_back_is_used_at_once(core: Any, eventually: Any) -> None:
+    core.load(core.spec("big"))
+    opens = Failing(core, *[OutOfMemory("a")] * 3)
+    core.set_desired(core.spec("m"))
     eventually(lambda: opens.count == 3)
-    waiting = house.manager.table._models["m"]
+    waiting = core.manager.table._models["m"]
     eventually(lambda: waiting.loading is None and 1 in waiting.failures)
-    house.service.unload_model("big")
+    core.service.unload_model("big")
     before = time.monotonic()
-    eventually(lambda: house.service.is_model_ready("m", None))
+    eventually(lambda: core.service.is_model_ready("m", None))
     # The next try by itself was 4 s away.
     assert waiting.generation == 4, f"after {time.monotonic() - before:.1f} s"
 
 
-def test_a_load_that_fails_for_good_is_tried_as_often_as_asked_for(new_house: Any) -> None:
-    house = new_house(load_retry_count=2)
-    opens = Failing(house, LoadError("1"), LoadError("2"))
-    house.load(house.spec())
+def test_a_load_that_fails_for_good_is_tried_as_often_as_asked_for(new_core: Any) -> None:
+    core = new_core(load_retry_count=2)
+    opens = Failing(core, LoadError("1"), LoadError("2"))
+    core.load(core.spec())
     assert opens.count == 3
-    opens = Failing(house, *[LoadError("no")] * 9)
-    house.set_desired(house.spec(), mark="b")
-    settle(house)
+    opens = Failing(core, *[LoadError("no")] * 9)
+    core.set_desired(core.spec(), mark="b")
+    settle(core)
     assert opens.count == 3
 
 
-def test_two_loads_that_hang_do_not_keep_others_from_loading(new_house: Any, new_gate: Any, eventually: Any) -> None:
-    house = new_house(hang_timeout_s=0.2)
-    gate = new_gate()
-    house.script.on_open = lambda job: gate.stop() if job.spec.name.startswith("hung") else None
-    house.set_desired(house.spec("hung_a"))
-    house.set_desired(house.spec("hung_b"))
-    gate.wait_entered()
-    gate.wait_entered()
-    house.set_desired(house.spec("m"))
-    assert house.manager.wait_settled(["m"], 20)
-    assert house.service.is_model_ready("m", None)
-    gate.let_go(2)
-    assert house.manager.wait_settled(None, 20)
-    assert house.manager._reconciler._slots._free._value == 2, "late ones give back no slot twice"
+def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+    core = new_core(hang_timeout_s=0.2)
+    blocker = new_blocker()
+    core.script.on_open = lambda job: blocker.block() if job.spec.name.startswith("hung") else None
+    core.set_desired(core.spec("hung_a"))
+    core.set_desired(core.spec("hung_b"))
+    blocker.wait_blocked()
+    blocker.wait_blocked()
+    core.set_desired(core.spec("m"))
+    assert core.manager.wait_settled(["m"], 20)
+    assert core.service.is_model_ready("m", None)
+    blocker.release(2)
+    assert core.manager.wait_settled(None, 20)
+    assert core.manager._reconciler._slots._free._value == 2, "late ones give back no slot twice"
 
 
-def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventually: Any) -> None:
+def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventually: Any) -> None:
     answers = ["memory is short", None]
     asked: list[int] = []
 
@@ -188,105 +188,105 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventua
         asked.append(instance_count)
         return answers.pop(0)
 
-    house = new_house(ask_room)
-    house.set_desired(house.spec(instances=3))
-    reason = settle(house)
+    core = new_core(ask_room)
+    core.set_desired(core.spec(instances=3))
+    reason = settle(core)
     assert reason is not None
     assert "model 'm' version 1: memory is short (failed 1 time(s)" in reason
-    assert house.script.opened == [], "nothing was begun"
-    eventually(lambda: house.service.is_model_ready("m", None))
+    assert core.script.opened == [], "nothing was begun"
+    eventually(lambda: core.service.is_model_ready("m", None))
     assert asked == [3, 3]
 
 
-def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_house: Any) -> None:
-    house = new_house(lambda file, instance_count: "memory is short")
-    house.wishes["m"] = DesiredModel("m", {1: house.desired_version(house.spec())})
+def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_core: Any) -> None:
+    core = new_core(lambda file, instance_count: "memory is short")
+    core.desired["m"] = DesiredModel("m", {1: core.desired_version(core.spec())})
     with pytest.raises(LoadError, match="memory is short"):
-        house.service.load_model("m")
+        core.service.load_model("m")
 
 
 def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
-    house: Any, new_gate: Any, eventually: Any
+    core: Any, new_blocker: Any, eventually: Any
 ) -> None:
-    gate = new_gate()
-    house.load(house.spec("old"))
-    house.script.on_close = lambda name: gate.stop()
-    placement = house.manager._reconciler
-    placement.ask_room = lambda file, count: "memory is short" if house.manager.table.is_unloading() else None
-    house.service.unload_model("old")
-    gate.wait_entered()
-    house.set_desired(house.spec("m"))
-    eventually(lambda: house.manager.table._models["m"].generation == 1)
-    gate.let_go(2)
-    assert settle(house, "m") is None
-    assert "model.failed" not in [kind for kind, _ in house.events]
+    blocker = new_blocker()
+    core.load(core.spec("old"))
+    core.script.on_close = lambda name: blocker.block()
+    placement = core.manager._reconciler
+    placement.ask_room = lambda file, count: "memory is short" if core.manager.table.is_unloading() else None
+    core.service.unload_model("old")
+    blocker.wait_blocked()
+    core.set_desired(core.spec("m"))
+    eventually(lambda: core.manager.table._models["m"].generation == 1)
+    blocker.release(2)
+    assert settle(core, "m") is None
+    assert "model.failed" not in [kind for kind, _ in core.events]
 
 
-def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(house: Any) -> None:
+def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(core: Any) -> None:
     def resolve(passed_over: Any) -> Any:
         raise OSError(errno.ESTALE, "stale file handle")
 
-    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
-    assert "tried again at" in str(settle(house))
+    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    assert "tried again at" in str(settle(core))
 
 
 def test_a_failure_names_the_runtimes_that_were_skipped_and_no_other_notes(
-    house: Any, monkeypatch: pytest.MonkeyPatch
+    core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(backends._made, "first", house.script)
-    Failing(house, LoadError("the first cannot open it"), LoadError("the last cannot open it"))
+    monkeypatch.setitem(backends._made, "first", core.script)
+    Failing(core, LoadError("the first cannot open it"), LoadError("the last cannot open it"))
     notes = "max_batch_size was set to 4: the model file can batch", "parameter 'isolaton' is not known"
 
     def resolve(passed_over: Any) -> Any:
         skipped = tuple(f"backend 'first' was skipped for 'last': {reason}" for reason in passed_over.values())
-        resolved = house.desired_version(house.spec(notes=(*notes, *skipped))).resolve({})
+        resolved = core.desired_version(core.spec(notes=(*notes, *skipped))).resolve({})
         backend = "scripted" if passed_over else "first"
         spec = replace(resolved.spec, backend=backend)
         return replace(resolved, spec=spec, skipped=skipped, has_alternatives=not passed_over)
 
-    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
-    assert settle(house) == (
+    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    assert settle(core) == (
         "version 1 is at UNAVAILABLE state: the last cannot open it; "
         "backend 'first' was skipped for 'last': the first cannot open it;"
     )
 
 
 def test_files_that_changed_while_they_were_loaded_fail_nothing_when_the_new_ones_are_wished_for_by_then(
-    house: Any,
+    core: Any,
 ) -> None:
-    old = house.load(house.spec())
+    old = core.load(core.spec())
 
     def change(job: Any) -> None:
-        house.script.on_open = lambda job: None
-        house.set_desired(house.spec(), mark="c")
+        core.script.on_open = lambda job: None
+        core.set_desired(core.spec(), mark="c")
         raise ChangedWhileLoading("weights changed while it was loaded")
 
-    house.script.on_open = change
-    house.set_desired(house.spec(), mark="b")
-    assert settle(house) is None
-    assert house.manager.route("m", None).fingerprint == "c"
-    assert "model.failed" not in [kind for kind, _ in house.events]
-    assert house.manager.route("m", None) is not old
+    core.script.on_open = change
+    core.set_desired(core.spec(), mark="b")
+    assert settle(core) is None
+    assert core.manager.route("m", None).fingerprint == "c"
+    assert "model.failed" not in [kind for kind, _ in core.events]
+    assert core.manager.route("m", None) is not old
 
 
-def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(house: Any) -> None:
-    """A wish made from a configuration that is being corrected asks for one version of three: the others stay."""
-    house.load(house.spec(), 1, 2, 3)
-    Failing(house, *[ChangedWhileLoading("config.pbtxt changed before it was loaded")] * 9)
-    house.set_desired(house.spec(), 3, mark="b")
-    settle(house)
-    assert [house.manager.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
+def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(core: Any) -> None:
+    """A desired state from a configuration that is being corrected names one version of three: the others stay."""
+    core.load(core.spec(), 1, 2, 3)
+    Failing(core, *[ChangedWhileLoading("config.pbtxt changed before it was loaded")] * 9)
+    core.set_desired(core.spec(), 3, mark="b")
+    settle(core)
+    assert [core.manager.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
 
 
 @pytest.mark.parametrize("error", [SystemExit("told so"), asyncio.CancelledError("told so"), MemoryError("told so")])
 def test_what_a_runtime_raises_while_it_looks_at_a_file_fails_the_load_and_ends_it(
-    house: Any, error: BaseException
+    core: Any, error: BaseException
 ) -> None:
     def resolve(passed_over: Any) -> Any:
         raise error
 
     wish = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    house.manager.set_desired(wish)
-    assert type(error).__name__ in str(settle(house))
-    house.load(house.spec(), mark="b")
-    assert house.submit(1.0)[1].final().error is None
+    core.manager.set_desired(wish)
+    assert type(error).__name__ in str(settle(core))
+    core.load(core.spec(), mark="b")
+    assert core.submit(1.0)[1].final().error is None

@@ -53,161 +53,161 @@ def test_the_gpu_that_the_words_name_is_the_one() -> None:
     assert named_gpu(BackendError("CUDA out of memory")) is None
 
 
-def on_gpu(house: Any, name: str, *gpus: int, **more: Any) -> Any:
+def on_gpu(core: Any, name: str, *gpus: int, **more: Any) -> Any:
     groups = (InstanceGroup(name, InstanceKind.GPU, 1, gpus or (0,)),)
-    return house.spec(name, instance_groups=groups, **more)
+    return core.spec(name, instance_groups=groups, **more)
 
 
-def fail_with(house: Any, message: str, model: str = "m") -> None:
-    plain = house.script.on_run
+def fail_with(core: Any, message: str, model: str = "m") -> None:
+    plain = core.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         if name.startswith(f"{model}_") or name == model:
             raise BackendError(message)
         return plain(name, inputs)
 
-    house.script.on_run = run
+    core.script.on_run = run
 
 
-def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(house: Any, eventually: Any) -> None:
-    for spec in (on_gpu(house, "m"), on_gpu(house, "beside"), on_gpu(house, "elsewhere", 1), house.spec("host")):
-        house.load(spec)
-    house.service.started()
-    assert house.service.is_ready()
-    fail_with(house, "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=box")
-    assert "illegal memory access" in house.submit(1.0)[1].final().error.message
-    eventually(lambda: {item.state for name in ("m", "beside") for item in house.manager.versions(name)} == {"FAILED"})
-    assert not house.service.is_ready()
+def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, eventually: Any) -> None:
+    for spec in (on_gpu(core, "m"), on_gpu(core, "beside"), on_gpu(core, "elsewhere", 1), core.spec("host")):
+        core.load(spec)
+    core.service.started()
+    assert core.service.is_ready()
+    fail_with(core, "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=box")
+    assert "illegal memory access" in core.submit(1.0)[1].final().error.message
+    eventually(lambda: {item.state for name in ("m", "beside") for item in core.manager.versions(name)} == {"FAILED"})
+    assert not core.service.is_ready()
     for name in ("m", "beside"):
-        assert not house.service.is_model_ready(name, 1)
+        assert not core.service.is_model_ready(name, 1)
         with pytest.raises(NotReady, match=r"GPU 0 is lost to this process: .*illegal memory access"):
-            house.submit(1.0, model=name, version=1)
-        (report,) = house.manager.versions(name)
+            core.submit(1.0, model=name, version=1)
+        (report,) = core.manager.versions(name)
         assert "illegal memory access" in report.reason
     for name in ("elsewhere", "host"):
-        assert house.submit(1.0, model=name)[1].final().error is None
-    eventually(lambda: "gpu.lost" in [kind for kind, _ in house.events])
+        assert core.submit(1.0, model=name)[1].final().error is None
+    eventually(lambda: "gpu.lost" in [kind for kind, _ in core.events])
 
 
-def test_an_order_to_load_does_not_touch_a_lost_gpu_again(house: Any, eventually: Any) -> None:
-    house.load(on_gpu(house, "m"))
-    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [item.state for item in house.manager.versions("m")] == ["FAILED"])
-    count = len(house.script.opened)
+def test_an_order_to_load_does_not_touch_a_lost_gpu_again(core: Any, eventually: Any) -> None:
+    core.load(on_gpu(core, "m"))
+    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+    eventually(lambda: [item.state for item in core.manager.versions("m")] == ["FAILED"])
+    count = len(core.script.opened)
     with pytest.raises(LoadError, match="GPU 0 is lost to this process: NVML: GPU is lost"):
-        house.service.load_model("m")
-    assert len(house.script.opened) == count
+        core.service.load_model("m")
+    assert len(core.script.opened) == count
 
 
-def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again(house: Any, eventually: Any) -> None:
+def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again(core: Any, eventually: Any) -> None:
     """As an ONNX file with an engine: its GPU runtime is refused, the next runtime of the choice takes it."""
-    first, second = on_gpu(house, "m"), house.spec("m", backend="scripted", parameters={"on": "cpu"})
+    first, second = on_gpu(core, "m"), core.spec("m", backend="scripted", parameters={"on": "cpu"})
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
 
     def resolve(passed_over: Any) -> Resolved:
         return Resolved(second, file) if passed_over else Resolved(first, file, has_alternatives=True)
 
-    without_fallback = house.without_fallback
-    house.wishes["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    house.manager.set_desired(house.wishes["m"])
-    assert house.manager.wait_settled(["m"], 20)
-    house.service.started()
-    before = house.manager.route("m", None)
+    without_fallback = core.without_fallback
+    core.desired["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
+    core.manager.set_desired(core.desired["m"])
+    assert core.manager.wait_settled(["m"], 20)
+    core.service.started()
+    before = core.manager.route("m", None)
     assert gpus_of(before.spec) == (0,)
-    fail_with(house, "CUDA failure 719: unspecified launch failure ; GPU=0")
-    plain = house.script.on_run
-    assert house.submit(1.0)[1].final().error is not None
-    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
+    fail_with(core, "CUDA failure 719: unspecified launch failure ; GPU=0")
+    plain = core.script.on_run
+    assert core.submit(1.0)[1].final().error is not None
+    core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
     assert plain is not None
-    eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
-    assert house.submit(7.0)[1].final().error is None
-    assert house.service.is_ready()
+    eventually(lambda: [gpus_of(version.spec) for version in core.manager.ready_versions("m")] == [()])
+    assert core.submit(7.0)[1].final().error is None
+    assert core.service.is_ready()
     assert without_fallback == []
 
 
-def test_a_model_without_a_fallback_is_reported_to_the_callback(house: Any, eventually: Any) -> None:
-    without_fallback = house.without_fallback
-    house.load(on_gpu(house, "m"))
-    house.load(on_gpu(house, "n"))
-    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    house.manager.mark_gpu_lost(0, "said again")
+def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any, eventually: Any) -> None:
+    without_fallback = core.without_fallback
+    core.load(on_gpu(core, "m"))
+    core.load(on_gpu(core, "n"))
+    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+    core.manager.mark_gpu_lost(0, "said again")
     eventually(lambda: len(without_fallback) == 2)
     assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in without_fallback)
 
 
-def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, eventually: Any) -> None:
-    without_fallback = house.without_fallback
+def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any, eventually: Any) -> None:
+    without_fallback = core.without_fallback
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
-    specs = [on_gpu(house, "m"), house.spec("m")]
-    house.manager.set_desired(
+    specs = [on_gpu(core, "m"), core.spec("m")]
+    core.manager.set_desired(
         DesiredModel("m", {1: DesiredVersion("a", lambda passed_over: Resolved(specs.pop(0), file))})
     )
-    assert house.manager.wait_settled(["m"], 20)
-    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
-    eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
+    assert core.manager.wait_settled(["m"], 20)
+    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+    eventually(lambda: [gpus_of(version.spec) for version in core.manager.ready_versions("m")] == [()])
 
     def broken(passed_over: Any) -> Resolved:
         raise LoadError("the new file is damaged")
 
-    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("b", broken)}))
-    assert house.manager.wait_settled(["m"], 20)
-    assert "the new file is damaged" in str(house.manager.failure("m"))
-    assert house.submit(1.0)[1].final().error is None, "the old one goes on serving"
+    core.manager.set_desired(DesiredModel("m", {1: DesiredVersion("b", broken)}))
+    assert core.manager.wait_settled(["m"], 20)
+    assert "the new file is damaged" in str(core.manager.failure("m"))
+    assert core.submit(1.0)[1].final().error is None, "the old one goes on serving"
     assert without_fallback == []
 
 
-def test_what_waits_when_the_gpu_is_lost_is_answered(house: Any, gate: Any, eventually: Any) -> None:
-    house.load(on_gpu(house, "m", max_batch_size=1))
-    mailboxes = [house.submit(1.0)[1] for _ in range(4)]
-    gate.wait_entered()
-    house.manager.mark_gpu_lost(0, "NVML: GPU is lost")
+def test_what_waits_when_the_gpu_is_lost_is_answered(core: Any, blocker: Any, eventually: Any) -> None:
+    core.load(on_gpu(core, "m", max_batch_size=1))
+    mailboxes = [core.submit(1.0)[1] for _ in range(4)]
+    blocker.wait_blocked()
+    core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
-    gate.let_go(9)
-    eventually(lambda: house.manager.table._models["m"].loaded == [])
+    blocker.release(9)
+    eventually(lambda: core.manager.table._models["m"].loaded == [])
 
 
-def test_one_request_too_large_for_the_gpu_costs_itself_only(house: Any) -> None:
-    version = house.load(on_gpu(house, "m"))
-    plain = house.script.on_run
+def test_one_request_too_large_for_the_gpu_costs_itself_only(core: Any) -> None:
+    version = core.load(on_gpu(core, "m"))
+    plain = core.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
         if inputs["IN"].shape[1] > 1:
             raise BackendError(ORT_MEMORY)
         return plain(name, inputs)
 
-    house.script.on_run = run
+    core.script.on_run = run
     for _ in range(10):
-        assert "Failed to allocate" in house.submit(1.0, width=2)[1].final().error.message
-        assert house.submit(1.0)[1].final().error is None
+        assert "Failed to allocate" in core.submit(1.0, width=2)[1].final().error.message
+        assert core.submit(1.0)[1].final().error is None
     assert version.state.name == "READY"
 
 
-def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_again(house: Any, eventually: Any) -> None:
-    house.load(on_gpu(house, "m"))
-    house.load(on_gpu(house, "beside"))
-    plain = house.script.on_run
-    fail_with(house, ORT_MEMORY)
+def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_again(core: Any, eventually: Any) -> None:
+    core.load(on_gpu(core, "m"))
+    core.load(on_gpu(core, "beside"))
+    plain = core.script.on_run
+    fail_with(core, ORT_MEMORY)
     for _ in range(3):
-        assert house.submit(1.0)[1].final().error is not None
-    eventually(lambda: "tried again at" in house.manager.versions("m")[-1].reason)
-    assert house.submit(1.0, model="beside")[1].final().error is None, "it is no fault of the device's"
-    house.script.on_run = plain
-    eventually(lambda: house.service.is_model_ready("m", 1))
-    assert house.submit(1.0)[1].final().error is None
+        assert core.submit(1.0)[1].final().error is not None
+    eventually(lambda: "tried again at" in core.manager.versions("m")[-1].reason)
+    assert core.submit(1.0, model="beside")[1].final().error is None, "it is no fault of the device's"
+    core.script.on_run = plain
+    eventually(lambda: core.service.is_model_ready("m", 1))
+    assert core.submit(1.0)[1].final().error is None
 
 
-def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(house: Any, eventually: Any) -> None:
-    house.load(on_gpu(house, "beside"))
+def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(core: Any, eventually: Any) -> None:
+    core.load(on_gpu(core, "beside"))
 
     def refuse(job: Any) -> None:
         if job.spec.name == "m":
             raise LoadError("onnxruntime cannot load it: CUDA failure 700: an illegal memory access ; GPU=0")
 
-    house.script.on_open = refuse
-    house.set_desired(on_gpu(house, "m"))
-    eventually(lambda: {item.state for n in ("m", "beside") for item in house.manager.versions(n)} == {"FAILED"})
+    core.script.on_open = refuse
+    core.set_desired(on_gpu(core, "m"))
+    eventually(lambda: {item.state for n in ("m", "beside") for item in core.manager.versions(n)} == {"FAILED"})
 
 
 class FakeMeter:
@@ -224,16 +224,16 @@ class FakeMeter:
         return self.total - self.used, self.total
 
 
-def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(new_house: Any) -> None:
+def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(new_core: Any) -> None:
     meter = FakeMeter(1000)
-    house = new_house(gpus=Gpus(meter))
-    house.script.on_open = lambda job: setattr(meter, "used", meter.used + (300 if job.spec.name == "m" else 50))
-    house.load(on_gpu(house, "m"))
-    house.load(on_gpu(house, "n"))
-    house.load(house.spec("host"))
-    taken = {item.name: dict(item.gpu_bytes) for item in house.service.instance_reports()}
+    core = new_core(gpus=Gpus(meter))
+    core.script.on_open = lambda job: setattr(meter, "used", meter.used + (300 if job.spec.name == "m" else 50))
+    core.load(on_gpu(core, "m"))
+    core.load(on_gpu(core, "n"))
+    core.load(core.spec("host"))
+    taken = {item.name: dict(item.gpu_bytes) for item in core.service.instance_reports()}
     assert taken == {"m": {0: 300}, "n": {0: 50}, "host": {}}
-    (statistics,) = house.service.statistics("m", None)
+    (statistics,) = core.service.statistics("m", None)
     assert statistics.gpu_bytes == {0: 300}
     from edge_server.frontends.v2 import control_responses
 
@@ -241,43 +241,43 @@ def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(new_house: Any) -> N
     assert shown["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 300}]
 
 
-def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new_house: Any, eventually: Any) -> None:
+def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new_core: Any, eventually: Any) -> None:
     meter = FakeMeter(1000)
     meter.used = 601
-    house = new_house(gpus=Gpus(meter, {0: 0.6}))
-    house.load(on_gpu(house, "other", 1))
-    house.load(house.spec("host"))
-    house.set_desired(on_gpu(house, "m"))
-    assert house.manager.wait_settled(["m"], 20)
+    core = new_core(gpus=Gpus(meter, {0: 0.6}))
+    core.load(on_gpu(core, "other", 1))
+    core.load(core.spec("host"))
+    core.set_desired(on_gpu(core, "m"))
+    assert core.manager.wait_settled(["m"], 20)
     message = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
-    assert message in house.manager.failure("m")
-    assert [name for name, _ in house.script.opened if name.startswith("m")] == []
+    assert message in core.manager.failure("m")
+    assert [name for name, _ in core.script.opened if name.startswith("m")] == []
     meter.used = 600
-    eventually(lambda: house.service.is_model_ready("m", 1))
+    eventually(lambda: core.service.is_model_ready("m", 1))
 
 
-def test_a_load_that_itself_passes_the_limit_is_taken_back(new_house: Any) -> None:
+def test_a_load_that_itself_passes_the_limit_is_taken_back(new_core: Any) -> None:
     """As in Triton, which looks after each instance is there."""
     meter = FakeMeter(1000)
-    house = new_house(gpus=Gpus(meter, {0: 0.6}))
-    house.script.on_open = lambda job: setattr(meter, "used", meter.used + 400)
-    house.script.on_close = lambda *_: setattr(meter, "used", meter.used - 400)
-    house.load(on_gpu(house, "first"))
+    core = new_core(gpus=Gpus(meter, {0: 0.6}))
+    core.script.on_open = lambda job: setattr(meter, "used", meter.used + 400)
+    core.script.on_close = lambda *_: setattr(meter, "used", meter.used - 400)
+    core.load(on_gpu(core, "first"))
     assert meter.used == 400
-    house.set_desired(on_gpu(house, "m"))
-    assert house.manager.wait_settled(["m"], 20)
+    core.set_desired(on_gpu(core, "m"))
+    assert core.manager.wait_settled(["m"], 20)
     assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 80% of its memory is used" in (
-        house.manager.failure("m")
+        core.manager.failure("m")
     )
-    assert {name for name, _ in house.script.opened if name.startswith("m")}, "it was opened, and found too large"
-    assert house.service.is_model_ready("first", 1)
-    assert not house.service.is_model_ready("m", 1)
+    assert {name for name, _ in core.script.opened if name.startswith("m")}, "it was opened, and found too large"
+    assert core.service.is_model_ready("first", 1)
+    assert not core.service.is_model_ready("m", 1)
 
 
-def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(new_house: Any) -> None:
+def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(new_core: Any) -> None:
     meter = FakeMeter(1000)
     meter.fails = True
-    house = new_house(gpus=Gpus(meter, {0: 0.9}))
-    house.set_desired(on_gpu(house, "m"))
-    assert house.manager.wait_settled(["m"], 20)
-    assert "Its memory cannot be read" in house.manager.failure("m")
+    core = new_core(gpus=Gpus(meter, {0: 0.9}))
+    core.set_desired(on_gpu(core, "m"))
+    assert core.manager.wait_settled(["m"], 20)
+    assert "Its memory cannot be read" in core.manager.failure("m")

@@ -13,51 +13,51 @@ from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 
 
 def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
-    new_house: Any, new_gate: Any, eventually: Any
+    new_core: Any, new_blocker: Any, eventually: Any
 ) -> None:
-    house, gate = new_house(hang_timeout_s=0.1), new_gate()
-    house.load(house.spec("other"))
-    version = house.load(house.spec())
-    house.service.started()
-    assert house.service.is_ready()
-    plain = house.script.on_run
-    house.script.on_run = lambda name, inputs: gate.stop() or plain(name, inputs)
-    mailboxes = [house.submit(1.0)[1] for _ in range(3)]
+    core, blocker = new_core(hang_timeout_s=0.1), new_blocker()
+    core.load(core.spec("other"))
+    version = core.load(core.spec())
+    core.service.started()
+    assert core.service.is_ready()
+    plain = core.script.on_run
+    core.script.on_run = lambda name, inputs: blocker.block() or plain(name, inputs)
+    mailboxes = [core.submit(1.0)[1] for _ in range(3)]
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) for error in errors)
     assert "instance m_0 of model 'm' version 1 hangs" in errors[0].message
     assert version.state.name == "FAILED"
-    assert not house.service.is_ready()
-    assert not house.service.is_model_ready("m", 1)
-    assert house.service.is_model_ready("other", None)
+    assert not core.service.is_ready()
+    assert not core.service.is_model_ready("m", 1)
+    assert core.service.is_model_ready("other", None)
     with pytest.raises(NotReady, match="hangs"):
-        house.submit(1.0, version=1)
-    (report,) = house.manager.versions("m")
+        core.submit(1.0, version=1)
+    (report,) = core.manager.versions("m")
     assert (report.state, report.generation) == ("FAILED", 1)
-    eventually(lambda: "model.hung" in [kind for kind, _ in house.events])
-    assert len(house.script.opened) == 2, "it is not loaded again by itself"
-    gate.let_go(9)
-    eventually(lambda: house.manager.table._models["m"].loaded == [])
-    house.script.on_run = plain
-    house.load(house.spec(), mark="new files")
-    assert house.service.is_ready()
+    eventually(lambda: "model.hung" in [kind for kind, _ in core.events])
+    assert len(core.script.opened) == 2, "it is not loaded again by itself"
+    blocker.release(9)
+    eventually(lambda: core.manager.table._models["m"].loaded == [])
+    core.script.on_run = plain
+    core.load(core.spec(), mark="new files")
+    assert core.service.is_ready()
 
 
-def test_a_server_with_a_hung_run_still_ends(new_house: Any, new_gate: Any) -> None:
-    house, gate = new_house(hang_timeout_s=0.05), new_gate()
-    house.load(house.spec())
-    house.script.on_run = lambda name, inputs: gate.stop()
-    assert isinstance(house.submit(1.0)[1].final().error, SessionLost)
-    assert house.manager.close(20.0), "nobody is left to be failed, and the grave is not waited for"
-    gate.let_go(9)
+def test_a_server_with_a_hung_run_still_ends(new_core: Any, new_blocker: Any) -> None:
+    core, blocker = new_core(hang_timeout_s=0.05), new_blocker()
+    core.load(core.spec())
+    core.script.on_run = lambda name, inputs: blocker.block()
+    assert isinstance(core.submit(1.0)[1].final().error, SessionLost)
+    assert core.manager.close(20.0), "nobody is left to be failed, and the grave is not waited for"
+    blocker.release(9)
 
 
-def test_slow_runs_one_after_the_other_are_no_hang(new_house: Any) -> None:
-    house = new_house(hang_timeout_s=5.0)
-    house.load(house.spec())
+def test_slow_runs_one_after_the_other_are_no_hang(new_core: Any) -> None:
+    core = new_core(hang_timeout_s=5.0)
+    core.load(core.spec())
     for _ in range(20):
-        assert house.submit(1.0)[1].final().error is None
-    assert house.service.is_model_ready("m", None)
+        assert core.submit(1.0)[1].final().error is None
+    assert core.service.is_model_ready("m", None)
 
 
 class Version:
@@ -92,15 +92,15 @@ def test_a_version_in_the_place_of_one_that_is_gone_is_not_taken_for_it() -> Non
     assert watch.find_hung([other], 6_000_000_000) == [(other, "a")]
 
 
-def test_an_instance_that_hangs_beside_one_of_its_name_is_found(new_house: Any, new_gate: Any) -> None:
-    house, gate = new_house(), new_gate()
+def test_an_instance_that_hangs_beside_one_of_its_name_is_found(new_core: Any, new_blocker: Any) -> None:
+    core, blocker = new_core(), new_blocker()
     groups = (InstanceGroup("g", InstanceKind.GPU, 1, (0, 0)),)
-    version = house.load(house.spec(instance_groups=groups))
-    house.script.on_run = lambda name, inputs: gate.stop() or {"OUT": np.array(inputs["IN"])}
-    house.submit(1.0)
-    gate.wait_entered()
+    version = core.load(core.spec(instance_groups=groups))
+    core.script.on_run = lambda name, inputs: blocker.block() or {"OUT": np.array(inputs["IN"])}
+    core.submit(1.0)
+    blocker.wait_blocked()
     assert sum(number % 2 for number in version.run_numbers.values()) == 1
-    house.submit(1.0)
-    gate.wait_entered()
+    core.submit(1.0)
+    blocker.wait_blocked()
     assert sum(number % 2 for number in version.run_numbers.values()) == 2
-    gate.let_go(9)
+    blocker.release(9)

@@ -1,4 +1,4 @@
-"""Loads that take long, or hang: nothing ends them, and everybody is told."""
+"""Loads that take long, or hang: nothing ends them, and requests get the reason."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from edge_server.serving.timer import Alarm
 
 
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
-    new_house: Any, new_gate: Any, eventually: Any, monkeypatch: Any, caplog: Any
+    new_core: Any, new_blocker: Any, eventually: Any, monkeypatch: Any, caplog: Any
 ) -> None:
     monkeypatch.setattr(manager, "LONG_LOAD_S", 0.05)
     monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)
-    house = new_house()
-    gate = new_gate()
-    house.script.on_open = lambda job: gate.stop()
-    house.set_desired(house.spec())
-    gate.wait_entered()
+    core = new_core()
+    blocker = new_blocker()
+    core.script.on_open = lambda job: blocker.block()
+    core.set_desired(core.spec())
+    blocker.wait_blocked()
 
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
     eventually(lambda: len(told()) >= 3)
     assert all(re.fullmatch(r"model 'm' version 1 is still loading after \d+ s", text) for text in told())
-    entry = house.service.repository_index()[0]
+    entry = core.service.repository_index()[0]
     assert entry.state == "LOADING"
-    reasons = [entry.reason, *(report.reason for report in house.manager.versions("m"))]
+    reasons = [entry.reason, *(report.reason for report in core.manager.versions("m"))]
     assert len(reasons) == 2
     assert all(re.fullmatch(r"loading for \d+ s", reason) for reason in reasons)
-    assert not house.service.is_model_ready("m", None)
-    assert not house.service.is_ready()
+    assert not core.service.is_model_ready("m", None)
+    assert not core.service.is_ready()
     with pytest.raises(NotReady, match=r"model 'm' version 1 is not at ready state: loading for \d+ s"):
-        house.manager.route("m", 1)
+        core.manager.route("m", 1)
 
-    gate.let_go()
-    assert house.manager.wait_settled(["m"], 20)
-    entry = house.service.repository_index()[0]
+    blocker.release()
+    assert core.manager.wait_settled(["m"], 20)
+    entry = core.service.repository_index()[0]
     assert (entry.state, entry.reason) == ("READY", "")
     count = len(told())
     # The timer is asked after it could have told again: an alarm that is due runs before one that is due later.
     passed: list[bool] = []
-    house.timer.call_at(time.monotonic_ns() + 100_000_000, lambda: passed.append(True))
+    core.timer.call_at(time.monotonic_ns() + 100_000_000, lambda: passed.append(True))
     eventually(lambda: passed)
     assert len(told()) == count
 
 
-def test_a_recent_load_is_reported_without_a_reason(house: Any, new_gate: Any, caplog: Any) -> None:
-    gate = new_gate()
-    house.script.on_open = lambda job: gate.stop()
-    house.set_desired(house.spec())
-    gate.wait_entered()
-    entry = house.service.repository_index()[0]
+def test_a_recent_load_is_reported_without_a_reason(core: Any, new_blocker: Any, caplog: Any) -> None:
+    blocker = new_blocker()
+    core.script.on_open = lambda job: blocker.block()
+    core.set_desired(core.spec())
+    blocker.wait_blocked()
+    entry = core.service.repository_index()[0]
     assert (entry.state, entry.reason) == ("LOADING", "")
     assert not caplog.records
-    gate.let_go()
-    assert house.manager.wait_settled(["m"], 20)
+    blocker.release()
+    assert core.manager.wait_settled(["m"], 20)
 
 
 def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -> None:

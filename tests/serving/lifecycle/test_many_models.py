@@ -13,7 +13,7 @@ import pytest
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.telemetry.event_bus import MODEL_DRAINING
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 def calls_made_by(work: Callable[[], object]) -> int:
@@ -32,36 +32,36 @@ def calls_made_by(work: Callable[[], object]) -> int:
     return count
 
 
-def wishes_of(house: Any, count: int) -> dict[str, DesiredModel]:
-    specs = [house.spec(f"m{number}") for number in range(count)]
-    return {spec.name: DesiredModel(spec.name, {1: house.desired_version(spec)}) for spec in specs}
+def wishes_of(core: Any, count: int) -> dict[str, DesiredModel]:
+    specs = [core.spec(f"m{number}") for number in range(count)]
+    return {spec.name: DesiredModel(spec.name, {1: core.desired_version(spec)}) for spec in specs}
 
 
-def calls_of_a_reload(house: Any, count: int) -> int:
+def calls_of_a_reload(core: Any, count: int) -> int:
     """Load so many models, and return what the order to reload one of them costs the thread that gives it."""
-    wishes = wishes_of(house, count)
-    house.manager.set_desired_state(wishes.values())
-    assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-    changed = {**wishes, "m3": DesiredModel("m3", {1: house.desired_version(house.spec("m3"), mark="b")})}
-    calls = calls_made_by(lambda: house.manager.set_desired_state(changed.values()))
-    assert house.manager.wait_settled(["m3"], PATIENCE_S)
+    desired = wishes_of(core, count)
+    core.manager.set_desired_state(desired.values())
+    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    changed = {**desired, "m3": DesiredModel("m3", {1: core.desired_version(core.spec("m3"), mark="b")})}
+    calls = calls_made_by(lambda: core.manager.set_desired_state(changed.values()))
+    assert core.manager.wait_settled(["m3"], TIMEOUT_S)
     return calls
 
 
-def test_the_order_to_reload_one_model_asks_next_to_nothing_of_the_others(new_house: Callable[..., Any]) -> None:
-    few, many = calls_of_a_reload(new_house(), 10), calls_of_a_reload(new_house(), 110)
+def test_the_order_to_reload_one_model_asks_next_to_nothing_of_the_others(new_core: Callable[..., Any]) -> None:
+    few, many = calls_of_a_reload(new_core(), 10), calls_of_a_reload(new_core(), 110)
     # 3 for each further model when this was written; 224 before there was an index of ensembles.
     assert (many - few) / 100 < 10, (few, many)
 
 
-def test_the_end_of_a_model_asks_next_to_nothing_of_the_others(new_house: Callable[..., Any]) -> None:
+def test_the_end_of_a_model_asks_next_to_nothing_of_the_others(new_core: Callable[..., Any]) -> None:
     def calls_of_a_removal(count: int) -> int:
-        house = new_house()
-        wishes = wishes_of(house, count)
-        house.manager.set_desired_state(wishes.values())
-        assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-        del wishes["m3"]
-        return calls_made_by(lambda: house.manager.set_desired_state(wishes.values()))
+        core = new_core()
+        desired = wishes_of(core, count)
+        core.manager.set_desired_state(desired.values())
+        assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+        del desired["m3"]
+        return calls_made_by(lambda: core.manager.set_desired_state(desired.values()))
 
     few, many = calls_of_a_removal(10), calls_of_a_removal(110)
     assert (many - few) / 100 < 10, (few, many)
@@ -71,42 +71,42 @@ def threads_named(start: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(start)]
 
 
-def test_loads_that_wait_for_their_turn_have_no_threads(house: Any, new_gate: Any) -> None:
-    gate = new_gate()
-    house.script.on_open = lambda job: gate.stop()
-    house.manager.set_desired_state(wishes_of(house, 30).values())
-    gate.wait_entered()
-    gate.wait_entered()
+def test_loads_that_wait_for_their_turn_have_no_threads(core: Any, new_blocker: Any) -> None:
+    blocker = new_blocker()
+    core.script.on_open = lambda job: blocker.block()
+    core.manager.set_desired_state(wishes_of(core, 30).values())
+    blocker.wait_blocked()
+    blocker.wait_blocked()
     assert len(threads_named("edge-load")) <= 3, "two load, and one waits for the next turn"
-    gate.let_go(30)
-    assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-    assert len(house.script.opened) == 30
+    blocker.release(30)
+    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    assert len(core.script.opened) == 30
 
 
-def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: Any) -> None:
-    wishes = wishes_of(house, 20)
-    house.manager.set_desired_state(wishes.values())
-    assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-    answers = [house.submit(model=name)[1] for name in wishes]
-    for _ in wishes:
-        gate.wait_entered()
-    house.manager.set_desired_state([])
-    assert all(version.state is VersionState.DRAINING for version in house.manager.loaded_versions())
+def test_models_that_drain_have_no_threads(core: Any, blocker: Any, eventually: Any) -> None:
+    desired = wishes_of(core, 20)
+    core.manager.set_desired_state(desired.values())
+    assert core.manager.wait_settled(timeout_s=TIMEOUT_S)
+    answers = [core.submit(model=name)[1] for name in desired]
+    for _ in desired:
+        blocker.wait_blocked()
+    core.manager.set_desired_state([])
+    assert all(version.state is VersionState.DRAINING for version in core.manager.loaded_versions())
     eventually(lambda: not threads_named("edge-drain"))
-    assert len(house.manager.loaded_versions()) == 20
-    told = [kind for kind, _ in house.events].count(MODEL_DRAINING)
+    assert len(core.manager.loaded_versions()) == 20
+    told = [kind for kind, _ in core.events].count(MODEL_DRAINING)
     assert told == 20, "though none is drained yet"
-    gate.let_go(20)
+    blocker.release(20)
     for answer in answers:
         assert answer.final().error is None
-    eventually(lambda: not house.manager.loaded_versions())
-    assert len(house.script.closed) == 20
+    eventually(lambda: not core.manager.loaded_versions())
+    assert len(core.script.closed) == 20
 
 
 @pytest.mark.soak
-def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(house: Any, new_mailbox: Any) -> None:
-    specs = [house.spec(f"m{number}", backend="identity") for number in range(1000)]
-    wishes = [DesiredModel(spec.name, {1: house.desired_version(spec)}) for spec in specs]
+def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(core: Any, new_mailbox: Any) -> None:
+    specs = [core.spec(f"m{number}", backend="identity") for number in range(1000)]
+    desired = [DesiredModel(spec.name, {1: core.desired_version(spec)}) for spec in specs]
     # Runtimes that other tests loaded into this process may keep threads of their own: they are not counted.
     before = len(os.listdir("/proc/self/task"))
     most, is_over = [0], threading.Event()
@@ -118,18 +118,18 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
     counter = threading.Thread(target=count_threads)
     counter.start()
     try:
-        house.manager.set_desired_state(wishes)
-        assert house.manager.wait_settled(timeout_s=300)
+        core.manager.set_desired_state(desired)
+        assert core.manager.wait_settled(timeout_s=300)
         mailboxes = []
         for spec in specs * 3:
             # None waits for the one before: all are in flight at the same time.
             mailboxes.append(new_mailbox())
-            house.service.submit(house.request(1.0, model=spec.name), mailboxes[-1])
+            core.service.submit(core.request(1.0, model=spec.name), mailboxes[-1])
         assert all(mailbox.final().error is None for mailbox in mailboxes)
-        house.manager.set_desired_state([])
-        with house.manager.table._changed:
-            assert house.manager.table._changed.wait_for(lambda: not house.manager.table._unfinished, 300)
-        assert house.manager.loaded_versions() == []
+        core.manager.set_desired_state([])
+        with core.manager.table._changed:
+            assert core.manager.table._changed.wait_for(lambda: not core.manager.table._unfinished, 300)
+        assert core.manager.loaded_versions() == []
     finally:
         is_over.set()
         counter.join()

@@ -1,4 +1,4 @@
-"""Orders for models, given to a house of models: who comes second to one is told, and scans do not take orders back."""
+"""Load and unload calls: the second of two conflicting ones gets an error, and scans do not revert them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from edge_server.telemetry.event_bus import EventBus
 
 
 class Shelf:
-    """A repository whose pins are kept in a dictionary; the house has the wishes for all versions."""
+    """A repository whose pins are kept in a dictionary; the core has the desired states of all versions."""
 
     pins_are_durable = False
 
-    def __init__(self, house: Any) -> None:
-        self.house = house
+    def __init__(self, core: Any) -> None:
+        self.core = core
         self.pinned: dict[str, int] = {}
 
     def passed_over(self) -> dict[str, str]:
         return {}
 
     def names(self) -> list[str]:
-        return list(self.house.wishes)
+        return list(self.core.desired)
 
     def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
-        wish = self.house.wishes.get(name)
+        wish = self.core.desired.get(name)
         return None if wish is None else self._with_pin(wish)
 
-    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
-        return {name: self._with_pin(wish) for name, wish in wishes.items()}
+    def with_pins(self, desired: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
+        return {name: self._with_pin(wish) for name, wish in desired.items()}
 
     def versions(self, name: str) -> list[int]:
-        return sorted(self.house.wishes[name].versions) if name in self.house.wishes else []
+        return sorted(self.core.desired[name].versions) if name in self.core.desired else []
 
     def pins(self) -> Mapping[str, int]:
         return dict(self.pinned)
@@ -56,48 +56,48 @@ class Shelf:
         return wish if pin is None else DesiredModel(wish.name, {pin: wish.versions[pin]})
 
 
-def make(house: Any, *, is_explicit: bool = True) -> ModelControl:
-    versions = {number: house.desired_version(house.spec(), number) for number in (1, 2)}
-    house.wishes["m"] = DesiredModel("m", versions)
-    return ModelControl(house.manager, Shelf(house), EventBus(), is_explicit=is_explicit)
+def make(core: Any, *, is_explicit: bool = True) -> ModelControl:
+    versions = {number: core.desired_version(core.spec(), number) for number in (1, 2)}
+    core.desired["m"] = DesiredModel("m", versions)
+    return ModelControl(core.manager, Shelf(core), EventBus(), is_explicit=is_explicit)
 
 
-def ready(house: Any) -> list[int]:
-    return [item.version for item in house.manager.ready_versions("m")]
+def ready(core: Any) -> list[int]:
+    return [item.version for item in core.manager.ready_versions("m")]
 
 
-def test_while_an_order_is_carried_out_another_for_the_model_is_refused(house: Any, new_gate: Any) -> None:
-    control, gate = make(house), new_gate()
-    house.script.on_open = lambda job: gate.stop()
+def test_while_an_order_is_carried_out_another_for_the_model_is_refused(core: Any, new_blocker: Any) -> None:
+    control, blocker = make(core), new_blocker()
+    core.script.on_open = lambda job: blocker.block()
     first = threading.Thread(target=control.load, args=("m",))
     first.start()
-    gate.wait_entered()
+    blocker.wait_blocked()
     for order in (control.load, control.unload, control.rollback, control.unpin):
         with pytest.raises(ServingFault, match="a related model 'm' to a load/unload request is currently"):
             order("m")
-    gate.let_go(100)
+    blocker.release(100)
     first.join()
-    assert ready(house) == [2, 1]
+    assert ready(core) == [2, 1]
     control.unload("m")
-    assert ready(house) == []
+    assert ready(core) == []
 
 
-def test_a_scan_that_began_before_a_pin_does_not_take_it_back(house: Any) -> None:
-    control = make(house, is_explicit=False)
-    found_before = dict(house.wishes)
+def test_a_scan_that_began_before_a_pin_does_not_take_it_back(core: Any) -> None:
+    control = make(core, is_explicit=False)
+    found_before = dict(core.desired)
     control.set_desired_state(found_before)
-    assert house.manager.wait_settled(["m"], 60)
+    assert core.manager.wait_settled(["m"], 60)
     report = control.rollback("m")
     assert (report.pin, report.before, report.serves) == (1, None, 1)
     control.set_desired_state(found_before)
-    assert house.manager.wait_settled(["m"], 60)
-    assert ready(house) == [1]
+    assert core.manager.wait_settled(["m"], 60)
+    assert ready(core) == [1]
     assert control.unpin("m").before == 1
-    assert ready(house) == [2, 1]
+    assert ready(core) == [2, 1]
 
 
-def test_orders_by_name_need_explicit_mode_and_pins_a_version_that_is_there(house: Any) -> None:
-    control = make(house, is_explicit=False)
+def test_orders_by_name_need_explicit_mode_and_pins_a_version_that_is_there(core: Any) -> None:
+    control = make(core, is_explicit=False)
     for order in (control.load, control.unload):
         with pytest.raises(Refusal, match="explicit model load / unload is not allowed"):
             order("m")
@@ -109,19 +109,19 @@ def test_orders_by_name_need_explicit_mode_and_pins_a_version_that_is_there(hous
         control.unpin("m")
 
 
-def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(house: Any) -> None:
-    control = make(house)
+def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(core: Any) -> None:
+    control = make(core)
     assert control.rollback("m", 1).serves is None
-    assert ready(house) == []
+    assert ready(core) == []
     control.load("m")
-    assert ready(house) == [1]
+    assert ready(core) == [1]
 
 
-def test_a_rollback_that_a_shutdown_refuses_leaves_no_pin_for_the_next_start(house: Any) -> None:
-    control = make(house, is_explicit=False)
-    control.set_desired_state(dict(house.wishes))
-    assert house.manager.wait_settled(["m"], 60)
-    house.manager.close(0.0)
+def test_a_rollback_that_a_shutdown_refuses_leaves_no_pin_for_the_next_start(core: Any) -> None:
+    control = make(core, is_explicit=False)
+    control.set_desired_state(dict(core.desired))
+    assert core.manager.wait_settled(["m"], 60)
+    core.manager.close(0.0)
     with pytest.raises(Draining, match="Server is stopping"):
         control.rollback("m", 1)
     assert control._source.pins() == {}
