@@ -44,7 +44,7 @@ def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_mo
 
 
 @pytest.mark.parametrize(
-    ("policy", "wished"),
+    ("policy", "desired_versions"),
     [
         ("", (3,)),
         ("version_policy { }", (3,)),
