@@ -11,8 +11,8 @@ from stubs import result_of
 
 from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.language.openai.completion_request import read_call
-from edge_server.plugins.language.openai.embedding_call import read_embedding_call
+from edge_server.plugins.language.openai.completion_request import read_completion_request
+from edge_server.plugins.language.openai.embedding_request import read_embedding_request
 
 _TEMPLATE = ChatTemplate(
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"
@@ -79,16 +79,19 @@ def check(data: bytes) -> None:
         call = {"model": "m", **{take.choice(WORDS): take.json(WORDS) for _ in range(take.byte() & 15)}}
         body = json.dumps(call, ensure_ascii=False).encode()
     if kind == b"\3":
-        embedding = result_of(lambda: read_embedding_call(body))
-        if embedding is not None and (requests := result_of(lambda: embedding.requests(_EMBEDDINGS))) is not None:
+        embedding = result_of(lambda: read_embedding_request(body))
+        if (
+            embedding is not None
+            and (requests := result_of(lambda: embedding.inference_requests(_EMBEDDINGS))) is not None
+        ):
             texts = [text for request in requests for text in request.inputs["text"].array.reshape(-1).tolist()]
             assert texts == [text.encode("utf-8", "replace") for text in embedding.texts]
         return
-    call = result_of(lambda: read_call(body, is_chat=kind != b"\2"))
+    call = result_of(lambda: read_completion_request(body, is_chat=kind != b"\2"))
     if call is None:
         return
     assert call.keep_alive_s is None or call.keep_alive_s >= 0
-    requests = result_of(lambda: call.requests(_SPECS[kind == b"\1"]))
+    requests = result_of(lambda: call.inference_requests(_SPECS[kind == b"\1"]))
     if requests is None:
         return
     assert len(requests) == len(call.prompts) * call.choices <= 256

@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Throttled
 from edge_server.plugins.language.openai import endpoints
 from edge_server.plugins.language.openai.completion_request import BadMember
-from edge_server.plugins.language.openai.embedding_call import EmbeddingCall, embedding_tensors
+from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, embedding_tensors
 
 TEXT = InputSpec("text", DType.BYTES, (1,))
 EMBEDDING = OutputSpec("embedding", DType.FP32, (3,))
@@ -162,8 +162,8 @@ def test_dimensions_are_compared_with_the_answer_if_the_configuration_does_not_t
 
 def test_a_long_call_is_read_and_answered_on_another_thread(embedder, monkeypatch):
     monkeypatch.setattr(endpoints, "TEXT_ON_LOOP_BYTES", 0)
-    monkeypatch.setattr(endpoints, "read_embedding_call", on_worker(endpoints.read_embedding_call))
-    monkeypatch.setattr(EmbeddingCall, "answer", on_worker(EmbeddingCall.answer))
+    monkeypatch.setattr(endpoints, "read_embedding_request", on_worker(endpoints.read_embedding_request))
+    monkeypatch.setattr(EmbeddingRequest, "response_body", on_worker(EmbeddingRequest.response_body))
     assert ask(embedder).json["data"][0]["embedding"] == vector("banana")
     assert ask(embedder, input=[]).json["error"]["param"] == "input"
 

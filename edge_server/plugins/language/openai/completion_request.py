@@ -1,4 +1,4 @@
-"""Calls of OpenAI's API, `chat/completions` and `completions`, as inference requests for a model with text tensors.
+"""Requests of OpenAI's API, `chat/completions` and `completions`, and the inference requests that they become.
 
 The format is https://platform.openai.com/docs/api-reference. Members that this server does not support are errors that
 name the member, because they might constrain the answer; only those that have no effect on it are ignored. Templates
@@ -72,7 +72,7 @@ class BadMember(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class TextCall:
+class CompletionRequest:
     """One call. Each of `prompts` has `choices` answers; choice i belongs to prompt i // choices."""
 
     model: str
@@ -96,7 +96,7 @@ class TextCall:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def requests(self, spec: ModelSpec) -> list[Request]:
+    def inference_requests(self, spec: ModelSpec) -> list[Request]:
         """Return a request for each choice. Raises BadMember if the model cannot take them."""
         inputs = {item.name for item in spec.inputs}
         source = "messages" if self.is_chat else "text_input"
@@ -143,7 +143,7 @@ class TextCall:
         )
 
 
-def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
+def read_completion_request(body: Buffer, *, is_chat: bool) -> CompletionRequest:
     """Return the call of a body. Raises InvalidRequest."""
     members = parse_object(body)
     model = read_model(members)
@@ -168,7 +168,7 @@ def read_call(body: Buffer, *, is_chat: bool) -> TextCall:
         raise BadMember(
             "logprobs", "'logprobs' is not supported with 'echo': the probabilities of a prompt's tokens are not known"
         )
-    return TextCall(
+    return CompletionRequest(
         model=model,
         is_chat=is_chat,
         prompts=(_chat(members, has_tools=has_tools),) if is_chat else _prompts(members),

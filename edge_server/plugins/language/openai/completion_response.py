@@ -1,4 +1,4 @@
-"""Answers of OpenAI's API: responses of a model with text tensors as objects of chats and completions, and errors."""
+"""Responses of OpenAI's API: a model's text tensors as chats, completions and chunks of streams; and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_server.core.request_response import Response
 from edge_server.errors import BadSchema, ContextTooLong, EdgeServerError, ErrorCode, NotFound
-from edge_server.plugins.language.openai.completion_request import BadMember, TextCall
+from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 
 _TYPES = {
     ErrorCode.INVALID_ARG: "invalid_request_error",
@@ -34,7 +34,7 @@ class UnknownPath(NotFound):
 
 
 @dataclass(slots=True)
-class TextChoice:
+class CompletionChoice:
     """One answer as its responses arrive. `delta`, `delta_logprobs` and `delta_tool_calls` are those of the last
     response."""
 
@@ -85,20 +85,20 @@ class TextChoice:
         self.finish_reason = reason or ("stop" if response.is_final else None)
 
 
-def whole_answer(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+def completion_response(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Return the object of a call that is no stream."""
     kind = "chat.completion" if call.is_chat else "text_completion"
     answer = {**_head(call, kind), "choices": [_whole(call, choice) for choice in choices]}
     return {**answer, "usage": usage(call, choices), **_warnings(call, choices)}
 
 
-def first_chunk(call: TextCall, index: int) -> dict[str, Any]:
+def first_chunk(call: CompletionRequest, index: int) -> dict[str, Any]:
     """Return the chunk that opens a choice of a streamed chat."""
     choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     return _chunk(call, [choice])
 
 
-def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
+def chunks(call: CompletionRequest, choice: CompletionChoice) -> list[dict[str, Any]]:
     """Return the chunks for the last response of a choice: its text, then its end."""
     found = []
     logprobs = _logprobs(call, choice.delta_logprobs, len(choice.text) - len(choice.delta))
@@ -120,12 +120,12 @@ def chunks(call: TextCall, choice: TextChoice) -> list[dict[str, Any]]:
     return events
 
 
-def usage_chunk(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+def usage_chunk(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Return the last chunk of a stream with `include_usage`."""
     return {**_chunk(call, []), "usage": usage(call, choices)}
 
 
-def usage(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+def usage(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Return the token counts of a call. A prompt with several answers counts once."""
     prompt = sum(choice.input_tokens for choice in choices[:: call.choices])
     completion = sum(choice.output_tokens for choice in choices)
@@ -159,7 +159,7 @@ def error_object(error: EdgeServerError) -> dict[str, Any]:
     }
 
 
-def _warnings(call: TextCall, choices: Sequence[TextChoice]) -> dict[str, Any]:
+def _warnings(call: CompletionRequest, choices: Sequence[CompletionChoice]) -> dict[str, Any]:
     """Return the member `warnings`, each warning once; no member without warnings."""
     found = dict.fromkeys([*call.warnings, *(text for choice in choices for text in choice.warnings)])
     return {"warnings": list(found)} if found else {}
@@ -171,17 +171,17 @@ def _openai_place(text: str) -> str:
     return re.sub(r"^json_schema\b", "response_format.json_schema.schema", text)
 
 
-def _head(call: TextCall, kind: str) -> dict[str, Any]:
+def _head(call: CompletionRequest, kind: str) -> dict[str, Any]:
     prefix = "chatcmpl" if call.is_chat else "cmpl"
     return {"id": f"{prefix}-{call.id}", "object": kind, "created": call.created, "model": call.model}
 
 
-def _chunk(call: TextCall, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def _chunk(call: CompletionRequest, choices: list[dict[str, Any]]) -> dict[str, Any]:
     chunk = {**_head(call, "chat.completion.chunk" if call.is_chat else "text_completion"), "choices": choices}
     return {**chunk, "usage": None} if call.includes_usage else chunk
 
 
-def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
+def _whole(call: CompletionRequest, choice: CompletionChoice) -> dict[str, Any]:
     end = {"logprobs": _logprobs(call, choice.logprobs, 0), "finish_reason": choice.finish_reason}
     if call.is_chat:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -191,7 +191,7 @@ def _whole(call: TextCall, choice: TextChoice) -> dict[str, Any]:
     return {"index": choice.index, "text": choice.text, **end}
 
 
-def _logprobs(call: TextCall, items: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
+def _logprobs(call: CompletionRequest, items: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
     """Return the tokens with their logarithms. `offset` is the place of the first one in the choice's text.
 
     Only the chosen token is known, so it is the one among the most likely, as the first one in vLLM.

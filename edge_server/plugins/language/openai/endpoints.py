@@ -20,21 +20,25 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.json_parser import to_json
-from edge_server.plugins.language.openai.completion_request import BadMember, TextCall, read_call
+from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_completion_request
 from edge_server.plugins.language.openai.completion_response import (
-    TextChoice,
+    CompletionChoice,
     chunks,
+    completion_response,
     error_object,
     first_chunk,
     usage_chunk,
-    whole_answer,
 )
-from edge_server.plugins.language.openai.embedding_call import EmbeddingCall, embedding_tensors, read_embedding_call
+from edge_server.plugins.language.openai.embedding_request import (
+    EmbeddingRequest,
+    embedding_tensors,
+    read_embedding_request,
+)
 from edge_server.service import Handle, InferenceService
 
 _LOG = logging.getLogger(__name__)
 
-Call = TypeVar("Call", TextCall, EmbeddingCall)
+Call = TypeVar("Call", CompletionRequest, EmbeddingRequest)
 
 _KEEP_ALIVE_S = 15.0
 """Time without an event after which a comment is sent, so that proxies keep the stream open."""
@@ -93,10 +97,10 @@ class OpenAiEndpoints:
 
     async def _generate(self, request: HttpRequest, *, is_chat: bool) -> HttpResponse | None:
         try:
-            call = read_call(await request.read_body(), is_chat=is_chat)
+            call = read_completion_request(await request.read_body(), is_chat=is_chat)
         finally:
             request.release_body()
-        return await _TextCallRun(self._service, request, self._admitted(request, call)).run()
+        return await _CompletionRun(self._service, request, self._admitted(request, call)).run()
 
     def _admitted(self, request: HttpRequest, call: Call) -> Call:
         """Return the call without a `keep_alive` that its sender has no right to, but with a warning."""
@@ -107,18 +111,18 @@ class OpenAiEndpoints:
     async def _embed(self, request: HttpRequest) -> HttpResponse:
         try:
             body = await request.read_body()
-            read = partial(read_embedding_call, body)
+            read = partial(read_embedding_request, body)
             call = await request.run_on_worker(read) if len(body) > TEXT_ON_LOOP_BYTES else read()
             del body, read  # the memory budget counts the body no longer
         finally:
             request.release_body()
         handle = self._service.find(call.model, None)
-        requests = call.requests(handle.spec)
+        requests = call.inference_requests(handle.spec)
         call = self._admitted(request, call)
         if call.keep_alive_s is not None:
             self._service.set_keep_alive(call.model, call.keep_alive_s)
         responses = await self._submit_all(handle, request.context.dispatch, requests)
-        encode = partial(call.answer, requests, responses)
+        encode = partial(call.response_body, requests, responses)
         # A number of 4 bytes becomes about 20 characters.
         text_bytes = 5 * sum(tensor.nbytes for response in responses for tensor in response.outputs)
         text = await request.run_on_worker(encode) if text_bytes > TEXT_ON_LOOP_BYTES else encode()
@@ -170,17 +174,17 @@ class OpenAiEndpoints:
         return _error_response(failure)
 
 
-class _TextCallRun:
+class _CompletionRun:
     """One call while it is answered: its choices run at the same time, each as a request."""
 
-    def __init__(self, service: InferenceService, request: HttpRequest, call: TextCall) -> None:
+    def __init__(self, service: InferenceService, request: HttpRequest, call: CompletionRequest) -> None:
         self._service = service
         self._request = request
         self._call = call
         self._handle = handle = service.find(call.model, None)
-        self._requests = call.requests(handle.spec)
-        self._choices = [TextChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
-        self._responses: asyncio.Queue[tuple[TextChoice, Response]] = asyncio.Queue()
+        self._requests = call.inference_requests(handle.spec)
+        self._choices = [CompletionChoice(index, call.has_parallel_calls) for index in range(len(self._requests))]
+        self._responses: asyncio.Queue[tuple[CompletionChoice, Response]] = asyncio.Queue()
 
     async def run(self) -> HttpResponse | None:
         """Raises EdgeServerError: a refusal, or the first error of a choice."""
@@ -200,19 +204,19 @@ class _TextCallRun:
                 choice, response = await self._responses.get()
                 self._add(choice, response)
                 left -= response.is_final
-            return json_response(whole_answer(self._call, self._choices))
+            return json_response(completion_response(self._call, self._choices))
         finally:
             for ticket in tickets:
                 ticket.cancel()
 
-    def _receive(self, choice: TextChoice, response: Response) -> None:
+    def _receive(self, choice: CompletionChoice, response: Response) -> None:
         self._responses.put_nowait((choice, response))
         # The task may be waiting until this client reads; aborting the connection ends the wait.
         if self._responses.qsize() > MAX_BACKLOG:
             self._request.connection.abort()
 
     @staticmethod
-    def _add(choice: TextChoice, response: Response) -> None:
+    def _add(choice: CompletionChoice, response: Response) -> None:
         if response.error is not None:
             raise response.error
         if not response.is_empty:

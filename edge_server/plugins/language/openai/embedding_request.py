@@ -1,4 +1,4 @@
-"""Calls of OpenAI's API, `embeddings`, as inference requests for a model that turns a text into a vector, and answers.
+"""Requests of OpenAI's API, `embeddings`, the inference requests that they become, and the response.
 
 The format is https://platform.openai.com/docs/api-reference/embeddings. Of members that
 are not supported only those are ignored that have no effect on the answer.
@@ -27,9 +27,9 @@ _TOKEN_COUNT = "num_input_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingCall:
+class EmbeddingRequest:
     """One call. `dimensions`: length that the client expects of each embedding, None: any. `keep_alive_s` as in
-    TextCall."""
+    CompletionRequest."""
 
     model: str
     texts: tuple[str, ...]
@@ -39,7 +39,7 @@ class EmbeddingCall:
     warnings: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: f"embd-{uuid.uuid4().hex}")
 
-    def requests(self, spec: ModelSpec) -> list[Request]:
+    def inference_requests(self, spec: ModelSpec) -> list[Request]:
         """Return requests with all texts in order: as many in each as the model's batch has rows, or one.
 
         Raises BadMember if the model cannot be asked, or gives embeddings of another length.
@@ -58,7 +58,7 @@ class EmbeddingCall:
             requests.append(Request(model=spec.name, id=self.id, inputs={source.name: tensor}, outputs=outputs))
         return requests
 
-    def answer(self, requests: Sequence[Request], responses: Sequence[Response]) -> bytes:
+    def response_body(self, requests: Sequence[Request], responses: Sequence[Response]) -> bytes:
         """Return the answer as JSON. `responses` belong to `requests`, and have no error.
 
         Raises BadMember for embeddings of another length than the client expects, ServingFault for none.
@@ -120,7 +120,7 @@ def embedding_tensors(spec: ModelSpec) -> tuple[InputSpec, OutputSpec]:
     raise BadMember("model", f"model '{spec.name}' gives no embeddings: it needs {missing}")
 
 
-def read_embedding_call(body: Buffer) -> EmbeddingCall:
+def read_embedding_request(body: Buffer) -> EmbeddingRequest:
     """Return the call of a body. Raises InvalidRequest."""
     members = parse_object(body)
     model = read_model(members)
@@ -140,7 +140,7 @@ def read_embedding_call(body: Buffer) -> EmbeddingCall:
     dimensions = members.get("dimensions")
     if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
         raise BadMember("dimensions", f"'dimensions': expected a whole number from 1, got {str(dimensions)[:40]}")
-    return EmbeddingCall(
+    return EmbeddingRequest(
         model=model,
         texts=tuple(str(text) for text in texts),
         is_base64=encoding == "base64",
