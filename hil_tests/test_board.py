@@ -14,7 +14,7 @@ def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
-def test_the_doctor_finds_nothing_that_keeps_the_box_from_serving(hardware: Any) -> None:
+def test_the_doctor_reports_that_this_machine_can_serve(hardware: Any) -> None:
     done = edge("doctor", "--json")
     found = json.loads(done.stdout)
     problems = [item for items in found["sections"].values() for item in items if item["level"] == "problem"]
@@ -23,7 +23,7 @@ def test_the_doctor_finds_nothing_that_keeps_the_box_from_serving(hardware: Any)
         assert found["sections"]["jetpack"][0]["text"].startswith("JetPack")
 
 
-def test_every_bundled_model_loads_warms_and_answers_on_this_board(bundled: Path) -> None:
+def test_every_bundled_model_loads_warms_up_and_answers_on_this_board(bundled: Path) -> None:
     done = edge("check", str(bundled))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     for model in bundled.iterdir():

@@ -39,9 +39,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tensor_in_gpu_memory_comes_back_as_it_went(
-    serve: Any, measure: Any, hardware: Any, repository: Path
-) -> None:
+def test_a_tensor_in_gpu_memory_comes_back_unchanged(serve: Any, measure: Any, hardware: Any, repository: Path) -> None:
     if not hardware.has_cuda:
         pytest.skip("needs a GPU of NVIDIA")
     if is_integrated():
@@ -76,7 +74,9 @@ def test_a_tensor_in_gpu_memory_comes_back_as_it_went(
         cuda_memory.destroy_shared_memory_region(region)
 
 
-def test_an_integrated_gpu_is_refused_with_the_way_that_works(serve: Any, hardware: Any, repository: Path) -> None:
+def test_an_integrated_gpu_is_refused_and_the_error_names_the_alternative(
+    serve: Any, hardware: Any, repository: Path
+) -> None:
     if not hardware.has_cuda or not is_integrated():
         pytest.skip("needs an integrated GPU of NVIDIA")
     body = {"raw_handle": {"b64": "A" * 86 + "=="}, "device_id": 0, "byte_size": 64}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 
-def test_heat_and_power_are_read_and_rise_no_further_than_they_should(
+def test_temperature_and_power_are_read_and_stay_below_their_limits(
     serve: Any, measure: Any, hardware: Any, bundled: Path
 ) -> None:
     seconds = 3.0 if hardware.is_short else 120.0

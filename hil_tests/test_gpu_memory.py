@@ -47,7 +47,7 @@ def ask(server: Any, path: str, body: object = None) -> tuple[int, Any]:
             return error.code, json.loads(error.read())
 
 
-def test_a_models_gpu_memory_is_measured_and_its_answers_are_the_cpus(
+def test_gpu_memory_of_a_model_is_measured_and_its_outputs_equal_the_cpus(
     serve: Any, measure: Any, repository: Path
 ) -> None:
     client = pytest.importorskip("tritonclient.http", reason="needs tritonclient: pip install tritonclient[http]")
@@ -72,14 +72,14 @@ def test_a_models_gpu_memory_is_measured_and_its_answers_are_the_cpus(
         assert np.abs(found["on_gpu"] - found["on_cpu"]).max() < 5e-3
 
 
-def test_a_limit_that_is_reached_refuses_the_load_and_leaves_the_cpu_alone(serve: Any, repository: Path) -> None:
+def test_the_gpu_memory_limit_refuses_gpu_loads_but_not_cpu_loads(serve: Any, repository: Path) -> None:
     with serve(repository, "--model-load-gpu-limit=0:0") as server:
         index = {item["name"]: item for item in ask(server, "/v2/repository/index", {})[1]}
         assert index["on_cpu"]["state"] == "READY"
         assert "memory limit set for GPU 0 has exceeded, model loading is rejected" in index["on_gpu"]["reason"]
 
 
-def test_memory_comes_back_when_the_model_goes(serve: Any, measure: Any, repository: Path) -> None:
+def test_gpu_memory_is_freed_when_the_model_is_unloaded(serve: Any, measure: Any, repository: Path) -> None:
     explicit = ("--model-control-mode=explicit", "--load-model=on_gpu")
     with serve(repository, *explicit) as server:
         used = []

@@ -39,7 +39,7 @@ def repository(folder: Path, bundled: Path, variants: dict[str, tuple[str, str]]
 
 @pytest.mark.parametrize("precision", list(LEAST_COSINE))
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_runtime_gives_what_the_reference_gives(
+def test_outputs_of_a_runtime_equal_the_reference(
     serve: Any, measure: Any, hardware: Any, bundled: Path, tmp_path: Path, runtime: str, precision: str
 ) -> None:
     if importlib.util.find_spec(runtime) is None:

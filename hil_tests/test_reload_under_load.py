@@ -13,7 +13,7 @@ import numpy as np
 SHAPE = (1, 3, 224, 224)
 
 
-def test_reloads_under_load_cost_no_request(
+def test_reloads_under_load_lose_no_request(
     serve: Any, measure: Any, hardware: Any, bundled: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "classifier"

@@ -26,7 +26,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_tensor_in_shared_memory_comes_back_as_it_went(
+def test_a_tensor_in_shared_memory_comes_back_unchanged(
     serve: Any, measure: Any, hardware: Any, repository: Path
 ) -> None:
     client = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient: pip install tritonclient[grpc]")

@@ -14,7 +14,7 @@ MOST_GROWTH_MB = 40.0
 """Between the end of the first fifth, when everything has been allocated once, and the end."""
 
 
-def test_half_an_hour_of_load_costs_no_request_and_no_memory(
+def test_half_an_hour_of_load_loses_no_request_and_leaks_no_memory(
     serve: Any, measure: Any, hardware: Any, bundled: Path
 ) -> None:
     given = os.environ.get("EDGE_HIL_SOAK_SECONDS")

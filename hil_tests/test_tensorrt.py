@@ -97,13 +97,13 @@ def check(session: Session, rows: int, tolerance: float = TOLERANCES["fp32"]) ->
     assert difference(answer, expected(given)[0]) <= tolerance
 
 
-def test_answers_are_those_of_onnxruntime(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+def test_outputs_equal_those_of_onnxruntime(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
     session = open_it(plan())
     for rows in (1, 3, 8, 2):
         check(session, rows)
 
 
-def test_half_precision_stays_within_its_tolerance(
+def test_fp16_outputs_are_within_tolerance(
     library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session]
 ) -> None:
     if load_library(library).builds_types_of_file:
@@ -111,7 +111,7 @@ def test_half_precision_stays_within_its_tolerance(
     check(open_it(plan(precision="fp16")), 4, TOLERANCES["fp16"])
 
 
-def test_each_profile_takes_its_shapes(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+def test_each_profile_accepts_its_shapes(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
     session = open_it(plan(CLASSIFIER, profile(1, 1, 2), profile(4, 8, 8)))
     for rows in (1, 8, 2, 4):
         check(session, rows)
@@ -119,14 +119,16 @@ def test_each_profile_takes_its_shapes(plan: Callable[..., ModelFile], open_it: 
         session.run({"input": pictures(3)}, ["probabilities"])
 
 
-def test_graphs_answer_as_launches_do(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+def test_cuda_graphs_and_launches_give_equal_outputs(
+    plan: Callable[..., ModelFile], open_it: Callable[..., Session]
+) -> None:
     sizes = [{"batch_size": 1}, {"batch_size": 4}]
     session = open_it(plan(), {"optimization": {"cuda": {"graphs": True, "graph_spec": sizes}}})
     for rows in (1, 2, 3, 4, 7, 1):
         check(session, rows)
 
 
-def test_an_output_whose_size_depends_on_the_data_comes_whole(
+def test_an_output_whose_size_depends_on_the_data_is_complete(
     library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session], tmp_path: Path
 ) -> None:
     onnx = pytest.importorskip("onnx")
@@ -149,7 +151,7 @@ def test_an_output_whose_size_depends_on_the_data_comes_whole(
         np.testing.assert_array_equal(session.run({"X": given}, ["Y"])["Y"], [positions])
 
 
-def test_memory_of_the_gpu_is_given_back(plan: Callable[..., ModelFile], library: str) -> None:
+def test_gpu_memory_is_freed(plan: Callable[..., ModelFile], library: str) -> None:
     file = plan()
     context = cuda_driver.driver().retain_context(0)
 

@@ -115,7 +115,7 @@ def ask(spec: Any, session: Any, counts: list[int], size: tuple[int, int]) -> li
     return answers
 
 
-def test_an_engine_completes_the_configuration_and_answers_batches(serve: Callable[..., tuple[Any, Any]]) -> None:
+def test_an_engine_completes_the_configuration_and_runs_batches(serve: Callable[..., tuple[Any, Any]]) -> None:
     spec, session = serve(SMALL)
     assert spec.max_batch_size > 1
     assert [
@@ -128,7 +128,7 @@ def test_an_engine_completes_the_configuration_and_answers_batches(serve: Callab
         ask(spec, session, counts, size)
 
 
-def test_values_choose_among_profiles_and_others_are_refused(serve: Callable[..., tuple[Any, Any]]) -> None:
+def test_shape_values_select_the_profile_and_values_outside_are_refused(serve: Callable[..., tuple[Any, Any]]) -> None:
     spec, session = serve(SMALL, LARGE)
     for size in ((8, 8), (40, 64), (32, 4), (36, 36)):
         ask(spec, session, [2, 1], size)

@@ -90,7 +90,7 @@ def square(file: ModelFile, job: Job) -> Iterator[RequestSession]:
     session.close()
 
 
-def test_repeat_answers_each_element_in_order_and_then_closes(repeat: RequestSession) -> None:
+def test_repeat_sends_each_element_in_order_and_then_closes(repeat: RequestSession) -> None:
     execution = repeat_request([7, -8, 9], [1, 0, 2])
     repeat.execute([execution])
     assert execution.closed.wait(30)
@@ -105,7 +105,7 @@ def test_repeat_without_elements_closes_without_a_response(repeat: RequestSessio
     assert (execution.sent, execution.closings) == ([], 1)
 
 
-def test_repeat_sends_for_several_requests_at_once(repeat: RequestSession) -> None:
+def test_repeat_streams_several_requests_at_once(repeat: RequestSession) -> None:
     slow, quick = repeat_request([1], [LONG_MS]), repeat_request([2, 3], [0, 0])
     repeat.execute([slow, quick])
     assert quick.closed.wait(30)
@@ -115,7 +115,7 @@ def test_repeat_sends_for_several_requests_at_once(repeat: RequestSession) -> No
     assert slow.sent == []
 
 
-def test_a_cancelled_execution_stops_and_closes_once_and_ends_its_wait(repeat: RequestSession) -> None:
+def test_a_cancelled_execution_stops_waiting_and_closes_once(repeat: RequestSession) -> None:
     execution = repeat_request([1, 2, 3], [0, LONG_MS, 0], wait_ms=LONG_MS)
     caller = threading.Thread(target=repeat.execute, args=([execution],))
     caller.start()
@@ -128,7 +128,7 @@ def test_a_cancelled_execution_stops_and_closes_once_and_ends_its_wait(repeat: R
     assert execution.closings == 1
 
 
-def test_closing_fails_what_is_still_open_and_joins_the_thread(repeat: RequestSession) -> None:
+def test_closing_fails_open_requests_and_joins_the_thread(repeat: RequestSession) -> None:
     execution = repeat_request([1], [LONG_MS])
     repeat.execute([execution])
     repeat.close()
@@ -137,7 +137,7 @@ def test_closing_fails_what_is_still_open_and_joins_the_thread(repeat: RequestSe
     assert not [thread for thread in threading.enumerate() if thread.name == "made-responses"]
 
 
-def test_repeat_refuses_inputs_that_do_not_fit_each_other(repeat: RequestSession) -> None:
+def test_repeat_refuses_inconsistent_inputs(repeat: RequestSession) -> None:
     execution = repeat_request([1, 2], [0])
     repeat.execute([execution])
     assert isinstance(execution.error, InvalidRequest)
@@ -145,7 +145,7 @@ def test_repeat_refuses_inputs_that_do_not_fit_each_other(repeat: RequestSession
 
 
 @pytest.mark.parametrize(("given", "count"), [(4, 4), (0, 0), (-2, 0)])
-def test_square_answers_n_times_n(given: int, count: int, square: RequestSession) -> None:
+def test_square_sends_n_responses_of_n(given: int, count: int, square: RequestSession) -> None:
     execution = Answers(IN=np.array([given], dtype="i4"))
     square.execute([execution])
     assert execution.closed.wait(30)
@@ -153,7 +153,7 @@ def test_square_answers_n_times_n(given: int, count: int, square: RequestSession
     assert execution.closings == 1
 
 
-def test_two_thousand_million_squares_can_be_cancelled(square: RequestSession) -> None:
+def test_two_billion_squares_can_be_cancelled(square: RequestSession) -> None:
     execution = Answers(IN=np.array([2**31 - 1], dtype="i4"))
     square.execute([execution])
     assert execution.first.wait(30)
@@ -162,7 +162,7 @@ def test_two_thousand_million_squares_can_be_cancelled(square: RequestSession) -
     assert execution.closings == 1
 
 
-def test_decoupled_models_insist_on_their_tensors(file: ModelFile, job: Job) -> None:
+def test_decoupled_models_require_their_tensors(file: ModelFile, job: Job) -> None:
     with pytest.raises(BadModelConfig, match="model 'made': backend square expects IN TYPE_INT32, OUT TYPE_INT32"):
         load_backend("square").open(job(file, backend="square", inputs=[InputSpec("X", DType.FP32, (1,))]))
 
@@ -185,7 +185,7 @@ def test_built_in_models_need_no_file(file: ModelFile) -> None:
         assert backend.inspect(file, {}) is None
 
 
-def test_identity_pairs_by_number_and_copies(file: ModelFile, job: Job) -> None:
+def test_identity_pairs_tensors_by_number_and_copies(file: ModelFile, job: Job) -> None:
     session = opened("identity", file, job, ["INPUT0", "INPUT1"], ["OUTPUT1", "OUTPUT0"])
     inputs = {"INPUT0": np.ones((1, 2), dtype="f4"), "INPUT1": np.zeros((1, 2), dtype="f4")}
     found = session.run(inputs, ["OUTPUT0", "OUTPUT1"])
@@ -195,7 +195,7 @@ def test_identity_pairs_by_number_and_copies(file: ModelFile, job: Job) -> None:
     session.close()
 
 
-def test_identity_pairs_by_order_when_names_have_no_numbers(file: ModelFile, job: Job) -> None:
+def test_identity_pairs_tensors_by_order_if_names_have_no_numbers(file: ModelFile, job: Job) -> None:
     session = opened("identity", file, job, ["a", "b"], ["x", "y"])
     inputs = {"a": np.ones((1, 2), dtype="f4"), "b": np.zeros((1, 2), dtype="f4")}
     assert session.run(inputs, ["y"])["y"].tolist() == [[0, 0]]
@@ -208,7 +208,7 @@ def test_identity_leaves_out_the_output_of_an_absent_input(file: ModelFile, job:
     session.close()
 
 
-def test_identity_refuses_uneven_or_differing_tensors(file: ModelFile, job: Job) -> None:
+def test_identity_refuses_unpaired_or_differing_tensors(file: ModelFile, job: Job) -> None:
     with pytest.raises(BadModelConfig, match="equal input/output pairs"):
         opened("identity", file, job, ["INPUT0"], [])
     mixed = job(file, inputs=tensors(InputSpec, ["INPUT0"]), outputs=tensors(OutputSpec, ["OUTPUT0"], DType.INT8))
@@ -251,7 +251,7 @@ def test_the_stub_computes_as_configured(
     session.close()
 
 
-def test_the_stub_can_yield_no_numbers_or_nothing(file: ModelFile, job: Job) -> None:
+def test_the_stub_can_return_nan_or_no_output(file: ModelFile, job: Job) -> None:
     session = opened("stub", file, job, ["A"], ["X"], parameters={"stub_output": "nan"})
     assert np.isnan(session.run(ONES, ["X"])["X"]).all()
     session = opened("stub", file, job, ["A"], ["X"], parameters={"stub_output": "missing"})
@@ -269,7 +269,7 @@ def test_the_stub_fails_always_or_after_some_runs(file: ModelFile, job: Job) -> 
         session.run(ONES, ["X"])
 
 
-def test_the_stub_fails_to_open_with_the_words_it_is_given(file: ModelFile, job: Job) -> None:
+def test_the_stub_fails_to_open_with_the_configured_message(file: ModelFile, job: Job) -> None:
     with pytest.raises(LoadError, match="model 'made': no such luck"):
         opened("stub", file, job, ["A"], ["X"], parameters={"stub_fail_open": "no such luck"})
 
@@ -296,6 +296,6 @@ def test_a_hanging_stub_is_released_by_close(file: ModelFile, job: Job) -> None:
     ("key", "value"),
     [("stub_op", "cube"), ("stub_output", "wrong"), ("stub_delay_ms", "soon"), ("stub_hang", "sometimes")],
 )
-def test_a_senseless_stub_parameter_is_a_load_error(key: str, value: str, file: ModelFile, job: Job) -> None:
+def test_an_invalid_stub_parameter_is_a_load_error(key: str, value: str, file: ModelFile, job: Job) -> None:
     with pytest.raises(LoadError, match=f"{key}.*{value}"):
         opened("stub", file, job, ["A"], ["X"], parameters={key: value})

@@ -102,7 +102,7 @@ def test_messages_of_pycuda_show_whether_the_context_is_lost(
     assert fault.value.is_context_lost is is_lost
 
 
-def test_a_driver_that_becomes_ready_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_becomes_ready_later_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (cuda_driver.CudaDevice("late", (8, 7), 1 << 30, True),)
     cuda_driver._devices_of_driver.cache_clear()
     monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(devices=lambda: found))

@@ -57,7 +57,7 @@ def strings(values: list[bytes]) -> np.ndarray:
 
 @pytest.mark.sample
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BYTES])
-def test_numbers_pass_through_bit_for_bit(
+def test_numbers_are_passed_through_bit_for_bit(
     dtype: DType, backend: Backend, write_onnx: Callable[..., Any], job: Callable[..., Any]
 ) -> None:
     shape = ["N", 4]

@@ -25,13 +25,13 @@ def weight(kind: int, dims: bytes) -> bytes:
     return field(7, field(5, field(1, dims) + varint(2 << 3) + varint(kind)))
 
 
-def test_weights_count_by_their_elements(tmp_path: Path) -> None:
+def test_the_precision_is_weighted_by_elements(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(weight(10, varint(3) + varint(4)) + weight(1, varint(11)) + weight(1, varint(5) + varint(0)))
     assert onnx_file_info.arithmetic(path) == "f16"
 
 
-def test_a_file_with_a_hundred_thousand_dims_is_read_in_no_time(tmp_path: Path) -> None:
+def test_a_file_with_a_hundred_thousand_dims_is_read_quickly(tmp_path: Path) -> None:
     """Their product has 6 million bits: multiplied out, it held the interpreter's lock for a minute."""
     path = tmp_path / "model.onnx"
     path.write_bytes(weight(1, varint(2**63 - 1) * 100_000))

@@ -38,7 +38,7 @@ for attempt in range(2):
         ("", "the installation is incomplete"),
     ],
 )
-def test_a_broken_runtime_is_reported_with_the_line_that_installs_it(
+def test_a_broken_runtime_is_reported_with_the_command_that_installs_it(
     name: str, content: str, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / f"{name}.py").write_text(content)
@@ -62,14 +62,14 @@ def test_importing_the_backends_package_imports_no_runtime() -> None:
     assert "openvino" not in done.stdout
 
 
-def test_an_unknown_backend_is_missing_with_those_there_are() -> None:
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BackendMissing, match=r"no backend is called 'caffe'; there are .*onnxruntime") as caught:
         load_backend("caffe")
     assert "stub" not in caught.value.message
     assert "scripted_llm" not in caught.value.message
 
 
-def test_a_misspelt_backend_is_missing_with_the_nearest() -> None:
+def test_a_misspelt_backend_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BackendMissing, match="no backend is called 'onxruntime', did you mean 'onnxruntime'"):
         load_backend("onxruntime")
 

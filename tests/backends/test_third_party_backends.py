@@ -62,12 +62,12 @@ def test_a_backend_that_does_not_load_is_reported_with_its_package(name: str, sa
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_name_that_ships_cannot_be_taken() -> None:
+def test_the_name_of_a_built_in_backend_cannot_be_taken() -> None:
     assert type(load_backend("stub")).__module__ == "edge_server.backends.builtin_models"
 
 
 @pytest.mark.usefixtures("_installed")
-def test_two_packages_with_one_name_are_refused_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_packages_that_register_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "rival-2.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 2.0\n")
@@ -77,6 +77,6 @@ def test_two_packages_with_one_name_are_refused_by_their_names(tmp_path: Path, m
         load_backend("thermal")
 
 
-def test_an_unknown_backend_is_refused_with_the_names_there_are() -> None:
+def test_an_unknown_backend_is_refused_with_the_known_names() -> None:
     with pytest.raises(BackendMissing, match=r"no backend is called 'thermal'; there are .*openvino"):
         load_backend("thermal")

@@ -21,20 +21,20 @@ def run(program: str, *words: str) -> None:
 
 
 @pytest.mark.soak
-def test_a_client_beside_some_attacks_is_answered() -> None:
+def test_a_client_is_answered_during_some_attacks() -> None:
     run("attacks.py", "--seconds=1", "calls_of_200_connections_at_once", "header_lists_of_50_idle_connections")
 
 
 @pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(700)
-def test_a_client_beside_every_attack_is_answered() -> None:
+def test_a_client_is_answered_during_every_attack() -> None:
     run("attacks.py", "--seconds=10")
 
 
 @pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(700)
-def test_clients_beside_slow_schemas_are_answered() -> None:
+def test_clients_are_answered_while_slow_schemas_compile() -> None:
     pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
     run("beside_schemas.py", str(BENCH.parent / "data/tiny_llm/tiny.gguf"), "5")

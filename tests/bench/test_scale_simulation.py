@@ -9,7 +9,7 @@ import pytest
 from tests.bench.scale_simulation import random_arrivals, simulate_closed, simulate_open
 
 
-def test_one_replica_with_constant_times_waits_as_the_formula_of_pollaczek_and_khinchine_says() -> None:
+def test_one_replica_waits_as_the_pollaczek_khinchine_formula_predicts() -> None:
     # M/D/1: mean wait = utilisation * service / (2 * (1 - utilisation)).
     seen = simulate_open(random_arrivals(0.7 / 0.05, 100_000), 1, lambda: 0.05)
     wait_s = statistics.fmean(seen.latencies_s) - 0.05
@@ -21,7 +21,7 @@ def test_many_replicas_at_a_low_load_add_no_wait() -> None:
     assert seen.latencies_s == pytest.approx([0.05] * 10_000)
 
 
-def test_replicas_that_are_always_busy_answer_in_proportion_to_their_number() -> None:
+def test_throughput_of_busy_replicas_is_proportional_to_their_number() -> None:
     one, two, ten = (simulate_closed(100, 10_000, replicas, lambda: 0.05).rate for replicas in (1, 2, 10))
     assert (one, two, ten) == pytest.approx((20, 40, 200), rel=0.02)
 

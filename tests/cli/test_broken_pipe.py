@@ -85,20 +85,20 @@ def run_unread(*arguments: str, is_said_unread: bool = False) -> subprocess.Comp
     ],
     ids=" ".join,
 )
-def test_a_command_that_nobody_reads_ends_without_a_word(url: str, arguments: tuple[str, ...]) -> None:
+def test_a_command_whose_output_pipe_is_closed_ends_silently(url: str, arguments: tuple[str, ...]) -> None:
     asks = bool(arguments) and arguments[0] in ("status", "models", "rollback")
     done = run_unread(*arguments, *(("--url", url) if asks else ()))
     assert (done.returncode, done.stderr) == (ENDED_BY_SIGPIPE, "")
 
 
-def test_nor_does_the_help_of_a_command_say_a_word() -> None:
+def test_help_ends_silently_if_its_output_pipe_is_closed() -> None:
     done = run_unread("perf", "--help")
     # argparse keeps to itself that a long help could not be written.
     assert done.returncode in (0, ENDED_BY_SIGPIPE)
     assert done.stderr == ""
 
 
-def test_neither_does_it_complain_where_errors_go_the_same_way() -> None:
+def test_a_command_ends_silently_if_stderr_is_the_closed_pipe_too() -> None:
     done = run_unread("status", "--url=http://127.0.0.1:1", "--timeout=2", is_said_unread=True)
     assert done.returncode == ENDED_BY_SIGPIPE
 
@@ -111,7 +111,7 @@ def test_status_piped_into_head_shows_its_first_line_and_nothing_else(url: str) 
     assert done.stderr == ""
 
 
-def test_a_pipe_that_breaks_elsewhere_is_still_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_broken_pipe_is_still_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> int:
         raise BrokenPipeError("a connection broke")
 

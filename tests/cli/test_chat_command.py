@@ -35,7 +35,7 @@ def url(start_server: Callable[..., str], tmp_path_factory: pytest.TempPathFacto
     return start_server(models, environment=dict(os.environ))
 
 
-def test_one_question_is_answered_and_the_figures_go_beside_it(url: str, run_command: Any) -> None:
+def test_one_prompt_is_answered_and_statistics_go_to_stderr(url: str, run_command: Any) -> None:
     done = run_command("chat", "talker", f"--url={url}", "--prompt=hello", "--seed=3", "--temperature=0")
     assert (done.returncode, done.stdout) == (0, f"{HELLO}\n")
     assert re.fullmatch(
@@ -48,7 +48,7 @@ def test_max_tokens_cuts_the_answer(url: str, run_command: Any) -> None:
     assert done.stdout == "Hello\n"
 
 
-def test_without_a_terminal_the_input_is_the_question(url: str) -> None:
+def test_without_a_terminal_stdin_is_the_prompt(url: str) -> None:
     done = subprocess.run(
         [COMMAND, "chat", "talker", f"--url={url}"], input="hello", capture_output=True, text=True, timeout=60
     )
@@ -122,7 +122,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         yield start
 
 
-def test_a_conversation_in_a_terminal_keeps_what_was_said_until_it_is_ended(url: str, terminal: Any) -> None:
+def test_a_chat_in_a_terminal_keeps_its_history(url: str, terminal: Any) -> None:
     chat = terminal("talker", f"--url={url}", "--system=be brief")
     chat.wait_for("> ")
     chat.type("hello\n")
@@ -139,7 +139,7 @@ def test_a_conversation_in_a_terminal_keeps_what_was_said_until_it_is_ended(url:
     assert chat.process.wait(30) == 0
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(url: str, terminal: Any) -> None:
+def test_ctrl_c_stops_the_response_but_not_the_chat(url: str, terminal: Any) -> None:
     chat = terminal("slow", f"--url={url}")
     chat.wait_for("> ")
     chat.type("talk\n")

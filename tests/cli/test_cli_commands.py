@@ -45,7 +45,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_check_prints_a_table_of_everything_that_works_and_exits_zero(repository: Path) -> None:
+def test_check_prints_a_table_of_working_models_and_exits_zero(repository: Path) -> None:
     add(repository, "one")
     add(repository, "two")
     done = edge("check", str(repository))
@@ -72,7 +72,7 @@ def test_check_of_a_real_model_names_runtime_and_precision() -> None:
     assert "input FP32[-1,3,224,224]" in row
 
 
-def test_check_tells_what_fails_with_the_reason_and_exits_nonzero(repository: Path) -> None:
+def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(repository: Path) -> None:
     add(repository, "good")
     add(repository, "no_backend", 'backend: "nonsense"')
     (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
@@ -89,7 +89,7 @@ def test_check_tells_what_fails_with_the_reason_and_exits_nonzero(repository: Pa
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_check_passes_what_serve_would_serve_though_made_up_inputs_do_not_suit_it(repository: Path) -> None:
+def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(repository: Path) -> None:
     add(repository, "any_size", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def parameter(key: str, value: str) -> str:
     return f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-def test_check_of_several_repositories_covers_all(tmp_path: Path) -> None:
+def test_check_covers_all_given_repositories(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         add(tmp_path / name, f"model_of_{name}")
@@ -167,7 +167,7 @@ def test_status_without_a_server_says_so_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
-def test_status_of_an_address_that_is_none_says_so_without_a_traceback(url: str) -> None:
+def test_status_of_an_invalid_address_is_an_error_without_a_traceback(url: str) -> None:
     done = edge("status", "--url", url)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
@@ -199,7 +199,7 @@ def test_an_unknown_command_is_refused_by_name() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_print_config_is_a_file_that_config_reads_back(repository: Path, tmp_path: Path) -> None:
+def test_config_reads_back_the_output_of_print_config(repository: Path, tmp_path: Path) -> None:
     flags = [f"--model-repository={repository}", "--http-port=8123", "--log-format=json"]
     printed = edge("serve", *flags, "--print-config")
     assert printed.returncode == 0, printed.stderr
@@ -222,7 +222,7 @@ def stride_eight(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def test_check_tries_a_network_for_pictures_of_any_size_with_one_that_is_large_enough(repository: Path) -> None:
+def test_check_runs_a_network_for_any_image_size_with_a_large_image(repository: Path) -> None:
     (repository / "any_size" / "1").mkdir(parents=True)
     stride_eight(repository / "any_size" / "1" / "model.onnx")
     done = edge("check", str(repository))
@@ -230,7 +230,7 @@ def test_check_tries_a_network_for_pictures_of_any_size_with_one_that_is_large_e
     assert float(cells(done.stdout.splitlines()[2])[-2]) > 0
 
 
-def test_optimize_says_what_to_give_when_made_up_shapes_do_not_do(repository: Path) -> None:
+def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(repository: Path) -> None:
     (repository / "any_size" / "1").mkdir(parents=True)
     stride_eight(repository / "any_size" / "1" / "model.onnx")
     done = edge("optimize", str(repository / "any_size"), "--runtimes=onnxruntime", "--precision=f32")
@@ -239,7 +239,7 @@ def test_optimize_says_what_to_give_when_made_up_shapes_do_not_do(repository: Pa
     assert "--input FILE.npz" in done.stderr
 
 
-def test_check_names_the_file_that_has_not_the_name_of_a_model(repository: Path) -> None:
+def test_check_names_a_file_that_is_not_named_like_a_model(repository: Path) -> None:
     (repository / "exported" / "1").mkdir(parents=True)
     (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
     done = edge("check", str(repository))

@@ -72,14 +72,14 @@ def answering(listener: socket.socket) -> Iterator[Callable[[bytes], str]]:
         thread.join(30)
 
 
-def test_a_command_with_a_wrong_letter_is_one_line_with_the_right_one() -> None:
+def test_a_misspelt_command_is_one_line_with_the_right_name() -> None:
     done = edge("statsu")
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "edge-server: there is no command 'statsu', did you mean 'status'?\n"
 
 
 @pytest.mark.parametrize("command", [("status",), ("models",), ("rollback", "m")])
-def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
+def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code(
     listener: socket.socket, command: tuple[str, ...]
 ) -> None:
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -142,13 +142,13 @@ def test_output_that_a_full_disk_does_not_take_is_reported_in_one_line(command: 
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
-def test_a_time_limit_that_is_none_is_refused(run_command: Edge, value: str) -> None:
+def test_an_invalid_timeout_is_refused(run_command: Edge, value: str) -> None:
     done = run_command("status", f"--timeout={value}")
     assert done.returncode == 2
     assert f"got '{value}'" in done.stderr
 
 
-def test_optimize_of_a_folder_that_is_not_there_names_it(tmp_path: Path) -> None:
+def test_optimize_names_a_missing_folder(tmp_path: Path) -> None:
     for model, absent in (("nowhere", "nowhere"), ("some/nowhere", tmp_path / "some")):
         done = edge("optimize", model, cwd=tmp_path)
         assert done.returncode == 2
@@ -165,7 +165,7 @@ def test_serve_with_a_bare_folder_names_the_flag(tmp_path: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("front_end", ["HTTP", "gRPC", "metrics"])
-def test_serve_on_a_port_that_is_taken_names_the_port_and_the_flag(
+def test_serve_on_a_used_port_names_the_port_and_the_flag(
     tmp_path: Path, listener: socket.socket, front_end: str
 ) -> None:
     flag, port = f"--{front_end.lower()}-port", listener.getsockname()[1]
@@ -179,7 +179,7 @@ def test_serve_on_a_port_that_is_taken_names_the_port_and_the_flag(
 
 
 @pytest.mark.parametrize("script", ["systemd/build_deb.sh", "jetson/install.sh"])
-def test_help_of_the_scripts_is_no_error(script: str) -> None:
+def test_help_of_the_scripts_exits_zero(script: str) -> None:
     for flag in ("--help", "-h"):
         done = subprocess.run(["bash", str(ROOT / script), flag], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
@@ -188,7 +188,7 @@ def test_help_of_the_scripts_is_no_error(script: str) -> None:
     assert (wrong.returncode, wrong.stdout) == (64, "")
 
 
-def test_models_and_status_tell_of_folders_that_hold_no_model(start_server: Callable[..., str], tmp_path: Path) -> None:
+def test_models_and_status_list_folders_without_a_model(start_server: Callable[..., str], tmp_path: Path) -> None:
     repository = tmp_path / "models"
     (repository / "good" / "1").mkdir(parents=True)
     (repository / "good" / "config.pbtxt").write_text(IDENTITY)
@@ -214,13 +214,13 @@ def test_models_and_status_tell_of_folders_that_hold_no_model(start_server: Call
     assert "\nmisspelt: config.pbtxt line " in asked.stdout
 
 
-def test_a_long_last_column_has_no_long_rule() -> None:
+def test_a_long_last_column_does_not_lengthen_the_rule() -> None:
     heads, rule, row = render(("NAME", "REASON"), [("one", "because " * 40)]).splitlines()
     assert heads.startswith("NAME  REASON")
     assert len(rule) < 40 < len(row)
 
 
-def test_a_table_is_aligned_by_cells_of_the_terminal_and_nothing_in_it_steers_that() -> None:
+def test_a_table_is_aligned_by_terminal_cells_and_shows_no_control_characters() -> None:
     """Names of streams and clients, reasons and labels are text from others."""
     rows = [("検出器", "a"), ("plain\x1b[2J", "b"), ("e\u0301t\u00e9", "c\nd")]
     lines = render(("NAME", "LAST"), rows).splitlines()
@@ -238,7 +238,7 @@ def test_a_size_beyond_the_limit_is_refused(text: str) -> None:
     assert options.size("16384X1") == (16384, 1)
 
 
-def test_what_an_event_leaves_open_is_not_printed() -> None:
+def test_missing_fields_of_an_event_are_not_printed() -> None:
     event = {"number": 1, "time_s": 0.0, "kind": "model.failed", "model": "m", "failed_count": 1, "retry_in_s": None}
     assert event_as_text(event).endswith("m failed_count=1")
     assert event_as_text({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")

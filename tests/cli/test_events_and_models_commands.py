@@ -82,7 +82,7 @@ def url(repository: Path) -> Iterator[str]:
         yield address
 
 
-def test_models_prints_every_version_with_its_past(url: str) -> None:
+def test_models_prints_every_version_with_its_history(url: str) -> None:
     done = edge("models", "--url", url)
     assert done.returncode == 0, done.stderr
     heads, _, *rows = done.stdout.splitlines()
@@ -101,7 +101,7 @@ def test_models_prints_every_version_with_its_past(url: str) -> None:
         assert table[name, "-"][-1].endswith(("its name does not fit a URL (no spaces, none of \\ ? # %)", "'"))
 
 
-def test_models_and_status_and_the_index_have_one_word_for_one_state(url: str) -> None:
+def test_models_status_and_the_index_name_states_alike(url: str) -> None:
     done = edge("status", "--url", url)
     states = {cells(row)[0]: cells(row) for row in done.stdout.splitlines()}
     assert states["broken"][2] == "UNAVAILABLE"
@@ -122,7 +122,7 @@ def test_models_of_one_model_in_json(url: str) -> None:
     assert done.stderr == "edge-server models: Request for unknown model: 'no/body' is not found\n"
 
 
-def test_rollback_says_what_serves_and_how_long_the_pin_lasts(url: str) -> None:
+def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(url: str) -> None:
     done = edge("rollback", "one", "--url", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -150,7 +150,7 @@ def test_rollback_says_what_serves_and_how_long_the_pin_lasts(url: str) -> None:
         (("one", "--header", "nonsense"), 2, "expected KEY=VALUE"),
     ],
 )
-def test_a_rollback_that_cannot_be_says_why(
+def test_an_impossible_rollback_prints_the_reason(
     url: str, run_command: Edge, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     done = run_command("rollback", *arguments, "--url", url)
@@ -159,7 +159,7 @@ def test_a_rollback_that_cannot_be_says_why(
     assert "Traceback" not in done.stderr
 
 
-def test_a_key_goes_along_as_a_header(repository: Path) -> None:
+def test_the_key_is_sent_as_a_header(repository: Path) -> None:
     with serving(repository, "--http-restricted-api=model-repository:x-key=s3=cret") as address:
         for command in (("models",), ("events", "--no-follow"), ("events",), ("rollback", "one")):
             done = edge(*command, "--url", address)
@@ -170,7 +170,7 @@ def test_a_key_goes_along_as_a_header(repository: Path) -> None:
             assert done.returncode == 0, done.stderr
 
 
-def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -> None:
+def test_past_events_are_printed_as_text_and_as_json(url: str) -> None:
     done = edge("events", "--no-follow", "--url", url)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -191,7 +191,7 @@ def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -
 
 @pytest.mark.parametrize("command", [("models",), ("rollback", "one"), ("events", "--no-follow")])
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://127.0.0.1:1/", "127.0.0.1:1"])
-def test_without_a_server_there_is_one_line_of_words(run_command: Edge, command: tuple[str, ...], address: str) -> None:
+def test_without_a_server_the_error_is_one_line(run_command: Edge, command: tuple[str, ...], address: str) -> None:
     done = run_command(*command, "--url", address, "--timeout=5")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
@@ -200,7 +200,7 @@ def test_without_a_server_there_is_one_line_of_words(run_command: Edge, command:
 
 @pytest.mark.parametrize("command", [("models",), ("status",), ("rollback", "one"), ("events",)])
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://", "127.0.0.1:port", "box:8000 x"])
-def test_an_address_that_is_none_is_refused_before_anything_is_asked(
+def test_an_invalid_address_is_refused_before_a_request_is_sent(
     run_command: Edge, command: tuple[str, ...], address: str
 ) -> None:
     done = run_command(*command, "--url", address)
@@ -210,7 +210,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_asked(
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}", b"no json", b'{"versions": [1]}', b'{"versions": [{}]}'])
-def test_an_answer_that_is_not_ours_is_no_traceback(run_command: Edge, text: bytes) -> None:
+def test_a_response_from_another_server_gives_no_traceback(run_command: Edge, text: bytes) -> None:
     class Odd(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -256,7 +256,7 @@ def next_of(kind: str, lines: Any) -> dict[str, Any]:
     raise AssertionError(f"the output ended before {kind}")
 
 
-def test_events_are_followed_over_a_restart_of_the_server(repository: Path, follow: Any, free_ports: Any) -> None:
+def test_events_are_followed_across_a_restart_of_the_server(repository: Path, follow: Any, free_ports: Any) -> None:
     (port,) = free_ports(1)
     follower = follow("--json", "--url", f"http://127.0.0.1:{port}")
     # It waits for a server that is not there yet, and says so once.
@@ -274,7 +274,7 @@ def test_events_are_followed_over_a_restart_of_the_server(repository: Path, foll
     assert "Traceback" not in follower.stderr.read()
 
 
-def test_a_reader_that_has_enough_ends_the_command(url: str, follow: Any) -> None:
+def test_a_closed_output_pipe_ends_the_command(url: str, follow: Any) -> None:
     follower = follow("--url", url)
     follower.stdout.readline()
     follower.stdout.close()
@@ -285,7 +285,7 @@ def test_a_reader_that_has_enough_ends_the_command(url: str, follow: Any) -> Non
     assert follower.stderr.read() == ""
 
 
-def test_server_sent_events_are_read_as_they_are_written() -> None:
+def test_server_sent_events_are_parsed_as_they_are_written() -> None:
     lines = [
         b": hello\n",
         b"\n",

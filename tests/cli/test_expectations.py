@@ -35,11 +35,11 @@ def report(*models: tuple[str, str, str, str], is_ready: bool = True, digest: st
         (("m", "2", "READY", f"{CANARY_FELL_BACK}: too slow"), True),
     ],
 )
-def test_what_did_not_work_is_a_failure(model: tuple[str, str, str, str], is_failure: bool) -> None:
+def test_a_version_that_does_not_serve_is_a_failure(model: tuple[str, str, str, str], is_failure: bool) -> None:
     assert bool(find_failures(report(("other", "1", "READY", ""), model))) is is_failure
 
 
-def test_a_failed_version_that_a_later_one_superseded_is_none() -> None:
+def test_a_failed_version_superseded_by_a_later_one_is_no_failure() -> None:
     failed = ("m", "2", "UNAVAILABLE", "no luck")
     assert find_failures(report(("m", "3", "READY", ""), failed)) == []
     assert find_failures(report(("m", "1", "READY", ""), ("other", "3", "READY", ""), failed)) != []
@@ -65,7 +65,7 @@ def test_an_expectation_is_met_by_the_version_and_its_files(text: str, problem: 
     assert find_unmet(seen, [parse_expectation(text)]) == ([problem] if problem else [])
 
 
-def test_a_digest_that_is_not_known_yet_is_not_the_expected_one() -> None:
+def test_an_unknown_digest_does_not_meet_the_expectation() -> None:
     seen = report(("m", "3", "READY", ""), digest="")
     assert find_unmet(seen, [Expectation("m", "3")]) == []
     assert find_unmet(seen, [Expectation("m", "3", "aaaaaaaa")]) == [
@@ -79,7 +79,7 @@ def test_a_malformed_expectation_is_refused(text: str) -> None:
         parse_expectation(text)
 
 
-def test_waiting_ends_with_the_first_look_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_once_the_expectation_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expectations, "POLL_S", 0.001)
     looks = iter(range(10))
     assert expectations.wait_until_well(lambda: next(looks), lambda seen: seen == 3, 60) == 3

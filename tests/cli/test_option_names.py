@@ -29,7 +29,7 @@ NEEDED = {
         ("analyze", "--overwrite", "--force", None),
     ],
 )
-def test_an_option_has_its_common_name_and_takes_the_older_one(
+def test_an_option_has_its_common_name_and_accepts_the_older_one(
     command: str, name: str, older: str, value: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = PARSERS[command]._parser()
@@ -44,7 +44,7 @@ def test_an_option_has_its_common_name_and_takes_the_older_one(
 
 @pytest.mark.parametrize("flag", ["--svg", "--picture"])
 @pytest.mark.parametrize("action", ["simulate", "replay"])
-def test_the_governor_draws_under_both_names(
+def test_the_governor_command_accepts_picture_and_svg(
     action: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.csv"
@@ -57,7 +57,7 @@ def test_the_governor_draws_under_both_names(
     assert told.replace("--picture", "--svg") in capsys.readouterr().err
 
 
-def test_a_wrong_value_names_the_spelling_that_was_used(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_value_names_the_option_as_it_was_spelt(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["stream", *NEEDED["stream"], "--version=newest"])
     assert "--version: expected a number" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_list_and_a_signature_are_written_for_the_model_and_each_version(model: Path, tmp_path: Path) -> None:
+def test_checksums_and_a_signature_are_written_for_the_model_and_each_version(model: Path, tmp_path: Path) -> None:
     done = sign("--new-key", tmp_path / "key", model)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"--signature-public-key={tmp_path / 'key.pub'}" in done.stdout
@@ -51,13 +51,13 @@ def test_signing_twice_writes_the_same(model: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in model.iterdir() if path.name.startswith(".")) == [".hidden"]
 
 
-def test_without_a_key_an_old_signature_goes(model: Path, tmp_path: Path) -> None:
+def test_without_a_key_an_old_signature_is_deleted(model: Path, tmp_path: Path) -> None:
     sign("--new-key", tmp_path / "key", model)
     assert sign(model).returncode == 0
     assert not (model / "1/SHA256SUMS.sig").exists()
 
 
-def test_a_key_is_never_written_over(model: Path, tmp_path: Path) -> None:
+def test_a_key_is_never_overwritten(model: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("precious")
     done = sign("--new-key", tmp_path / "key", model)
     assert done.returncode == 2
@@ -75,7 +75,7 @@ def test_a_key_is_never_written_over(model: Path, tmp_path: Path) -> None:
         (("--key", "{model}/config.pbtxt", "{model}"), 2, "not an Ed25519 private key in PEM"),
     ],
 )
-def test_what_cannot_be_signed_is_one_line_and_a_code(
+def test_a_model_that_cannot_be_signed_is_one_line_and_an_exit_code(
     model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     done = sign(*[item.format(tmp=tmp_path, model=model) for item in arguments])
@@ -93,7 +93,7 @@ def test_half_a_key_pair_is_not_left_behind(tmp_path: Path) -> None:
     assert (tmp_path / "key.pub").read_text() == "of another one"
 
 
-def test_a_list_that_cannot_be_put_in_place_leaves_nothing(model: Path) -> None:
+def test_a_checksum_file_that_cannot_be_written_leaves_no_file(model: Path) -> None:
     (model / "1" / "SHA256SUMS").mkdir()
     done = sign(model)
     assert done.returncode == 1

@@ -98,9 +98,7 @@ def visible(text: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n").split("\n")
 
 
-def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_the_table_is_plain_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url]) == 1
     first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
     assert first == f"edge-server 0.1.0 at {url} is ready"
@@ -132,7 +130,7 @@ GOVERNOR = {
 }
 
 
-def test_lines_tables_and_errors_of_plugins_are_printed_without_knowing_them(
+def test_lines_tables_and_errors_of_plugins_are_printed(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = {"name": "broken", "error": "KeyError: 'x'", "rows": [], "reports": {}}
@@ -180,7 +178,7 @@ def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
         assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
 
 
-def test_expectations_and_waiting_decide_the_exit_code(
+def test_the_exit_code_follows_expectations_and_waiting(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = ANSWERS["/v2/repository/index"]
@@ -225,7 +223,7 @@ def test_watching_with_an_expectation_is_refused(capsys: pytest.CaptureFixture[s
         assert "--expect and --wait end with an exit code" in capsys.readouterr().err
 
 
-def test_watching_asks_again_until_ctrl_c_which_is_no_failure(url: str) -> None:
+def test_watching_repeats_until_ctrl_c_and_exits_zero(url: str) -> None:
     with subprocess.Popen(
         [str(COMMAND), "status", "--url", url, "--watch=0.1", "--json"], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -237,7 +235,7 @@ def test_watching_asks_again_until_ctrl_c_which_is_no_failure(url: str) -> None:
     assert process.returncode == 0
 
 
-def test_watching_a_server_that_is_away_goes_on() -> None:
+def test_watching_continues_while_the_server_is_away() -> None:
     with subprocess.Popen(
         [str(COMMAND), "status", "--url=http://127.0.0.1:1", "--watch=0.1"], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -33,7 +33,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 3), st.integers(0, 2), STEPS)
-def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps: list[tuple]) -> None:
+def test_counts_add_up_for_any_messages_of_the_server(depth: int, most: int, steps: list[tuple]) -> None:
     flow = FlowControl(depth, most)
     offered = 0
     for name, *arguments in steps:
@@ -52,7 +52,7 @@ def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps
         assert not most or now.in_flight <= most
 
 
-def test_without_leave_nothing_is_sent_and_leave_is_never_taken_back() -> None:
+def test_without_credit_no_frame_is_sent_and_credit_never_decreases() -> None:
     flow = FlowControl(2)
     flow.connect()
     flow.offer(frame(1), 0.0)
@@ -67,7 +67,7 @@ def test_without_leave_nothing_is_sent_and_leave_is_never_taken_back() -> None:
     assert flow.counters() == Counters(offered=4, sent=2, dropped_here=1, waiting=1, in_flight=2, connections=1)
 
 
-def test_a_new_connection_needs_leave_of_its_own() -> None:
+def test_a_new_connection_needs_its_own_credit() -> None:
     flow = FlowControl(1)
     flow.connect()
     flow.allow(5)
@@ -83,7 +83,7 @@ def test_a_new_connection_needs_leave_of_its_own() -> None:
     assert flow.counters() == Counters(offered=2, sent=2, in_flight=1, lost=1, connections=2)
 
 
-def test_a_limit_of_frames_under_way_holds_back_until_one_landed() -> None:
+def test_the_limit_of_frames_in_flight_delays_the_next_frame() -> None:
     flow = FlowControl(3, 1)
     flow.allow(100)
     for seq in (1, 2, 3):
@@ -116,7 +116,7 @@ def test_a_drop_reported_twice_counts_once(is_notice_first: bool) -> None:
     assert flow.counters() == Counters(offered=5, sent=5, answered=2, dropped={DropReason.NEWER: 2}, in_flight=1)
 
 
-def test_age_grows_by_the_wait_and_stays_within_its_field() -> None:
+def test_the_age_of_a_frame_includes_its_wait_and_fits_its_field() -> None:
     flow = FlowControl(2)
     flow.allow(2)
     flow.offer(frame(1, age_us=500), 10.0)
@@ -125,7 +125,7 @@ def test_age_grows_by_the_wait_and_stays_within_its_field() -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
-def test_waits_grow_to_their_bound_and_jitter_only_shortens_them(failures: int, jitter: float, chance: float) -> None:
+def test_backoff_grows_to_its_limit_and_jitter_only_shortens_it(failures: int, jitter: float, chance: float) -> None:
     back_off = BackOff(0.1, 5.0, jitter)
     whole = back_off.delay_s(failures, 0.0)
     assert whole == min(5.0, 0.1 * 2 ** min(failures - 1, 40))
@@ -133,6 +133,6 @@ def test_waits_grow_to_their_bound_and_jitter_only_shortens_them(failures: int, 
 
 
 @pytest.mark.parametrize("options", [(0, 1), (2, 1), (-1, 1), (1, 2, 1.5), (1, 2, -0.1)])
-def test_a_back_off_that_makes_no_sense_is_refused(options: tuple[float, ...]) -> None:
+def test_an_invalid_backoff_is_refused(options: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="back-off needs"):
         BackOff(*options)

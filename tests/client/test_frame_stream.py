@@ -47,7 +47,7 @@ def credit(frames_allowed: int) -> bytes:
     return encode_server_message(Credit(), frames_allowed)
 
 
-def test_every_frame_that_is_sent_in_turn_is_answered_with_its_header(scripted: Connect, connect: Connect) -> None:
+def test_frames_sent_one_by_one_are_each_answered_with_their_header(scripted: Connect, connect: Connect) -> None:
     with connect(scripted().address) as stream:
         results = stream.results()
         for number in range(1, 6):
@@ -57,7 +57,7 @@ def test_every_frame_that_is_sent_in_turn_is_answered_with_its_header(scripted: 
         assert stream.opened == StreamOpened(stream.stream_id, "m", 1, "script")
 
 
-def test_the_opening_message_says_all_that_was_asked_for(scripted: Connect, connect: Connect) -> None:
+def test_the_opening_message_contains_all_options(scripted: Connect, connect: Connect) -> None:
     server = scripted()
     returns, delivery = Returns(("*",), 5, has_mask=True), Delivery(2, 300, 400, 12.5, 2.0, 1, True)
     with connect(
@@ -72,7 +72,7 @@ def test_the_opening_message_says_all_that_was_asked_for(scripted: Connect, conn
     assert server.metadata[0]["token"] == "secret"
 
 
-def test_no_more_frames_are_under_way_than_the_server_allows(
+def test_no_more_frames_are_in_flight_than_the_server_allows(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     allow_more, answer = threading.Event(), threading.Event()
@@ -127,7 +127,7 @@ def test_drops_by_the_server_are_counted_by_reason(scripted: Connect, connect: C
         )
 
 
-def test_a_result_tells_of_frames_that_were_dropped_before_they_were_sent(
+def test_a_result_reports_frames_that_were_dropped_before_sending(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     offered = threading.Event()
@@ -155,7 +155,7 @@ def test_a_result_tells_of_frames_that_were_dropped_before_they_were_sent(
     assert taken.join()
 
 
-def test_notices_of_drops_reach_their_listener_and_count_once(scripted: Connect, connect: Connect) -> None:
+def test_drop_notices_reach_the_callback_and_are_counted_once(scripted: Connect, connect: Connect) -> None:
     def script(call: Any) -> Iterator[bytes]:
         yield call.opened(100)
         for number, frame in enumerate(call.frames(), 1):
@@ -189,9 +189,7 @@ FINAL = {
 
 @pytest.mark.sample
 @pytest.mark.parametrize("status", FINAL)
-def test_a_refusal_that_cannot_heal_is_raised_at_once(
-    scripted: Connect, connect: Connect, status: grpc.StatusCode
-) -> None:
+def test_a_permanent_refusal_is_raised_at_once(scripted: Connect, connect: Connect, status: grpc.StatusCode) -> None:
     def script(call: Any) -> Iterator[bytes]:
         call.context.abort(status, "no model of that name")
         yield b""
@@ -214,7 +212,7 @@ def breaking(call: Any) -> Iterator[bytes]:
     call.context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
 
 
-def test_a_stream_that_breaks_goes_on_under_the_same_name(
+def test_a_broken_stream_continues_under_the_same_name(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     server = scripted(breaking)
@@ -233,7 +231,7 @@ def test_a_stream_that_breaks_goes_on_under_the_same_name(
     assert taken.join()
 
 
-def test_a_server_that_restarts_on_its_port_is_found_again(
+def test_the_client_reconnects_to_a_server_that_restarts_on_its_port(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     server = scripted()
@@ -252,7 +250,7 @@ def test_a_server_that_restarts_on_its_port_is_found_again(
     assert taken.join()
 
 
-def test_a_server_that_starts_after_its_clients_is_found(
+def test_the_client_connects_to_a_server_that_starts_later(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     server = scripted()
@@ -267,7 +265,7 @@ def test_a_server_that_starts_after_its_clients_is_found(
     assert taken.join()
 
 
-def test_a_server_that_ends_the_call_early_is_asked_again(scripted: Connect, connect: Connect) -> None:
+def test_the_client_reconnects_if_the_server_ends_the_call_early(scripted: Connect, connect: Connect) -> None:
     def leaving(call: Any) -> Iterator[bytes]:
         yield call.opened(3)
 
@@ -287,7 +285,7 @@ def test_a_server_that_ends_the_call_early_is_asked_again(scripted: Connect, con
         assert is_balanced(stream.counters())
 
 
-def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
+def test_a_frame_written_after_the_end_of_the_call_does_not_hide_its_status(
     scripted: Connect, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_ended = threading.Semaphore(0)
@@ -322,7 +320,7 @@ def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
     assert {str(error).partition(" was ")[2] for error in broken} == {"ended by the server"}
 
 
-def test_without_leave_to_reconnect_the_first_break_is_raised(connect: Connect) -> None:
+def test_without_reconnecting_the_first_break_is_raised(connect: Connect) -> None:
     with connect(DEAD, reconnects=False) as stream:
         stream.send(JPEG)
         with pytest.raises(StreamError, match="UNAVAILABLE") as told:
@@ -345,7 +343,7 @@ def test_garbage_from_the_server_is_raised(scripted: Connect, connect: Connect, 
         assert not told.value.heals
 
 
-def test_a_frame_that_failed_is_a_result_like_any_other(scripted: Connect, connect: Connect) -> None:
+def test_a_failed_frame_is_returned_as_a_result(scripted: Connect, connect: Connect) -> None:
     def script(call: Any) -> Iterator[bytes]:
         yield call.opened()
         for frame in call.frames():
@@ -359,7 +357,7 @@ def test_a_frame_that_failed_is_a_result_like_any_other(scripted: Connect, conne
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_finishing_waits_for_what_was_offered(scripted: Connect, connect: Connect, number: int) -> None:
+def test_finishing_waits_for_all_offered_frames(scripted: Connect, connect: Connect, number: int) -> None:
     with connect(scripted().address, delivery=Delivery(depth=4)) as stream:
         for _ in range(number):
             stream.send(JPEG)
@@ -379,7 +377,7 @@ def test_a_finished_stream_whose_server_dies_ends_with_the_loss_counted(scripted
         assert stream.counters() == Counters(offered=2, sent=2, answered=1, lost=1, connections=1)
 
 
-def test_a_file_is_played_whole_when_nothing_may_be_dropped(scripted: Connect, connect: Connect) -> None:
+def test_a_file_is_played_completely_if_no_frame_may_be_dropped(scripted: Connect, connect: Connect) -> None:
     """The mailbox of the scripted server drops what comes while one frame waits, as a server's of depth 1 does."""
 
     def script(call: Any) -> Iterator[bytes]:
@@ -399,7 +397,7 @@ def test_a_file_is_played_whole_when_nothing_may_be_dropped(scripted: Connect, c
         assert counters == Counters(offered=40, sent=40, answered=32, dropped={DropReason.DEADLINE: 8}, connections=1)
 
 
-def test_what_reading_the_frames_raises_is_raised_where_results_are_taken(scripted: Connect, connect: Connect) -> None:
+def test_an_error_of_the_frame_source_is_raised_by_the_results(scripted: Connect, connect: Connect) -> None:
     def frames() -> Iterator[bytes]:
         yield JPEG
         raise OSError("the camera was unplugged")
@@ -411,7 +409,7 @@ def test_what_reading_the_frames_raises_is_raised_where_results_are_taken(script
         list(stream.results(frames()))
 
 
-def test_two_cannot_take_results_at_once(scripted: Connect, connect: Connect, collect: Connect) -> None:
+def test_two_threads_cannot_read_results_at_once(scripted: Connect, connect: Connect, collect: Connect) -> None:
     with connect(scripted().address) as stream:
         stream.send(JPEG)
         results = stream.results()
@@ -456,7 +454,7 @@ def test_a_stream_that_is_never_read_closes(scripted: Connect, connect: Connect)
     assert stream.counters() == Counters(offered=1, dropped_here=1)
 
 
-def test_results_may_be_left_and_taken_up_again(scripted: Connect, connect: Connect) -> None:
+def test_iteration_over_results_can_be_paused_and_resumed(scripted: Connect, connect: Connect) -> None:
     with connect(scripted().address) as stream:
         for number in (1, 2):
             stream.send(JPEG)
@@ -486,7 +484,7 @@ PICTURES = {
 
 @pytest.mark.sample
 @pytest.mark.parametrize("what", PICTURES)
-def test_pictures_of_every_kind_arrive(scripted: Connect, connect: Connect, what: str) -> None:
+def test_images_of_every_encoding_arrive(scripted: Connect, connect: Connect, what: str) -> None:
     arrived: list[Frame] = []
 
     def script(call: Any) -> Iterator[bytes]:
@@ -514,7 +512,7 @@ def test_a_number_that_does_not_fit_is_reported_to_the_sender(scripted: Connect,
         assert stream.counters().offered == 0
 
 
-def test_the_age_of_a_frame_grows_while_it_waits_for_leave(
+def test_the_age_of_a_frame_grows_while_it_waits_for_credit(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
 ) -> None:
     ages: list[int] = []
@@ -537,7 +535,7 @@ def test_the_age_of_a_frame_grows_while_it_waits_for_leave(
     assert taken.join()
 
 
-def test_frames_from_a_list_leave_the_loop_its_other_tasks() -> None:
+def test_frames_from_a_list_do_not_block_other_tasks_of_the_event_loop() -> None:
     async def run() -> None:
         turns = 0
 

@@ -43,7 +43,7 @@ def test_a_stream_over_tls(
         assert len(list(stream.results())) == 1
 
 
-def test_a_certificate_that_is_not_trusted_is_no_connection(
+def test_an_untrusted_certificate_ends_the_connection(
     scripted: Callable[..., Any], connect: Callable[..., Any], pem: tuple[Path, Path]
 ) -> None:
     key, cert = pem

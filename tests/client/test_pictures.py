@@ -27,7 +27,7 @@ def test_a_stamp_is_seconds_or_seconds_and_nanoseconds(stamp: Any, expected: tup
     "cut", [np.s_[:, :, :], np.s_[1:4, 2:5, :], np.s_[::-1, ::-1, :], np.s_[:, :, ::-1], np.s_[::2, ::2, :]]
 )
 @pytest.mark.parametrize("copies", [True, False])
-def test_any_view_of_an_array_arrives_packed(cut: Any, copies: bool) -> None:
+def test_any_view_of_an_array_is_sent_packed(cut: Any, copies: bool) -> None:
     whole = np.random.default_rng(5).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     picture = whole[cut]
     frame = make_frame(picture, HEADER, copies=copies)
@@ -35,7 +35,7 @@ def test_any_view_of_an_array_arrives_packed(cut: Any, copies: bool) -> None:
     assert bytes(frame.data) == picture.tobytes()
 
 
-def test_a_copy_stays_as_it_was_and_without_one_the_array_is_seen() -> None:
+def test_a_copied_frame_does_not_change_with_its_array() -> None:
     picture = np.zeros((2, 2), np.uint8)
     copied, seen = make_frame(picture, HEADER), make_frame(picture, HEADER, copies=False)
     picture[:] = 9

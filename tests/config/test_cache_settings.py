@@ -41,14 +41,14 @@ def test_a_cache_is_chosen_as_triton_spells_it() -> None:
     assert [(argv, chosen(*argv)) for argv, _ in table] == table
 
 
-def test_the_environment_and_the_file_say_the_same(tmp_path: Path) -> None:
+def test_environment_and_file_give_the_same_settings(tmp_path: Path) -> None:
     assert chosen(EDGE_SERVER_CACHE_CONFIG="redis,host=box redis,port=1") == RedisCache("box", 1)
     path = tmp_path / "edge.toml"
     path.write_text("[cache]\nsettings = ['local,size=5']\n")
     assert chosen(f"--config={path}") == LocalCache(5)
 
 
-def test_tritons_variables_give_redis_its_credentials_and_a_flag_goes_before_them() -> None:
+def test_tritons_variables_set_redis_credentials_and_a_flag_overrides_them() -> None:
     environ = {"TRITONCACHE_REDIS_USERNAME": "env", "TRITONCACHE_REDIS_PASSWORD": "secret"}
     assert chosen(HERE, **environ) == RedisCache("box", 6379, user="env", password="secret")
     assert chosen(HERE + ",user=flag", **environ).user == "flag"
@@ -93,6 +93,6 @@ def test_a_password_is_neither_printed_nor_repeated_in_errors() -> None:
     assert "open-sesame" not in str(caught.value)
 
 
-def test_the_old_flag_is_taken_with_a_warning() -> None:
+def test_the_old_flag_is_accepted_with_a_warning() -> None:
     warnings = parse_serve([REPOSITORY, "--response-cache-byte-size=7"], {}).warnings
     assert any("--cache-config=local,size=<bytes>" in item for item in warnings)

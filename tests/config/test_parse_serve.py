@@ -58,7 +58,7 @@ def test_every_flag_of_triton_is_known():
     assert {f"--{name}" for name in TRITON_FLAGS.split()} <= {*DECLARED.by_flag, *_OTHER_FLAGS}
 
 
-def test_every_field_of_every_slice_has_exactly_one_row_in_the_table():
+def test_every_field_of_every_settings_class_has_exactly_one_row():
     fields = [
         f"{section.name}.{field.name}"
         for section in dataclasses.fields(ServerConfig)
@@ -79,7 +79,7 @@ def test_flags_and_variables_are_unique_and_no_flag_is_both_used_and_ignored():
     assert set(DEPRECATED) <= set(flags)
 
 
-def test_defaults_are_tritons_but_for_the_documented_ones():
+def test_defaults_equal_tritons_except_the_documented_ones():
     given = config()
     assert (given.http.port, given.grpc.port, given.metrics.port) == (8000, 8001, 8002)
     assert {given.http.address, given.grpc.address, given.metrics.address} == {"127.0.0.1"}
@@ -91,7 +91,7 @@ def test_defaults_are_tritons_but_for_the_documented_ones():
     assert 1 <= given.repository.load_thread_count <= 4
 
 
-def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(toml):
+def test_a_flag_overrides_a_variable_which_overrides_the_file(toml):
     file = toml("[http]\nport = 1\n[grpc]\nport = 2\n[metrics]\nport = 3\n")
     given = parse(file, "--http-port=10", EDGE_SERVER_HTTP_PORT="11", EDGE_SERVER_GRPC_PORT="12")
     assert (given.config.http.port, given.config.grpc.port, given.config.metrics.port) == (10, 12, 3)
@@ -106,7 +106,7 @@ def test_the_configuration_file_may_be_named_by_a_variable(toml):
     assert config(EDGE_SERVER_CONFIG=path).log.format == "json"
 
 
-def test_boolean_flags_stand_alone_or_take_a_word():
+def test_boolean_flags_need_no_value_but_accept_one():
     table = [
         (["--allow-http"], True),
         (["--allow-http=true"], True),
@@ -128,13 +128,13 @@ def test_log_verbose_is_a_number_or_a_bare_flag(argv, level):
     assert config(*argv).log.verbose_level == level
 
 
-def test_values_may_follow_their_flag_or_stand_behind_an_equals_sign():
+def test_values_follow_their_flag_after_a_space_or_an_equals_sign():
     assert config("--http-address", "0.0.0.0").http.address == "0.0.0.0"
     assert config("--http-address=0.0.0.0").http.address == "0.0.0.0"
     assert config("--id=a=b").lifecycle.server_id == "a=b"
 
 
-def test_repeatable_flags_add_up_and_replace_the_variable_as_a_whole():
+def test_repeated_flags_add_up_and_replace_the_variable():
     given = parse_serve(["--model-repository=/a", "--model-store", "/b"], {"EDGE_SERVER_MODEL_REPOSITORY": "/c:/d"})
     assert given.config.repository.paths == ("/a", "/b")
     assert any("--model-store is deprecated" in warning for warning in given.warnings)
@@ -247,7 +247,7 @@ def test_mutual_tls_implies_tls():
         (["--config"], "--config needs a value"),
     ],
 )
-def test_wrong_flags_are_refused_with_the_reason(argv, words):
+def test_invalid_flags_are_refused_with_the_reason(argv, words):
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
     assert words in str(caught.value)
@@ -273,7 +273,7 @@ def test_wrong_flags_are_refused_with_the_reason(argv, words):
         ("[http\n", "is not TOML"),
     ],
 )
-def test_wrong_files_are_refused_with_the_reason(toml, text, words):
+def test_invalid_files_are_refused_with_the_reason(toml, text, words):
     with pytest.raises(ConfigError) as caught:
         parse(toml(text))
     assert words in str(caught.value)
@@ -291,7 +291,7 @@ def test_unknown_variables_are_refused_with_the_nearest_spelling():
         parse(EDGE_SERVER_HTTP_PROT="1")
 
 
-def test_variables_of_others_and_empty_ones_are_left_alone():
+def test_other_and_empty_variables_are_ignored():
     given = config(
         HOME="/root",
         EDGE_SERVER_HTTP_PORT="",
@@ -313,7 +313,7 @@ def test_lists_in_variables_are_split_at_the_separator_of_their_row():
     assert given.backends == {"tensorrt": {"plugins": "a;b"}, "openvino": {"x": "1"}}
 
 
-def test_flags_of_triton_without_a_use_are_taken_with_one_warning_each():
+def test_unused_flags_of_triton_are_accepted_with_a_warning_each():
     given = parse("--pinned-memory-pool-byte-size", "0", "--cuda-memory-pool-byte-size=0:1", "--enable-peer-access")
     assert [warning.split()[0] for warning in given.warnings] == [
         "--pinned-memory-pool-byte-size",
@@ -322,12 +322,12 @@ def test_flags_of_triton_without_a_use_are_taken_with_one_warning_each():
     ]
 
 
-def test_settings_that_look_unmeant_are_warned_about():
+def test_settings_that_look_unintended_cause_a_warning():
     assert any("not encrypted" in warning for warning in parse("--grpc-server-cert=c").warnings)
     assert any("both off" in warning for warning in parse("--allow-http=0", "--allow-grpc=0").warnings)
 
 
-def test_listeners_that_are_off_or_choose_their_port_do_not_collide():
+def test_disabled_listeners_and_port_0_do_not_collide():
     assert config("--http-port=0", "--grpc-port=0", "--metrics-port=0").http.port == 0
     assert config("--http-port=8001", "--allow-grpc=false").http.port == 8001
     assert config("--http-address=127.0.0.2", "--http-port=8001", "--metrics-address=127.0.0.1").http.port == 8001
@@ -364,7 +364,7 @@ def test_the_printed_configuration_reads_back_as_the_same_configuration(toml):
     assert again.config == given.config
 
 
-def test_the_journal_stream_is_taken_from_what_systemd_set():
+def test_the_journal_stream_is_read_from_the_variable_of_systemd():
     assert config(JOURNAL_STREAM="8:1234").log.journal_stream == "8:1234"
 
 
@@ -395,13 +395,13 @@ def test_a_limit_that_is_no_fraction_is_refused(text):
         parse(f"--model-load-gpu-limit={text}")
 
 
-def test_whether_a_lost_gpu_ends_the_process_is_said_by_flag_or_variable():
+def test_a_flag_or_variable_sets_whether_a_lost_gpu_ends_the_process():
     assert not parse().config.lifecycle.exits_on_gpu_loss
     assert parse("--exit-on-gpu-loss").config.lifecycle.exits_on_gpu_loss
     assert parse(EDGE_SERVER_EXIT_ON_GPU_LOSS="true").config.lifecycle.exits_on_gpu_loss
 
 
-def test_the_settings_of_each_plugin_of_this_package_are_known_when_it_is_absent():
+def test_settings_of_bundled_plugins_are_known_when_the_plugin_is_absent():
     declared = {item.flag: item.section for item in SETTINGS if item.section in DECLARED.plugin_tables}
     owners = {table.name: plugin.name for plugin in PLUGINS for table in plugin.tables}
     expected = {flag: owners[section] for flag, section in declared.items()} | owners

@@ -122,7 +122,7 @@ def check(inputs: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
     np.testing.assert_allclose(found["OUTPUT1"], inputs["INPUT0"] - inputs["INPUT1"], rtol=1e-6)
 
 
-def test_a_batch_of_any_size_is_computed_row_by_row(open_add_sub: Open) -> None:
+def test_each_item_of_a_batch_of_any_size_is_computed(open_add_sub: Open) -> None:
     session = open_add_sub()
     for count in (1, 3, 8, 2):
         inputs = rows(count)
@@ -151,7 +151,7 @@ def test_outputs_belong_to_the_caller_even_after_the_session_is_closed(open_add_
         assert not any(np.shares_memory(array, given) for given in inputs.values())
 
 
-def test_read_only_unaligned_and_strided_inputs_are_read_and_left_alone(open_add_sub: Open) -> None:
+def test_read_only_unaligned_and_strided_inputs_are_read_and_not_changed(open_add_sub: Open) -> None:
     session = open_add_sub()
     expected = rows(2)
     body = b"x" + expected["INPUT0"].tobytes()
@@ -177,7 +177,7 @@ def test_no_reference_to_an_input_is_kept(open_add_sub: Open) -> None:
     session.close()
 
 
-def test_a_failed_run_says_which_model_pins_nothing_prints_nothing_and_leaves_the_session_usable(
+def test_a_failed_run_names_the_model_and_leaves_the_session_usable(
     open_add_sub: Open, backend: Backend, capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = open_add_sub()
@@ -195,7 +195,7 @@ def test_a_failed_run_says_which_model_pins_nothing_prints_nothing_and_leaves_th
     session.close()
 
 
-def test_instances_run_side_by_side_without_mixing_answers(open_add_sub: Open) -> None:
+def test_instances_run_in_parallel_without_mixing_outputs(open_add_sub: Open) -> None:
     sessions = [open_add_sub(number, instances=3) for number in range(3)]
 
     def work(number: int) -> None:
@@ -359,14 +359,14 @@ MAY_WAIT = {"tensorflow"}
 """Backends whose runs may wait for something without end: a graph may have operations that read."""
 
 
-def test_a_session_says_whether_its_runs_only_compute(open_add_sub: Open, backend: Backend) -> None:
+def test_a_session_reports_whether_its_runs_only_compute(open_add_sub: Open, backend: Backend) -> None:
     session = open_add_sub()
     session.close()
     assert session.info.only_computes == (backend.name not in MAY_WAIT)
     assert not session.info.keeps_thread
 
 
-def test_a_session_says_whether_it_is_bound_to_a_thread(open_add_sub: Open, backend: Backend) -> None:
+def test_a_session_reports_whether_it_is_bound_to_a_thread(open_add_sub: Open, backend: Backend) -> None:
     session = open_add_sub()
     session.close()
     assert session.info.is_bound == (backend.name in BOUND)

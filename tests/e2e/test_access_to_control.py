@@ -53,7 +53,7 @@ def test_tritonclient_loads_unloads_and_registers(server: Any, wire: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["box.test", "localhost", "127.0.0.1"])
-def test_curl_orders_by_any_name(server: Any, host: str) -> None:
+def test_curl_controls_models_under_any_host_name(server: Any, host: str) -> None:
     url = f"http://{host}:PORT/v2/repository/models/one"
     assert curl(server, "-X", "POST", "-d", "{}", f"{url}/load") == "200"
     assert curl(server, "-X", "POST", "-d", "", f"{url}/unload") == "200"

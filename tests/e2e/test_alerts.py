@@ -250,7 +250,7 @@ def run_promtool(folder: Path, test: dict[str, Any]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("alert", ALERTS)
-def test_the_alert_fires_in_time_and_names_what_it_is_about(alert: str, pages: Pages, tmp_path: Path) -> None:
+def test_the_alert_fires_in_time_and_names_its_subject(alert: str, pages: Pages, tmp_path: Path) -> None:
     tried, rule = case(pages, alert), ALERTS[alert]
     expected = [
         {
@@ -267,7 +267,7 @@ def test_the_alert_fires_in_time_and_names_what_it_is_about(alert: str, pages: P
 
 
 @pytest.mark.full
-def test_a_server_that_is_well_raises_no_alert(pages: Pages, tmp_path: Path) -> None:
+def test_a_healthy_server_raises_no_alert(pages: Pages, tmp_path: Path) -> None:
     before = {(item.name, *item.labels.items()): item.value for item in pages.first.samples}
     series = [Sample("up", {}, 1).at("1+0x120")]
     for item in pages.later.samples:

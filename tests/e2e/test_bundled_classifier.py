@@ -52,7 +52,7 @@ def run_directly(runtime: str, model: bytes, name: str, array: np.ndarray) -> np
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_a_convolutional_net_answers_as_its_runtime_does(
+def test_outputs_of_a_convolutional_network_equal_its_runtimes(
     server: Any, conv: onnx.ModelProto, runtime: str, wire: str, rows: int
 ) -> None:
     image = np.random.default_rng(rows).standard_normal((rows, 3, 32, 32), np.float32)
@@ -62,7 +62,7 @@ def test_a_convolutional_net_answers_as_its_runtime_does(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_the_classifier_answers_as_its_runtime_does(server: Any, bundled_repository: Path, runtime: str) -> None:
+def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, bundled_repository: Path, runtime: str) -> None:
     model = (bundled_repository / CLASSIFIER / "1" / "model.onnx").read_bytes()
     image = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
     expected = run_directly(runtime, model, "input", image)
@@ -84,7 +84,7 @@ def best(answer: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("model", [CLASSIFIER, *(f"{CLASSIFIER}_{runtime}" for runtime in RUNTIMES)])
-def test_a_picture_as_the_body_is_answered_with_the_five_best_labels(server: Any, coffee: Path, model: str) -> None:
+def test_an_image_body_is_answered_with_the_five_best_labels(server: Any, coffee: Path, model: str) -> None:
     status, text = server.request(
         "POST", f"/v2/models/{model}/infer", coffee.read_bytes(), {"Content-Type": "image/jpeg"}
     )
@@ -141,7 +141,7 @@ def test_a_damaged_picture_is_refused_and_the_next_one_answered(server: Any, cof
     assert server.request("POST", path, coffee.read_bytes(), {"Content-Type": "image/jpeg"})[0] == 200
 
 
-def test_a_picture_for_a_model_that_takes_none_is_refused(server: Any, coffee: Path) -> None:
+def test_an_image_for_a_model_without_image_input_is_refused(server: Any, coffee: Path) -> None:
     status, text = server.request(
         "POST", "/v2/models/conv_onnxruntime/infer", coffee.read_bytes(), {"Content-Type": "image/jpeg"}
     )

@@ -62,7 +62,9 @@ def built_in(server: Any, file: bytes) -> tuple[list[str], np.ndarray]:
 
 @pytest.mark.parametrize("library", [triton_http, triton_grpc])
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_photograph_gets_the_names_and_scores_of_the_built_in_way(server: Any, library: Any, name: str) -> None:
+def test_an_image_gets_the_labels_and_scores_of_the_built_in_preprocessing(
+    server: Any, library: Any, name: str
+) -> None:
     file = photograph(name)
     names, scores = built_in(server, file)
     with library.InferenceServerClient(server.http if library is triton_http else server.grpc) as client:
@@ -85,7 +87,7 @@ def test_pictures_of_several_sizes_go_through_all_steps_as_one_batch(server: Any
     assert after["execution_count"] - before["execution_count"] == 1
 
 
-def test_cameras_that_ask_at_the_same_time_each_get_their_own_names(server: Any) -> None:
+def test_concurrent_cameras_each_get_their_own_labels(server: Any) -> None:
     files = {name: photograph(name) for name in PICTURES}
     wrong: list[object] = []
 
@@ -104,7 +106,7 @@ def test_cameras_that_ask_at_the_same_time_each_get_their_own_names(server: Any)
     assert wrong == []
 
 
-def test_a_file_that_is_no_picture_fails_in_its_step_and_later_steps_do_not_run(server: Any) -> None:
+def test_an_invalid_image_fails_in_its_step_and_later_steps_do_not_run(server: Any) -> None:
     before = {name: server.statistics(name)["inference_count"] for name in (CLASSIFIER, "name_best")}
     with triton_http.InferenceServerClient(server.http) as client:
         for file in (b"", b"no picture", photograph("coffee")[:60]):

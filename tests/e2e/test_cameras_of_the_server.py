@@ -53,7 +53,7 @@ def status(server: Any, *options: str) -> str:
 
 
 @pytest.mark.full
-def test_cameras_are_opened_shown_changed_and_closed(
+def test_cameras_are_opened_listed_changed_and_closed(
     serve: Callable[..., AbstractContextManager[Any]],
     repository: Any,
     tmp_path: Path,
@@ -116,7 +116,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.full
-def test_each_camera_starts_with_its_own_model_and_says_which_one_it_waits_for_until_then(
+def test_each_camera_waits_for_its_own_model_and_names_it(
     repository: Any,
     tmp_path: Path,
     free_ports: Callable[[int], list[int]],
@@ -156,5 +156,5 @@ def test_each_camera_starts_with_its_own_model_and_says_which_one_it_waits_for_u
         assert process.wait(30) == 0
 
 
-def test_a_server_without_cameras_says_so(zoo: Any) -> None:
+def test_a_server_without_cameras_reports_that(zoo: Any) -> None:
     assert zoo.ask("/edge/v1/cameras") == (200, {"enabled": False, "sources": [], "sinks": []})

@@ -79,7 +79,7 @@ def server(serve: Any, module_repository: Any) -> Iterator[Any]:
         yield running
 
 
-def test_a_canary_takes_its_share_and_falls_back_when_it_fails_more_than_the_version_before_it(
+def test_a_canary_gets_its_fraction_and_is_rolled_back_if_it_fails_more(
     server: Any, module_repository: Any, eventually: Any
 ) -> None:
     write_whole(module_repository.path / "table", 2, table_model([2.0] * 2))
@@ -120,7 +120,7 @@ def test_replace_unloads_the_old_generation_before_it_loads_the_new_one(
     assert all("replaced" in answer["error"] for answer in refused)
 
 
-def test_a_call_that_hangs_in_its_runtime_is_answered_and_takes_its_version_out(
+def test_a_call_that_hangs_in_its_runtime_is_answered_and_its_version_removed(
     serve: Any, repository: Any, eventually: Any
 ) -> None:
     tensors = 'input{name:"x" data_type:TYPE_FP32 dims:[1]} output{name:"y" data_type:TYPE_FP32 dims:[1]}'

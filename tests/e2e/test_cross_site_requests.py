@@ -108,7 +108,7 @@ def post(server: Any, browser: Any, path: str, body: object, **options: Any) -> 
 JSON = {"headers": {"Content-Type": "application/json"}}
 
 
-def test_a_foreign_page_runs_no_model(server: Any, browser: Any, other_sites: list[str]) -> None:
+def test_a_page_of_another_site_runs_no_model(server: Any, browser: Any, other_sites: list[str]) -> None:
     browser.open(other_sites[0])
     before = requests_of(server)
     # The browser sends this one without a preflight, and hides the response.
@@ -122,7 +122,7 @@ def test_a_foreign_page_runs_no_model(server: Any, browser: Any, other_sites: li
     assert requests_of(server) == before + 1
 
 
-def test_a_listed_page_runs_models_but_loads_and_unloads_none(
+def test_an_allowed_page_runs_models_but_cannot_load_or_unload(
     server: Any, browser: Any, other_sites: list[str]
 ) -> None:
     browser.open(other_sites[1])
@@ -139,7 +139,7 @@ def test_the_servers_own_page_runs_and_loads_models(server: Any, browser: Any) -
     assert post(server, browser, "/v2/repository/models/one/load", {}, **JSON) == ["basic", 200]
 
 
-def test_a_name_that_leads_here_reads_nothing(server: Any, browser: Any) -> None:
+def test_a_foreign_host_name_that_resolves_here_reads_nothing(server: Any, browser: Any) -> None:
     port = server.http.rpartition(":")[2]
     browser.open(f"http://evil.test:{port}/")
     assert "--http-allowed-host=evil.test" in browser.text()

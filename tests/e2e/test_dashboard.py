@@ -173,7 +173,7 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
 
 
-def test_a_segmentation_is_laid_over_the_picture(page: Any) -> None:
+def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"halves\"]')")
     page.click('[data-model="halves"] .actions button')
     page.wait("document.querySelector('#try-drop')")
@@ -198,7 +198,7 @@ def test_a_damaged_picture_is_answered_with_a_reason(server: Any, browser: Any) 
     assert len(browser.console()) == 1
 
 
-def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
+def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
     page.click('[data-model="assistant"] .actions button')
     page.wait("document.querySelector('#try-prompt')")
@@ -209,7 +209,7 @@ def test_a_prompt_is_answered_as_it_is_written(page: Any) -> None:
     page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
 
 
-def test_tensors_are_typed_as_json(page: Any) -> None:
+def test_tensors_are_entered_as_json(page: Any) -> None:
     page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
     page.click('[data-model="scale"] .actions button')
     page.wait("document.querySelector('#try-json')")
@@ -228,7 +228,7 @@ def test_the_boxes_of_the_demo_camera_appear_live(page: Any, server: Any) -> Non
     page.wait("!document.querySelector('.camera')")
 
 
-def test_heat_is_shown_with_what_it_holds_back(page: Any, board: Any) -> None:
+def test_heat_is_shown_with_its_limits(page: Any, board: Any) -> None:
     board.set_temperature("tj-thermal", 98.5)
     try:
         page.wait("document.querySelector('#machine-state').textContent === 'HOT'")
@@ -237,7 +237,7 @@ def test_heat_is_shown_with_what_it_holds_back(page: Any, board: Any) -> None:
         board.set_temperature("tj-thermal", 45.0)
 
 
-def test_without_a_key_the_page_offers_no_order(page: Any) -> None:
+def test_without_a_key_the_page_offers_no_model_control(page: Any) -> None:
     page.wait(f"{row('scale')}?.innerText.includes('READY')")
     labels = "[...document.querySelectorAll('.actions button:not([hidden])')].map((one) => one.textContent)"
     assert set(page.run(f"return {labels}")) == {"Try"}
@@ -282,7 +282,7 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
         assert server.stop() == 0
 
 
-def test_names_from_outside_are_shown_as_text(page: Any, server: Any) -> None:
+def test_untrusted_names_are_shown_as_text(page: Any, server: Any) -> None:
     with camera(server, "<img src=x onerror=alert(1)>"):
         page.wait("document.querySelector('.camera h3')?.textContent === '<img src=x onerror=alert(1)>'")
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
@@ -290,7 +290,7 @@ def test_names_from_outside_are_shown_as_text(page: Any, server: Any) -> None:
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desktop", "phone"])
-def test_axe_finds_no_serious_fault(page: Any, server: Any, size: tuple[int, int], is_dark: bool) -> None:
+def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[int, int], is_dark: bool) -> None:
     axe = os.environ.get("EDGE_TEST_AXE", "")
     if not axe:
         pytest.skip("no axe-core: tests/e2e/fetch_chromium.sh fetches it from npm's registry")

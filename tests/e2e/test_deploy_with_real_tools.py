@@ -129,7 +129,7 @@ def copying(request: pytest.FixtureRequest) -> tuple[str, str]:
     return request.param, COPIES[request.param]
 
 
-def test_a_new_model_is_served_once_it_was_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
+def test_a_new_model_is_served_once_it_is_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
     name = "new_" + "".join(filter(str.isalnum, copying[0]))
     sh(copying[1], write(tmp_path / name, 7), shared.root / name)
     shared.deploys_without_a_failure(name, 7)
@@ -137,7 +137,7 @@ def test_a_new_model_is_served_once_it_was_copied(shared: Site, tmp_path: Path, 
     assert shared.serves(name, None)
 
 
-def test_a_new_version_takes_over_once_it_was_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
+def test_a_new_version_takes_over_once_it_is_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
     name = "more_" + "".join(filter(str.isalnum, copying[0]))
     write(shared.root / name, 1)
     assert shared.serves(name, 1)
@@ -183,7 +183,7 @@ def test_an_upload_that_stalls_is_not_loaded_before_its_last_byte(shared: Site, 
     shared.deploys_without_a_failure("stalls", 2, version=2)
 
 
-def test_an_upload_that_broke_off_leaves_the_old_one_serving_and_a_good_one_heals_it(
+def test_after_an_aborted_upload_the_old_version_serves_until_a_complete_one(
     shared: Site, tmp_path: Path, eventually: Any
 ) -> None:
     path = write(shared.root / "broken", 1) / "1" / "model.onnx"
@@ -233,7 +233,7 @@ SWAPS = {
 
 @pytest.mark.parametrize("swap", SWAPS)
 @pytest.mark.parametrize("what", ["model", "version"])
-def test_a_link_swapped_to_another_release_deploys_it(shared: Site, swap: str, what: str) -> None:
+def test_switching_a_symlink_deploys_the_other_release(shared: Site, swap: str, what: str) -> None:
     name = f"{what}_{swap[:2]}"
     releases = shared.root / ".releases" / name
     for mark in (41, 42, 43):
@@ -251,7 +251,7 @@ def test_a_link_swapped_to_another_release_deploys_it(shared: Site, swap: str, w
         shared.deploys_without_a_failure(name, mark)
 
 
-def test_a_whole_repository_that_is_a_link_may_be_swapped(serve: Any, tmp_path: Path, eventually: Any) -> None:
+def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Path, eventually: Any) -> None:
     """Each way of swapping has a repository of its own, all served by one server."""
     links = {}
     for swap in SWAPS:
@@ -302,7 +302,7 @@ def test_another_branch_that_is_checked_out_is_served(serve: Any, tmp_path: Path
                 assert site.serves(f"{name}_{gone}", None)
 
 
-def test_a_link_out_of_the_repository_is_refused_with_a_reason_and_served_when_allowed(
+def test_a_symlink_out_of_the_repository_is_refused_unless_allowed(
     serve: Any, repository: Any, tmp_path: Path, eventually: Any
 ) -> None:
     write(tmp_path / "elsewhere", 1)
@@ -318,7 +318,7 @@ def test_a_link_out_of_the_repository_is_refused_with_a_reason_and_served_when_a
         assert site.serves("linked", 2, version=2)
 
 
-def test_a_repository_that_is_taken_away_goes_on_being_served_and_is_followed_when_it_is_back(
+def test_models_of_a_removed_repository_serve_and_are_followed_once_it_is_back(
     serve: Any, repository: Any, tmp_path: Path, eventually: Any
 ) -> None:
     write(repository.path / "m", 1)

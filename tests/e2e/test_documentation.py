@@ -66,7 +66,7 @@ def server(serve: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", text):
         if target.startswith(("http://", "https://")):
@@ -118,7 +118,7 @@ def of_page(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=of_page)
-def test_each_block_is_run_or_says_why_not(page: Path) -> None:
+def test_each_code_block_is_run_or_states_why_not(page: Path) -> None:
     for block in blocks(page):
         if block.mark.startswith("run by "):
             test = block.mark.removeprefix("run by ")
@@ -163,7 +163,7 @@ def sh_blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if sh_blocks(page)], ids=of_page)
-def test_commands_are_those_of_a_clone_after_the_readmes_first_command(page: Path) -> None:
+def test_commands_exist_in_a_clone_after_the_readmes_first_command(page: Path) -> None:
     """Programs are named by their path or after the activation; files of the clone are there."""
     is_activated = page.parent.name == "edge_server_ros"  # For the Python of ROS, outside of a clone.
     for code in sh_blocks(page):
@@ -183,7 +183,7 @@ def test_extras_are_installed_from_the_clone_and_exist(page: Path) -> None:
             assert {extra.replace("_", "-") for extra in extras.split(",")} <= set(known or ()), command
 
 
-def test_arguments_are_those_of_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks; and in sentences, which may leave out what a command requires."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/reference"))
     parsers = importlib.import_module("parsers")
@@ -312,7 +312,7 @@ class Terminal:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in RUN.items()])
-def test_the_blocks_of_a_page_work_in_their_order(
+def test_the_code_blocks_of_a_page_work_in_order(
     name: str, server: Any, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the README's state: its server runs."""

@@ -98,7 +98,7 @@ def one_running(server: Any, model: str, gates: Path, eventually: Any) -> Iterat
             (gates / model).touch()
 
 
-def test_requests_that_wait_together_run_together_and_get_each_their_own_rows(server: Any) -> None:
+def test_waiting_requests_run_as_one_batch_and_each_gets_its_own_items(server: Any) -> None:
     names = ("INPUT0", "INPUT1")
     with ThreadPoolExecutor(17) as pool:
         futures = {number: pool.submit(server.infer, "busy", body(number, names=names)) for number in range(17)}
@@ -133,7 +133,7 @@ def test_a_preferred_size_is_sent_without_waiting_for_the_delay(server: Any) -> 
     assert batches(server, "preferred") == {4: 1}
 
 
-def test_a_full_queue_refuses_at_once_and_says_so(server: Any, gates: Path, eventually: Any) -> None:
+def test_a_full_queue_refuses_at_once_with_a_message(server: Any, gates: Path, eventually: Any) -> None:
     with one_running(server, "small_queue", gates, eventually) as (pool, first):
         futures = [pool.submit(server.infer, "small_queue", body(number)) for number in range(1, 12)]
         assert eventually(lambda: sum(future.done() for future in futures) == 9)
@@ -145,7 +145,7 @@ def test_a_full_queue_refuses_at_once_and_says_so(server: Any, gates: Path, even
     assert counters["nv_inference_request_success"] == 3
 
 
-def test_a_request_that_waits_too_long_is_rejected_where_the_policy_says_so(
+def test_a_request_past_its_queue_timeout_is_rejected_under_policy_reject(
     server: Any, gates: Path, eventually: Any
 ) -> None:
     with one_running(server, "impatient", gates, eventually) as (pool, first):
@@ -155,22 +155,20 @@ def test_a_request_that_waits_too_long_is_rejected_where_the_policy_says_so(
     assert all("Request timeout expired" in answer["error"] for _, answer in answers)
 
 
-def test_a_request_that_waits_too_long_is_only_put_back_where_the_policy_says_so(server: Any) -> None:
+def test_a_request_past_its_queue_timeout_is_delayed_under_policy_delay(server: Any) -> None:
     with ThreadPoolExecutor(3) as pool:
         statuses = [status for status, _ in pool.map(lambda number: server.infer("patient", body(number)), range(3))]
     assert statuses == [200, 200, 200]
 
 
-def test_a_request_may_bring_its_own_timeout_where_the_policy_allows_it(
-    server: Any, gates: Path, eventually: Any
-) -> None:
+def test_a_request_may_set_its_own_timeout_if_the_policy_allows_it(server: Any, gates: Path, eventually: Any) -> None:
     with one_running(server, "own_timeout", gates, eventually) as (pool, first):
         answers = list(pool.map(lambda number: server.infer("own_timeout", body(number, timeout=20_000)), range(3)))
     assert first.result()[0] == 200
     assert [status for status, _ in answers] == [503, 503, 503]
 
 
-def test_an_urgent_request_overtakes_those_that_wait(server: Any, gates: Path, eventually: Any) -> None:
+def test_a_request_of_higher_priority_overtakes_waiting_ones(server: Any, gates: Path, eventually: Any) -> None:
     def waiting() -> float:
         return float(server.read_counters("urgent")["nv_inference_pending_request_count"])
 
@@ -200,7 +198,7 @@ def test_two_instances_work_at_the_same_time(server: Any) -> None:
         ] * 4
 
 
-def test_a_waiting_request_that_is_cancelled_does_not_disturb_its_batch_mates(server: Any) -> None:
+def test_cancelling_a_waiting_request_does_not_disturb_its_batch(server: Any) -> None:
     tensors = []
     for name in ("INPUT0", "INPUT1"):
         tensor = triton.InferInput(name, [1, 1], "INT32")

@@ -72,7 +72,7 @@ def server(models: Path) -> Iterator[edge_server.Server]:
         yield running
 
 
-def test_the_answer_is_that_of_grpc_bit_for_bit(server: edge_server.Server) -> None:
+def test_outputs_equal_those_over_grpc_bit_for_bit(server: edge_server.Server) -> None:
     texts = np.array([[item.encode() if isinstance(item, str) else item for item in INPUTS["INPUT1"][0]]], object)
     with grpc_client.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         inputs = [grpc_client.InferInput("INPUT0", [1, 3], "FP32"), grpc_client.InferInput("INPUT1", [1, 3], "BYTES")]
@@ -113,7 +113,7 @@ def test_only_unary_methods_can_be_called(server: edge_server.Server, method: st
     assert caught.value.code == code
 
 
-def test_many_tasks_of_an_event_loop_infer_at_once(server: edge_server.Server) -> None:
+def test_many_tasks_of_an_event_loop_infer_concurrently(server: edge_server.Server) -> None:
     async def run() -> list[float]:
         inputs = [{**INPUTS, "INPUT0": np.full((1, 3), number, np.float32)} for number in range(50)]
         answers = await asyncio.gather(*(server.ainfer("echo", item) for item in inputs))
@@ -130,7 +130,7 @@ def test_a_decoupled_model_is_read_as_a_stream(server: edge_server.Server) -> No
         server.infer("counter", count)
 
 
-def test_a_stream_that_is_closed_early_disturbs_nothing(server: edge_server.Server) -> None:
+def test_closing_a_stream_early_disturbs_nothing(server: edge_server.Server) -> None:
     stream = server.stream("counter", {"COUNT": np.array([1000], np.int32)})
     assert int(next(stream).outputs["NUMBER"][0]) == 0
     stream.close()
@@ -151,7 +151,7 @@ def test_a_stream_that_is_closed_early_disturbs_nothing(server: edge_server.Serv
         ("echo", INPUTS, {"deadline_ms": -1}, "deadline"),
     ],
 )
-def test_a_bad_request_gets_the_error_of_a_client(
+def test_an_invalid_request_raises_a_client_error(
     server: edge_server.Server, model: str, inputs: dict, options: dict, said: str
 ) -> None:
     with pytest.raises(EdgeServerError, match=r"\S") as caught:
@@ -164,7 +164,7 @@ def test_a_bad_request_gets_the_error_of_a_client(
     assert "id_unknown" not in caught.value.message
 
 
-def test_two_servers_off_the_main_thread_change_nothing_of_the_process(models: Path) -> None:
+def test_two_servers_off_the_main_thread_do_not_change_process_state(models: Path) -> None:
     def state() -> list[object]:
         root = logging.getLogger()
         return [
@@ -205,7 +205,7 @@ def test_models_are_loaded_and_unloaded_on_request(models: Path) -> None:
             server.infer("echo", INPUTS)
 
 
-def test_what_prevents_a_start_is_raised(tmp_path: Path, models: Path) -> None:
+def test_a_failed_start_raises_its_reason(tmp_path: Path, models: Path) -> None:
     with pytest.raises(Exception, match="unknown flag --http-prt, did you mean '--http-port'"):
         edge_server.Server(models, http_prt=0)
     with pytest.raises(EdgeServerError, match="nowhere"):
@@ -236,7 +236,7 @@ def test_a_program_that_ends_without_stop_ends_cleanly(models: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[[b'x']]\n", "")
 
 
-def test_importing_the_package_imports_no_library() -> None:
+def test_importing_the_package_imports_no_third_party_library() -> None:
     package, server = {"numpy", "google.protobuf", "aiohttp", "grpc"}, {"aiohttp", "grpc", "onnxruntime", "openvino"}
     for use, libraries in (("edge_server", package), ("edge_server.Server", server)):
         program = f"import sys, edge_server; {use}; print({libraries} & set(sys.modules))"
@@ -252,32 +252,32 @@ def test_importing_the_package_imports_no_library() -> None:
         ([["é", b"\xff"]], "is no array"),
     ],
 )
-def test_an_input_that_is_no_array_is_a_bad_request(server: edge_server.Server, value: object, said: str) -> None:
+def test_an_input_that_is_no_array_is_an_invalid_request(server: edge_server.Server, value: object, said: str) -> None:
     with pytest.raises(InvalidRequest, match=f"input 'INPUT0' for model 'echo'.*{said}"):
         server.infer("echo", {**INPUTS, "INPUT0": value})
 
 
-def test_the_id_of_a_request_stands_in_the_messages_of_its_errors(server: edge_server.Server) -> None:
+def test_error_messages_contain_the_request_id(server: edge_server.Server) -> None:
     with pytest.raises(InvalidRequest, match=r"^\[request id: 7\] expected 2 inputs but got 0 inputs"):
         server.infer("echo", {}, request_id="7")
 
 
 @pytest.mark.parametrize("version", [None, "", 1, "1"])
-def test_a_version_is_a_number_or_its_text(server: edge_server.Server, version: int | str | None) -> None:
+def test_a_version_is_given_as_a_number_or_a_string(server: edge_server.Server, version: int | str | None) -> None:
     assert server.infer("echo", INPUTS, version=version).version == 1
     assert server.metadata("echo", version)["versions"] == ["1"]
     assert server.statistics("echo", version)["model_stats"][0]["version"] == "1"
 
 
 @pytest.mark.parametrize("datatype", ["UINT8", "INT8", "INT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64"])
-def test_integers_of_python_take_the_type_of_the_model(typed: edge_server.Server, datatype: str) -> None:
+def test_python_integers_are_converted_to_the_models_type(typed: edge_server.Server, datatype: str) -> None:
     answer = typed.infer(datatype.lower(), {"X": [[1, 2], (3, 100)]}).outputs["X"]
     assert answer.dtype == BY_NAME[datatype].numpy
     expected = [[0x3F80, 0x4000], [0x4040, 0x42C8]] if datatype == "BF16" else [[1, 2], [3, 100]]
     assert answer.tolist() == expected
 
 
-def test_floats_bools_and_empty_lists_of_python_take_the_type_of_the_model(typed: edge_server.Server) -> None:
+def test_python_floats_bools_and_empty_lists_are_converted_to_the_models_type(typed: edge_server.Server) -> None:
     half = typed.infer("fp16", {"X": [[0.1, float("inf"), -2]]}).outputs["X"]
     assert (half.dtype, half.tolist()) == (np.float16, [[np.float16(0.1), np.inf, -2]])
     near = typed.infer("bf16", {"X": [[1.00390625, 1.01171875, float("-inf")]]}).outputs["X"]  # halfway: to even
@@ -304,7 +304,7 @@ def test_floats_bools_and_empty_lists_of_python_take_the_type_of_the_model(typed
         ("fp32", np.array([[1.0]]), "data-type is 'FP64', but model 'fp32' expects 'FP32'"),
     ],
 )
-def test_a_number_that_does_not_fit_and_an_array_of_another_type_are_refused(
+def test_out_of_range_numbers_and_arrays_of_another_type_are_refused(
     typed: edge_server.Server, model: str, value: object, said: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -324,7 +324,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge_server.Serv
         yield running
 
 
-def test_metadata_and_statistics_are_those_over_http(models: Path) -> None:
+def test_metadata_and_statistics_equal_those_over_http(models: Path) -> None:
     with edge_server.Server(models, http_port=0) as server:
         server.infer("echo", INPUTS)
 
@@ -365,7 +365,7 @@ def test_a_stopped_server_cannot_be_started_again(models: Path) -> None:
             use()
 
 
-def test_a_start_that_is_stopped_from_another_thread_is_no_success(models: Path, tmp_path: Path) -> None:
+def test_a_start_that_another_thread_stops_fails(models: Path, tmp_path: Path) -> None:
     began = write_slow_model(tmp_path)
     server = edge_server.Server(tmp_path, exit_timeout_secs=1)
 
@@ -402,7 +402,7 @@ def write_slow_model(repository: Path) -> Path:
     return began
 
 
-def test_async_with_starts_and_stops_while_the_event_loop_goes_on(models: Path) -> None:
+def test_async_with_does_not_block_the_event_loop(models: Path) -> None:
     async def run() -> tuple[edge_server.Server, int, list[int]]:
         turns = 0
 
@@ -451,7 +451,7 @@ def test_a_cancelled_start_of_async_with_leaves_no_server(tmp_path: Path) -> Non
         assert not left.is_alive(), left
 
 
-def test_an_asynchronous_stream_can_be_left_early_and_raises_the_errors_of_infer(server: edge_server.Server) -> None:
+def test_an_async_stream_can_be_closed_early_and_raises_the_errors_of_infer(server: edge_server.Server) -> None:
     async def run() -> None:
         async with contextlib.aclosing(server.astream("counter", {"COUNT": [1000]})) as responses:
             async for response in responses:
@@ -476,7 +476,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/embedding.md").read_te
 @pytest.mark.parametrize(
     ("block", "printed"), list(zip(BLOCKS, (r"\d+\n", r"(efficientnet_lite0 1\n){3}3\n"), strict=True))
 )
-def test_a_program_of_the_document_runs_as_written(block: str, printed: str) -> None:
+def test_programs_of_the_documentation_run_as_written(block: str, printed: str) -> None:
     ended = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(printed, ended.stdout), ended.stdout

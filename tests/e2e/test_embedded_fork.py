@@ -192,7 +192,7 @@ def run(folder: Path, program: str, models: Path) -> str:
     return done.stdout
 
 
-def test_a_forked_child_gets_an_error_from_each_method_and_its_end_leaves_the_server_alone(
+def test_each_method_raises_in_a_forked_child_whose_exit_leaves_the_server_running(
     tmp_path: Path, models: Path
 ) -> None:
     told = json.loads(run(tmp_path, PROGRAM, models))

@@ -108,7 +108,7 @@ def builder_of(server: Any) -> list[int]:
     return [int(number) for task in tasks for number in task.read_text().split()]
 
 
-def test_a_model_is_served_at_once_gets_its_engine_and_loses_no_request_and_has_it_at_the_next_start(
+def test_a_model_serves_at_once_and_switches_to_its_engine_without_losing_requests(
     start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
 ) -> None:
     with start() as server:
@@ -138,7 +138,9 @@ def test_a_model_is_served_at_once_gets_its_engine_and_loses_no_request_and_has_
         assert engine(server)["state"] == "ready"
 
 
-def test_an_engine_of_another_box_is_built_anew_and_says_why(start: Callable[..., Any], eventually: Eventually) -> None:
+def test_an_engine_of_another_machine_is_rebuilt_and_the_reason_is_reported(
+    start: Callable[..., Any], eventually: Eventually
+) -> None:
     with start() as server:
         assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
     with start(FAKE_CUDA_NAME="Another GPU") as server:
@@ -147,7 +149,7 @@ def test_an_engine_of_another_box_is_built_anew_and_says_why(start: Callable[...
         assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
 
 
-def test_a_build_is_taken_back_and_ordered_again(start: Callable[..., Any], eventually: Eventually) -> None:
+def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any], eventually: Eventually) -> None:
     with start() as server:
         assert eventually(lambda: engine(server)["state"] == "building")
         assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 200
@@ -161,7 +163,7 @@ def test_a_build_is_taken_back_and_ordered_again(start: Callable[..., Any], even
         assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
 
 
-def test_a_builder_that_crashes_costs_an_attempt_and_nothing_else(
+def test_a_builder_that_crashes_costs_one_attempt_only(
     start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
 ) -> None:
     with start() as server:
@@ -180,7 +182,7 @@ def test_a_builder_that_crashes_costs_an_attempt_and_nothing_else(
 @pytest.mark.parametrize(
     ("fault", "said"), [("wrong", "the engine is not used: output"), ("crash", "ended by SIGKILL")]
 )
-def test_an_engine_that_answers_wrong_or_crashes_never_serves(
+def test_an_engine_with_wrong_outputs_or_crashes_never_serves(
     fault: str, said: str, start: Callable[..., Any], eventually: Eventually
 ) -> None:
     with start(FAKE_ENGINE_FAULT=fault) as server:
@@ -190,7 +192,7 @@ def test_an_engine_that_answers_wrong_or_crashes_never_serves(
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_nothing_is_built_while_the_box_is_hot(
+def test_no_engine_is_built_while_the_machine_is_hot(
     start: Callable[..., Any], make_board: Callable[[str], Any], eventually: Eventually
 ) -> None:
     board = make_board("orin_nano_jp6")

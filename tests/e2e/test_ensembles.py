@@ -136,7 +136,7 @@ def tensors(client: Any, names: tuple[str, str], rows: int = 2) -> tuple[list[An
 
 
 @pytest.mark.parametrize("protocol", [triton_http, triton_grpc])
-def test_a_chain_and_an_ensemble_of_it_answer_over_both_protocols(server: Any, protocol: Any) -> None:
+def test_chained_and_nested_ensembles_answer_over_http_and_grpc(server: Any, protocol: Any) -> None:
     url = server.http if protocol is triton_http else server.grpc
     with protocol.InferenceServerClient(url) as client:
         made, left, right = tensors(protocol, ("X", "Y"))
@@ -152,7 +152,7 @@ def test_a_chain_and_an_ensemble_of_it_answer_over_both_protocols(server: Any, p
         assert only.as_numpy("TWICE_Y") is None
 
 
-def test_metadata_configuration_statistics_and_index_are_those_of_any_model(server: Any) -> None:
+def test_an_ensemble_has_metadata_configuration_statistics_and_an_index_entry(server: Any) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
         made, *_ = tensors(triton_http, ("X", "Y"), 3)
         client.infer("chain", made)
@@ -172,14 +172,14 @@ def test_metadata_configuration_statistics_and_index_are_those_of_any_model(serv
     assert 'nv_inference_request_success{model="chain",version="1"}' in server.read_metrics()
 
 
-def test_a_request_that_does_not_fit_is_refused_in_tritons_words(server: Any) -> None:
+def test_an_invalid_request_is_refused_with_tritons_message(server: Any) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
         made, *_ = tensors(triton_http, ("X", "Q"))
         with pytest.raises(InferenceServerException, match=r"missing required input\(s\) \['Y'\]|unexpected inference"):
             client.infer("chain", made)
 
 
-def test_a_photograph_goes_in_and_labels_come_out_in_one_call(server: Any, coffee: Path) -> None:
+def test_an_ensemble_turns_an_image_into_labels_in_one_call(server: Any, coffee: Path) -> None:
     body, headers = coffee.read_bytes(), {"Content-Type": "image/jpeg"}
     answers = {}
     for model in ("camera", "efficientnet_lite0"):
@@ -190,7 +190,7 @@ def test_a_photograph_goes_in_and_labels_come_out_in_one_call(server: Any, coffe
     assert answers["camera"][0].endswith(":967:espresso")
 
 
-def test_a_camera_frame_goes_in_over_the_frame_stream(server: Any) -> None:
+def test_an_ensemble_runs_frames_of_a_frame_stream(server: Any) -> None:
     from edge_server.client import FrameStream, Returns
 
     frames = [np.zeros((480, 640, 3), np.uint8)]
@@ -277,14 +277,14 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any
         assert server.stop() == 0
 
 
-def test_what_does_not_fit_is_not_served_and_says_which_step(server: Any) -> None:
+def test_an_inconsistent_ensemble_is_not_served_and_the_error_names_the_step(server: Any) -> None:
     _, index = server.ask("/v2/repository/index", {})
     entry = next(item for item in index if item["name"] == "wrong")
     assert entry["state"] == "UNAVAILABLE"
     assert "step 1 (model 'first'): output_map" in entry["reason"]
 
 
-def test_one_call_of_an_ensemble_answers_what_its_steps_called_one_by_one_do_and_what_each_takes_is_measured(
+def test_an_ensemble_returns_what_its_steps_return_when_called_one_by_one(
     server: Any, record_property: Callable[[str, object], None]
 ) -> None:
     with triton_grpc.InferenceServerClient(server.grpc) as client:

@@ -117,7 +117,7 @@ def test_loads_failures_reloads_and_drains_are_published_as_they_happen(explicit
     stream.join()
 
 
-def test_a_follower_hears_the_end_and_does_not_put_it_off(explicit: Any) -> None:
+def test_an_event_stream_ends_with_the_server_and_does_not_delay_it(explicit: Any) -> None:
     stream = Stream(explicit)
     stream.until("server.ready")
     assert explicit.stop() == 0
@@ -128,7 +128,7 @@ def test_a_follower_hears_the_end_and_does_not_put_it_off(explicit: Any) -> None
     assert "Traceback" not in explicit.log()
 
 
-def test_a_client_goes_on_where_it_was_cut_off(explicit: Any) -> None:
+def test_a_client_resumes_where_it_was_disconnected(explicit: Any) -> None:
     stream = Stream(explicit)
     number = stream.until("server.ready")[-1]["number"]
     order(explicit, "slow", "load")
@@ -139,7 +139,7 @@ def test_a_client_goes_on_where_it_was_cut_off(explicit: Any) -> None:
         item.join()
 
 
-def test_loads_and_failures_are_counted_exactly_and_outlive_the_model(shared: Any) -> None:
+def test_load_and_failure_counts_are_exact_and_outlive_the_model(shared: Any) -> None:
     for _ in range(3):
         assert order(shared, "counted_broken", "load")[0] == 400
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_loads_and_failures_are_counted_exactly_and_outlive_the_model(shared: An
     assert "edge_model_generation" not in gone
 
 
-def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(shared: Any) -> None:
+def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any) -> None:
     request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
     with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
 
@@ -193,9 +193,7 @@ def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(sh
     assert "LOADING" in seen
 
 
-def test_the_index_tells_every_kind_of_state_apart(
-    shared: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_the_index_distinguishes_all_states(shared: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
     def index() -> list[dict[str, str]]:
         entries: list[dict[str, str]] = shared.ask("/v2/repository/index", {})[1]
         return entries

@@ -36,7 +36,7 @@ def request_for(server: Any, name: str, value: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_four_models_are_offered_where_two_fit_over_both_wires(serve: Any, repository: Any) -> None:
+def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any) -> None:
     for name in NAMES:
         repository.add_sub(name, 'backend: "onnxruntime"')
     with serve(repository.path, "--max-resident-models=2") as server:
@@ -71,7 +71,7 @@ def test_four_models_are_offered_where_two_fit_over_both_wires(serve: Any, repos
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_an_idle_model_leaves_memory_and_serves_the_next_request(
+def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(
     serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     repository.add_sub("add_a", 'backend: "onnxruntime"')
@@ -83,7 +83,7 @@ def test_an_idle_model_leaves_memory_and_serves_the_next_request(
         assert server.infer("add_a", request)[0] == 200
 
 
-def test_a_model_below_the_memory_floor_is_not_begun_and_the_index_says_why(serve: Any, repository: Any) -> None:
+def test_a_load_below_the_memory_floor_does_not_start_and_the_index_has_the_reason(serve: Any, repository: Any) -> None:
     repository.add_sub("add_a", 'backend: "onnxruntime"')
     # No machine has that much.
     with serve(repository.path, "--memory-floor-mb=1000000000", "--strict-readiness=true") as server:

@@ -76,9 +76,7 @@ def file_limit(pid: int) -> tuple[int, int]:
     return resource.prlimit(pid, resource.RLIMIT_NOFILE)
 
 
-def test_silent_connections_to_any_listener_give_way_to_new_clients_of_all_listeners(
-    serve: Any, repository: Any
-) -> None:
+def test_silent_connections_are_closed_for_new_clients_of_any_listener(serve: Any, repository: Any) -> None:
     repository.add_sub()
     flags = ("--model-control-mode=explicit", OWN_HTTP2)
     with serve(repository.path, *flags, ulimit="-n 80") as server, contextlib.ExitStack() as opened:
@@ -104,7 +102,7 @@ def test_silent_connections_to_any_listener_give_way_to_new_clients_of_all_liste
         assert "all but 20 of 80 file descriptors are in use: the longest idle connections are closed" in server.log()
 
 
-def test_a_server_without_a_free_file_serves_on_and_takes_new_clients_as_soon_as_it_can(
+def test_a_server_without_free_descriptors_serves_and_accepts_again_later(
     serve: Any, repository: Any, eventually: Any
 ) -> None:
     repository.add_sub()
@@ -156,9 +154,7 @@ def answered_after_s(ask: Callable[[], bool]) -> tuple[float, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("attacked", ["http", "grpc"])
-def test_a_client_beside_silent_crowds_that_come_back_keeps_its_pace(
-    serve: Any, repository: Any, attacked: str
-) -> None:
+def test_a_client_keeps_its_rate_beside_many_silent_connections(serve: Any, repository: Any, attacked: str) -> None:
     """Prints the time until new clients are answered, and the percentiles of a client beside the attack."""
     repository.add_sub()
     tensor = {"shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}

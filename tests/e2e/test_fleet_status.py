@@ -47,7 +47,7 @@ def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield [first.http, second.http, third.http]
 
 
-def test_equal_servers_are_one_table_and_success(addresses: list[str], tmp_path: Path) -> None:
+def test_equal_servers_give_one_table_and_exit_code_0(addresses: list[str], tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("\n".join(addresses[:2]))
     code, text = fleet_status(str(tmp_path / "hosts"))
     assert code == 0
@@ -56,7 +56,7 @@ def test_equal_servers_are_one_table_and_success(addresses: list[str], tmp_path:
     assert [line.split()[:2] for line in lines[2:]] == [[address, "READY"] for address in addresses[:2]]
 
 
-def test_who_differs_and_what_failed_is_said(addresses: list[str]) -> None:
+def test_differing_servers_and_failed_models_are_reported(addresses: list[str]) -> None:
     code, text = fleet_status(*addresses)
     assert code == 1
     assert re.search(
@@ -72,7 +72,7 @@ def test_who_differs_and_what_failed_is_said(addresses: list[str]) -> None:
     assert hosts[2]["report"]["models"][0]["name"] == "broken"
 
 
-def test_other_files_under_the_same_version_number_are_a_difference(serve: Any, tmp_path: Path) -> None:
+def test_different_files_under_the_same_version_are_a_difference(serve: Any, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
     with serve(tmp_path / "a") as a, serve(tmp_path / "b") as b, serve(tmp_path / "c") as c:
@@ -112,7 +112,7 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path:
         assert code == 0, text
 
 
-def test_status_of_one_server_knows_its_digest_and_waits_for_an_expectation(serve: Any, tmp_path: Path) -> None:
+def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(serve: Any, tmp_path: Path) -> None:
     write_model(tmp_path / "models", DOUBLES)
     digest = sha256sum(tmp_path / "models/m")
     with serve(tmp_path / "models") as server:
@@ -207,9 +207,7 @@ def expired_https(folder: Path) -> socket.socket:
     return listener
 
 
-def test_each_host_that_does_not_answer_has_its_reason_and_the_others_are_shown(
-    addresses: list[str], tmp_path: Path
-) -> None:
+def test_each_unreachable_host_has_its_reason_and_the_others_are_shown(addresses: list[str], tmp_path: Path) -> None:
     with (
         socket.socket() as closed,
         socket.create_server(("127.0.0.1", 0)) as silent,

@@ -74,7 +74,7 @@ async def view(port: int, picture_topic: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("encoding", "topic"), [("jpeg", "/door/image/compressed"), ("bgr8", "/door/image")])
-def test_a_viewer_gets_the_pictures_and_the_tracked_detections(
+def test_a_viewer_gets_images_and_tracked_detections(
     server: Any, free_ports: Callable[[int], list[int]], encoding: str, topic: str
 ) -> None:
     pytest.importorskip("foxglove", reason="needs foxglove-sdk")
@@ -124,14 +124,14 @@ def test_a_viewer_gets_the_streams_of_the_server(
     assert viewing.returncode == 0, complained
 
 
-def test_an_address_in_use_is_said_and_nothing_is_sent(server: Any) -> None:
+def test_an_address_in_use_is_reported_and_nothing_is_sent(server: Any) -> None:
     pytest.importorskip("foxglove", reason="needs foxglove-sdk")
     done = subprocess.run(command(server, f"--foxglove={server.http}"), capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
     assert f"--foxglove={server.http}: cannot listen" in done.stderr
 
 
-def test_without_the_package_the_message_names_it(server: Any, tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_it(server: Any, tmp_path: Path) -> None:
     (tmp_path / "foxglove.py").write_text("raise ImportError\n")
     done = subprocess.run(
         command(server, "--foxglove"),

@@ -20,7 +20,9 @@ def is_espresso(result: FrameResult) -> bool:
     return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
 
 
-def test_pictures_of_coffee_are_espresso(shared_server: Serve, bundled_repository: Path, coffee: Path) -> None:
+def test_images_of_coffee_are_classified_as_espresso(
+    shared_server: Serve, bundled_repository: Path, coffee: Path
+) -> None:
     with shared_server(bundled_repository) as server:
         options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
         with FrameStream(server.grpc, MODEL, **options) as stream:
@@ -40,7 +42,7 @@ async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> lis
         return [result.header.seq async for result in stream.results(camera()) if is_espresso(result)]
 
 
-def test_a_stream_goes_on_after_the_server_was_restarted(
+def test_a_stream_continues_after_a_restart_of_the_server(
     serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     jpeg, (port,) = coffee.read_bytes(), free_ports(1)
@@ -64,7 +66,7 @@ def test_a_stream_goes_on_after_the_server_was_restarted(
     assert all(error.heals for error in broken)
 
 
-def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
+def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
     serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     async def go(port: int) -> int:
@@ -85,7 +87,7 @@ def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
     assert asyncio.run(go(*free_ports(1))) == 2
 
 
-def test_an_unknown_model_is_said_to_be_unknown(zoo: Any, coffee: Path) -> None:
+def test_an_unknown_model_is_reported(zoo: Any, coffee: Path) -> None:
     with FrameStream(zoo.grpc, "nope") as stream:
         stream.send(coffee.read_bytes())
         with pytest.raises(StreamError, match="nope") as told:

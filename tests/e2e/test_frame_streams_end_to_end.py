@@ -109,7 +109,7 @@ def is_exact(counts: Any) -> bool:
 
 
 @pytest.mark.serial
-def test_four_cameras_at_three_times_what_the_model_can_do_stay_within_the_promised_age(server: Any) -> None:
+def test_results_stay_within_the_maximum_age_at_three_times_the_models_throughput(server: Any) -> None:
     cameras = [Camera(server.grpc, "third", number, frame_count=150) for number in range(4)]
     answered = [camera.join() for camera in cameras]
     times = [result.times for results in answered for result in results]
@@ -137,7 +137,7 @@ def test_four_cameras_at_three_times_what_the_model_can_do_stay_within_the_promi
 
 
 @pytest.mark.serial
-def test_weights_share_a_busy_model(server: Any) -> None:
+def test_a_busy_model_is_shared_by_weight(server: Any) -> None:
     weights = [3.0, 1.0]
     cameras = [
         Camera(server.grpc, "sixth", number, 180, fps=60, delivery=Delivery(weight=weight))
@@ -202,7 +202,7 @@ def call(server: Any) -> Iterator[Callable[..., RawCall]]:
         each.close()
 
 
-def test_a_slow_reader_a_dead_client_and_garbage_harm_only_themselves(server: Any, call: Any, eventually: Any) -> None:
+def test_slow_dead_and_invalid_clients_do_not_disturb_others(server: Any, call: Any, eventually: Any) -> None:
     good = Camera(server.grpc, "quick", 1, frame_count=120)
     slow = call(stream_id="slow")
     garbage = call(stream_id="garbage")
@@ -239,7 +239,9 @@ def test_a_slow_reader_a_dead_client_and_garbage_harm_only_themselves(server: An
         (encode_client_message(StreamRequest("quick", delivery=Delivery(depth=65))), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
-def test_a_bad_opening_is_refused_with_its_status(call: Any, opening: bytes, code: grpc.StatusCode) -> None:
+def test_an_invalid_opening_message_is_refused_with_its_status(
+    call: Any, opening: bytes, code: grpc.StatusCode
+) -> None:
     assert call(opening).status() is code
 
 
@@ -250,7 +252,7 @@ def test_a_second_opening_message_ends_the_stream(call: Any) -> None:
     assert spoken.status() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_frame_too_large_is_refused_and_the_next_one_answered(call: Any) -> None:
+def test_a_frame_above_the_size_limit_is_refused_and_the_next_one_answered(call: Any) -> None:
     spoken = call(delivery=Delivery(depth=4))
     spoken.read()
     spoken.send(encode_client_message(Frame(FrameHeader(seq=1), 40, 40, "rgb8", data=bytes(4800))))
@@ -264,7 +266,7 @@ def test_a_frame_too_large_is_refused_and_the_next_one_answered(call: Any) -> No
     assert belongs(answers[1], 0)
 
 
-def test_a_second_connection_takes_the_stream_over_and_goes_on_counting(call: Any) -> None:
+def test_a_second_connection_takes_over_the_stream_and_its_counts(call: Any) -> None:
     first = call(stream_id="taken over")
     first.read()
     first.send(encode_client_message(frame(1)))
@@ -280,7 +282,7 @@ def test_a_second_connection_takes_the_stream_over_and_goes_on_counting(call: An
     assert result.counts.answered == 2
 
 
-def test_a_reload_in_mid_stream_loses_no_frame_uncounted(serve: Any, repository: Any, eventually: Any) -> None:
+def test_every_frame_is_counted_during_a_reload(serve: Any, repository: Any, eventually: Any) -> None:
     repository.add("stub", stub_config(10))
     with serve(repository.path) as server:
         camera = Camera(server.grpc, "stub", 0, frame_count=240, fps=60)
@@ -332,7 +334,7 @@ def test_reflection_lists_and_describes_the_service(server: Any) -> None:
     assert b"edge.frames.v1" in described.file_descriptor_response.file_descriptor_proto[0]
 
 
-def test_the_word_that_guards_inference_guards_streams(serve: Any, repository: Any) -> None:
+def test_frame_streams_need_the_key_of_inference(serve: Any, repository: Any) -> None:
     repository.add("quick", stub_config(0))
     with serve(repository.path, "--grpc-restricted-protocol=inference:key=secret") as server:
         spoken = RawCall(server.grpc)
@@ -347,7 +349,7 @@ def test_the_word_that_guards_inference_guards_streams(serve: Any, repository: A
             list(stream.results(iter([frame(1)])))
 
 
-def test_metrics_and_the_list_of_streams_tell_of_an_open_stream(server: Any, call: Any) -> None:
+def test_an_open_stream_is_in_the_metrics_and_the_list_of_streams(server: Any, call: Any) -> None:
     spoken = call(stream_id="watched", client="a test")
     spoken.read()
     spoken.send(encode_client_message(frame(1)))
@@ -361,7 +363,7 @@ def test_metrics_and_the_list_of_streams_tell_of_an_open_stream(server: Any, cal
     assert 'edge_frame_age_seconds_bucket{model="quick",le="0.005"}' in page
 
 
-def test_status_lists_open_streams_and_only_then(server: Any, call: Any, eventually: Any) -> None:
+def test_status_lists_streams_while_they_are_open(server: Any, call: Any, eventually: Any) -> None:
     def status() -> str:
         command = [sys.executable, "-m", "edge_server", "status", f"--url=http://{server.http}"]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -382,7 +384,7 @@ def test_status_lists_open_streams_and_only_then(server: Any, call: Any, eventua
     assert all(float(cell) >= 0 for cell in (*cells[3:5], *cells[6:]))
 
 
-def test_thousands_of_frames_leave_no_memory_behind(serve: Any, repository: Any) -> None:
+def test_thousands_of_frames_leak_no_memory(serve: Any, repository: Any) -> None:
     repository.add("quick", stub_config(0))
     data = bytes(320 * 240 * 3)
 

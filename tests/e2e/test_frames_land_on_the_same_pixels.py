@@ -130,7 +130,7 @@ def plain(server: Any) -> list[Detection]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_face_is_on_the_same_pixels_whichever_way_its_frame_came(server: Any, plain: Any, way: str) -> None:
+def test_a_face_has_the_same_pixel_coordinates_for_every_frame_encoding(server: Any, plain: Any, way: str) -> None:
     make, tolerance_px = WAYS[way]
     found = faces(server, *(make(scene(WIDTH, HEIGHT, *place, 130)) for place in PLACES))
     for face, expected in zip(found, plain, strict=True):
@@ -140,9 +140,7 @@ def test_a_face_is_on_the_same_pixels_whichever_way_its_frame_came(server: Any, 
 
 
 @pytest.mark.parametrize("padding", [0, PADDING])
-def test_a_face_is_on_the_same_pixels_when_its_frame_lies_in_shared_memory(
-    server: Any, plain: Any, padding: int
-) -> None:
+def test_a_face_has_the_same_pixel_coordinates_with_shared_memory(server: Any, plain: Any, padding: int) -> None:
     made = [raw(rgb, "rgb8", rgb, padding) for rgb in (scene(WIDTH, HEIGHT, *place, 130) for place in PLACES)]
     size = len(made[0].data)
     offset = 128
@@ -168,7 +166,7 @@ def test_a_face_is_on_the_same_pixels_when_its_frame_lies_in_shared_memory(
 @pytest.mark.parametrize(
     ("width", "height", "side"), [(1280, 720, 260), (640, 480, 130), (480, 640, 130), (720, 1280, 260), (333, 641, 130)]
 )
-def test_boxes_come_back_in_the_pixels_of_frames_of_any_shape(server: Any, width: int, height: int, side: int) -> None:
+def test_boxes_are_in_pixels_of_the_frame_for_any_frame_shape(server: Any, width: int, height: int, side: int) -> None:
     places = [(11, 7), (width - side, height - side), ((width - side) // 2, (height - side) // 3)]
     found = faces(server, *(raw(rgb, "rgb8", rgb) for rgb in (scene(width, height, *place, side) for place in places)))
     scale = side / 130

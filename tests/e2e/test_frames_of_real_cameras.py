@@ -228,7 +228,7 @@ def growth(server: Any, cameras: Sequence[Camera]) -> float:
 
 
 @pytest.mark.parametrize("model", ["limited", "detector"])
-def test_four_cameras_of_thirty_fps_at_a_model_that_can_do_a_third_of_it(
+def test_four_cameras_at_30_fps_share_a_model_of_a_third_of_that_throughput(
     server: Any, film: list[Picture], model: str
 ) -> None:
     cameras = [Camera(server.grpc, model, film, number, SECONDS) for number in range(4)]
@@ -335,7 +335,7 @@ def send_garbage(address: str) -> None:
                 pass  # the server hung up first, as it should
 
 
-def test_clients_that_die_stall_read_slowly_or_send_garbage_harm_only_themselves(
+def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(
     server: Any, film: list[Picture], eventually: Any
 ) -> None:
     victims = {name: other_client(server.grpc, name) for name in ("killed", "stalled")}
@@ -375,7 +375,7 @@ def test_clients_that_die_stall_read_slowly_or_send_garbage_harm_only_themselves
 # -- reloaded, and beside Triton's own stream
 
 
-def test_a_reload_in_mid_stream_loses_no_frame_of_a_file(
+def test_a_reload_loses_no_frame_of_a_file(
     serve: Any, repository: Any, bundled_repository: Path, film: list[Picture], eventually: Any
 ) -> None:
     add(repository, bundled_repository, DETECTOR, "detector")
@@ -413,7 +413,7 @@ def test_a_reload_in_mid_stream_loses_no_frame_of_a_file(
         assert set(versions) == {1, 2, 3}
 
 
-def test_tritons_stream_keeps_its_semantics_beside_a_busy_camera(server: Any, film: list[Picture]) -> None:
+def test_tritons_stream_keeps_its_semantics_under_load_by_a_camera(server: Any, film: list[Picture]) -> None:
     """No request is dropped for a newer one: every one is answered once, in order, with its own id and numbers."""
     camera = Camera(server.grpc, "classifier", film, 0, 4, fps=60)
     rows = np.random.default_rng(3).normal(0, 0.5, (24, 3, 224, 224)).astype(np.float32)

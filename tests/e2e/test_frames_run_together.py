@@ -30,7 +30,7 @@ def ask(address: str, name: str, count: int) -> list[FrameResult]:
         return list(stream.results([picture] * count, encoding=SHOWN[name]))
 
 
-def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(
+def test_frames_of_several_cameras_run_as_one_batch_and_each_gets_its_own_result(
     shared_server: Any, repository: Any, bundled_repository: Path
 ) -> None:
     shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)

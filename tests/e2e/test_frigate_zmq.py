@@ -149,9 +149,7 @@ def test_frigate_gets_the_best_twenty_of_the_model_that_its_file_names(connect: 
     np.testing.assert_allclose(rows[5], [1, 0.8, 5 / SIDE, 5 / SIDE, 25 / SIDE, 15 / SIDE], rtol=1e-6)
 
 
-def test_a_client_that_asked_for_no_model_gets_the_one_that_is_meant_for_recorders(
-    connect: Callable[[], Any], portrait: np.ndarray
-) -> None:
+def test_a_client_without_a_model_gets_the_recorder_model(connect: Callable[[], Any], portrait: np.ndarray) -> None:
     assert rows_of(ask(connect(), *frame_message(portrait)))[0, 1] > 0.9
 
 
@@ -170,7 +168,7 @@ def test_a_client_that_asked_for_no_model_gets_the_one_that_is_meant_for_recorde
         ([b"{}", b"", b""], "expected a JSON object of at most 4,096 bytes"),
     ],
 )
-def test_what_is_no_frame_gets_the_reason_and_the_next_frame_its_rows(
+def test_an_invalid_frame_gets_the_reason_and_the_next_frame_its_rows(
     connect: Callable[[], Any], portrait: np.ndarray, message: list[bytes], words: str
 ) -> None:
     socket = connect()
@@ -198,7 +196,7 @@ def test_frames_beyond_the_limit_are_refused_at_once_and_all_others_answered(con
     assert all(rows_of(answer)[19].any() for answer in answers if len(answer) == 2)
 
 
-def test_a_client_that_leaves_costs_the_others_nothing(connect: Callable[[], Any], portrait: np.ndarray) -> None:
+def test_a_client_that_disconnects_does_not_disturb_others(connect: Callable[[], Any], portrait: np.ndarray) -> None:
     for _ in range(5):
         socket = connect()
         ask_for_model(socket, f"{CROWD}.onnx")
@@ -207,7 +205,7 @@ def test_a_client_that_leaves_costs_the_others_nothing(connect: Callable[[], Any
     assert rows_of(ask(connect(), *frame_message(portrait)))[0, 1] > 0.9
 
 
-def test_a_part_above_the_limit_ends_the_connection_and_no_other(
+def test_a_message_part_above_the_limit_ends_only_its_connection(
     connect: Callable[[], Any], portrait: np.ndarray
 ) -> None:
     hostile = connect()

@@ -234,7 +234,7 @@ def test_the_temperature_stays_within_two_and_a_half_degrees_of_the_set_point(ou
     assert max(moment.share for moment in outcome.settled) < 1.0, "it is the governor that holds it there"
 
 
-def test_the_trip_is_never_reached_after_two_minutes(heated: Any, outcome: Any) -> None:
+def test_the_trip_temperature_is_never_reached_after_two_minutes(heated: Any, outcome: Any) -> None:
     later = outcome.between(heated.BEGUN_S, float("inf"))
     assert max(moment.chip_c for moment in later) < outcome.box.constants.trip_c
     assert not {moment.state for moment in later} & {"THROTTLED", "CRITICAL"}
@@ -247,11 +247,11 @@ def test_control_is_answered_in_time(outcome: Any) -> None:
     assert in_time >= 0.99 * len(control), Counter(answer.word for answer in control)
 
 
-def test_every_answer_is_a_result_or_a_refusal_that_says_why_and_until_when(outcome: Any) -> None:
+def test_every_response_is_a_result_or_a_refusal_with_reason_and_retry_time(outcome: Any) -> None:
     assert {answer.word for answer in outcome.load.answers} <= {"ok", "shed", "late"}
 
 
-def test_what_the_server_shed_is_what_its_clients_were_refused_by_class(outcome: Any) -> None:
+def test_the_server_counts_refusals_per_class_as_its_clients_do(outcome: Any) -> None:
     seen = Counter(answer.class_name for answer in outcome.load.answers if answer.word == "shed")
     seen["bulk"] += sum(drop.reason is DropReason.GOVERNOR for camera in outcome.load.cameras for drop in camera.drops)
     assert outcome.shed() == seen
@@ -259,7 +259,7 @@ def test_what_the_server_shed_is_what_its_clients_were_refused_by_class(outcome:
     assert seen["bulk"] > 0
 
 
-def test_the_least_important_work_goes_first(outcome: Any) -> None:
+def test_the_lowest_priority_class_is_shed_first(outcome: Any) -> None:
     def shed_part(name: str) -> float:
         words = [answer.word for answer in outcome.of(name)]
         return words.count("shed") / len(words)
@@ -268,7 +268,7 @@ def test_the_least_important_work_goes_first(outcome: Any) -> None:
     assert shed_part("normal") < shed_part("bulk")
 
 
-def test_the_lighter_model_takes_over_once_and_says_so(outcome: Any) -> None:
+def test_the_lighter_variant_takes_over_once_and_is_reported(outcome: Any) -> None:
     in_force = [moment.lighter for moment in outcome.trace]
     changes = sum(before != after for before, after in zip(["", *in_force], in_force, strict=False))
     assert changes <= 1
@@ -276,7 +276,7 @@ def test_the_lighter_model_takes_over_once_and_says_so(outcome: Any) -> None:
     assert told == {"", "detector_small"} if changes else {""}
 
 
-def test_the_share_comes_back_step_by_step_and_without_swinging(heated: Any, outcome: Any) -> None:
+def test_the_allowed_rate_recovers_without_oscillation(heated: Any, outcome: Any) -> None:
     shares = [moment.share for moment in outcome.between(heated.STEP_S + 2.0, float("inf"))]
     highest = 0.0
     for share in shares:
@@ -285,7 +285,7 @@ def test_the_share_comes_back_step_by_step_and_without_swinging(heated: Any, out
     assert shares[-1] == 1.0
 
 
-def test_cameras_get_fewer_frames_evenly_and_are_told_why(outcome: Any) -> None:
+def test_all_cameras_get_evenly_fewer_frames_and_the_reason(outcome: Any) -> None:
     answered = []
     for camera in outcome.load.cameras:
         refused = [drop for drop in camera.drops if drop.reason is DropReason.GOVERNOR]
@@ -299,7 +299,7 @@ def test_cameras_get_fewer_frames_evenly_and_are_told_why(outcome: Any) -> None:
 
 
 @pytest.mark.parametrize("sensor", LOST)
-def test_a_sensor_that_is_pulled_is_missed_within_five_seconds_and_greeted_when_it_is_back(
+def test_a_lost_sensor_is_reported_within_five_seconds_and_again_when_it_is_back(
     runs: dict[str, Future[Any]], sensor: str
 ) -> None:
     run = "pulled nvml" if sensor in ("temperature", "power", "card", "library") else "pulled files"

@@ -158,7 +158,7 @@ def test_a_cool_machine_reports_its_kind_and_its_readings(cool_box: Box) -> None
     assert "nvml" in report["box"]["missing"]
 
 
-def test_heat_is_seen_on_every_surface(hot_box: Box) -> None:
+def test_heat_is_reported_by_every_interface(hot_box: Box) -> None:
     hot = hot_box.report()
     assert hot["state"] == "HOT"
     assert "to be kept at 95 °C" in hot["detail"]
@@ -206,7 +206,7 @@ def test_a_hot_machine_refuses_with_429_a_time_and_plain_words_and_stays_ready(h
     assert hot_box.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
 
 
-def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(hot_box: Box) -> None:
+def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_box: Box) -> None:
     channel = grpc.insecure_channel(hot_box.server.grpc)
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
@@ -231,7 +231,7 @@ def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(ho
 
 
 @pytest.mark.full
-def test_a_sensor_pulled_out_is_missed_within_five_seconds_and_found_again(cool_box: Box) -> None:
+def test_a_lost_sensor_is_reported_within_five_seconds_and_found_again(cool_box: Box) -> None:
     path = f"{cool_box.board.zone('tj-thermal')}/temp"
     cool_box.board.remove(path)
     # The bound is the promise.
@@ -259,7 +259,7 @@ def test_a_machine_that_loses_all_sensors_serves_on(start: Callable[..., Box]) -
     assert "Traceback" not in box.server.log()
 
 
-def test_a_frame_stream_tells_the_state_with_each_result_and_each_drop(
+def test_a_frame_stream_sends_the_state_with_each_result_and_each_drop(
     start: Callable[..., Box], repository: Any
 ) -> None:
     repository.add("eyes", EYES)
@@ -277,7 +277,7 @@ def test_a_frame_stream_tells_the_state_with_each_result_and_each_drop(
     assert shed["bulk", "heat"] == dropped
 
 
-def test_triton_names_its_metrics_on_a_jetson_too(cool_box: Box) -> None:
+def test_tritons_gpu_metrics_exist_on_a_jetson(cool_box: Box) -> None:
     cool_box.until(lambda report: report["energy_j"] is not None)
     metrics = cool_box.metrics()
     label = '{gpu_uuid="igpu"}'
@@ -293,14 +293,14 @@ def test_triton_names_its_metrics_on_a_jetson_too(cool_box: Box) -> None:
     assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
 
 
-def test_gpu_metrics_are_left_out_when_asked(limited_box: Box) -> None:
+def test_gpu_metrics_can_be_switched_off(limited_box: Box) -> None:
     names = limited_box.server.read_metrics()
     assert "nv_gpu" not in names
     assert "edge_temperature_celsius" in names
 
 
 @pytest.mark.full
-def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
+def test_a_power_budget_is_respected(start: Callable[..., Box]) -> None:
     box = start("orin_nano_jp6", "--power-budget-watts=12")
     box.board.set_rail("VDD_IN", 16.0)
     report = box.until(lambda report: report["share"] < 0.9)
@@ -309,7 +309,7 @@ def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
     assert box.metrics()["edge_power_budget_watts"] == 12.0
 
 
-def test_a_temperature_limit_holds(limited_box: Box) -> None:
+def test_a_temperature_limit_is_respected(limited_box: Box) -> None:
     limited_box.board.set_temperature("tj-thermal", 63.0)
     assert limited_box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
@@ -376,7 +376,7 @@ def test_the_server_stops_while_a_load_waits_on_a_hot_machine(
     assert box.server.stop(timeout_s=15) == 0
 
 
-def test_without_a_governor_nothing_of_it_is_there(start: Callable[..., Box]) -> None:
+def test_without_a_governor_its_interfaces_are_absent(start: Callable[..., Box]) -> None:
     box = start("orin_nano_jp6", "--governor=false")
     assert box.report()["enabled"] is False
     assert "governor: off" in status_of(box.server)
@@ -391,7 +391,7 @@ def test_without_a_governor_nothing_of_it_is_there(start: Callable[..., Box]) ->
     assert {box.infer() for _ in range(20)} == {200}
 
 
-def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
+def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> None:
     code = (
         "import sys\n"
         "from edge_server.config import parse_serve\n"
@@ -461,7 +461,7 @@ ONLY_AT_TIMES = {
 """Families that have samples only once something happened, or with some options; those of the frame streams, too."""
 
 
-def test_every_metric_of_the_alerts_and_the_dashboard_is_on_the_page(cool_box: Box) -> None:
+def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_box: Box) -> None:
     cool_box.infer()
     found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_box.server.read_metrics(), re.MULTILINE)
     known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES | {"up"}
@@ -477,7 +477,7 @@ def test_every_metric_of_the_alerts_and_the_dashboard_is_on_the_page(cool_box: B
 
 
 @pytest.mark.full
-def test_promtool_accepts_the_page_of_metrics(cool_box: Box) -> None:
+def test_promtool_accepts_the_metrics_page(cool_box: Box) -> None:
     promtool = shutil.which(
         "promtool", path=os.pathsep.join([os.environ.get("EDGE_TEST_PROMETHEUS", ""), *os.get_exec_path()])
     )

@@ -123,7 +123,7 @@ def devices(server: Any) -> dict[str, str]:
     return {item["name"]: item["device"] for item in server.ask("/edge/v1/models")[1]["models"]}
 
 
-def test_a_model_that_leaves_the_choice_goes_to_the_cpu_and_one_that_wants_a_gpu_fails(
+def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
     serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
 ) -> None:
     repository.add("any", CONFIG)
@@ -152,9 +152,7 @@ def test_a_model_that_leaves_the_choice_goes_to_the_cpu_and_one_that_wants_a_gpu
         assert server.stop() == 0
 
 
-def test_a_gpu_that_nvml_loses_ends_the_process_with_the_code_that_means_it(
-    serve: Any, repository: Any, box: Box
-) -> None:
+def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(serve: Any, repository: Any, box: Box) -> None:
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
     with serve(repository.path, *flags, environment=box.environment) as server:
@@ -165,7 +163,7 @@ def test_a_gpu_that_nvml_loses_ends_the_process_with_the_code_that_means_it(
         assert "GPU_LOST" in server.log()
 
 
-def test_it_does_not_end_while_everything_found_another_place(
+def test_the_process_goes_on_if_all_models_moved_to_another_device(
     serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
 ) -> None:
     repository.add("any", CONFIG)
@@ -179,7 +177,7 @@ def test_it_does_not_end_while_everything_found_another_place(
         assert server.stop() == 0
 
 
-def test_beyond_the_limit_of_the_gpus_memory_nothing_is_loaded_onto_it(
+def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
     serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
 ) -> None:
     box.cuda.tell(used=900 << 20, total=1000 << 20)

@@ -76,7 +76,7 @@ def echoes(client: triton.InferenceServerClient) -> bool:
 
 
 @pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
-def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
+def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
 ) -> None:
     repository.add("same", identity())
@@ -115,7 +115,7 @@ def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
             assert echoes(old)
 
 
-def test_tls_that_was_off_at_the_start_takes_a_restart_and_says_so(
+def test_turning_tls_on_needs_a_restart_and_is_reported(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
 ) -> None:
     repository.add("same", identity())
@@ -132,7 +132,7 @@ def test_tls_that_was_off_at_the_start_takes_a_restart_and_says_so(
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_sighup_renews_whose_client_certificates_count(
+def test_sighup_renews_the_accepted_client_certificates(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
 ) -> None:
     repository.add("same", identity())

@@ -100,7 +100,7 @@ WRONG_INFERENCES = {
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("case", WRONG_INFERENCES)
-def test_a_wrong_request_is_refused_with_words_that_name_the_fault(zoo: Any, case: str) -> None:
+def test_an_invalid_http_request_is_refused_with_the_reason(zoo: Any, case: str) -> None:
     body, words = WRONG_INFERENCES[case]
     status, answer = zoo.infer("same_INT32", body)
     assert status == 400, answer
@@ -134,7 +134,7 @@ def test_a_missing_input_is_named(zoo: Any) -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_has_no_json_form_in_either_direction(zoo: Any, datatype: str) -> None:
+def test_fp16_is_refused_in_json_in_both_directions(zoo: Any, datatype: str) -> None:
     item = {"name": "INPUT0", "datatype": datatype, "shape": [1, 1], "data": [0.5]}
     status, answer = zoo.infer(f"same_{datatype}", {"inputs": [item]})
     assert status == 400
@@ -178,13 +178,13 @@ def test_binary_data_of_the_wrong_size_is_refused(zoo: Any, size: int, tail: byt
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("length", ["-1", "9999999", "many", "", "1e3", "0x10", "1.0", "9" * 4000])
-def test_a_bad_header_length_is_refused(zoo: Any, length: str) -> None:
+def test_an_invalid_header_length_is_refused(zoo: Any, length: str) -> None:
     status, answer = post_binary(zoo, "same_INT32", binary_head(8), b"12345678", length)
     assert status == 400
     assert "header size" in answer["error"] or "Inference-Header-Content-Length" in answer["error"]
 
 
-def test_strings_that_claim_more_than_the_body_holds_are_refused(zoo: Any) -> None:
+def test_strings_longer_than_the_body_are_refused(zoo: Any) -> None:
     for data in (b"\xff\xff\xff\xff", b"\x05\x00\x00\x00abc", b"\x01\x00", b"\x01\x00\x00\x00ab\x00\x00\x00\x00"):
         item = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data)}}
         status, answer = post_binary(zoo, "same_BYTES", json.dumps({"inputs": [item]}).encode(), data)
@@ -222,13 +222,13 @@ def test_a_body_that_is_no_json_object_is_refused(zoo: Any, text: bytes) -> None
         ("GET", "/v2/models/versions/versions/" + "9" * 500, 400),
     ],
 )  # fmt: skip
-def test_a_wrong_path_or_verb_is_refused(zoo: Any, method: str, path: str, status: int) -> None:
+def test_a_wrong_path_or_method_is_refused(zoo: Any, method: str, path: str, status: int) -> None:
     found, body = zoo.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None)
     assert found == status, body
     assert list(json.loads(body)) == ["error"]
 
 
-def test_the_words_for_a_wrong_path_and_verb_are_tritons(zoo: Any) -> None:
+def test_messages_for_a_wrong_path_and_method_are_tritons(zoo: Any) -> None:
     assert zoo.ask("/nonsense") == (404, {"error": "Not Found"})
     assert zoo.ask(PATH, method="PUT") == (405, {"error": "Method Not Allowed"})
     status, answer = zoo.ask("/v2/models/nobody/infer", {"inputs": []})
@@ -264,7 +264,7 @@ def test_a_damaged_compressed_body_is_refused(zoo: Any, encoding: str, body: byt
     assert json.loads(text)["error"]
 
 
-def test_a_body_that_expands_beyond_the_limit_is_refused_without_the_memory(zoo: Any) -> None:
+def test_a_body_that_decompresses_beyond_the_limit_is_refused_without_allocating_it(zoo: Any) -> None:
     bomb = gzip.compress(b"\0" * (200 << 20), 1)
     before = zoo.resident_bytes()
     status, text = zoo.request("POST", PATH, bomb, {"Content-Encoding": "gzip"})
@@ -319,14 +319,14 @@ def test_bytes_that_are_not_http_end_the_connection_and_nothing_else(zoo: Any, d
     assert not answer or b" 400 " in answer.split(b"\r\n", 1)[0] or b" 505 " in answer.split(b"\r\n", 1)[0]
 
 
-def test_a_client_that_leaves_before_its_body_is_sent_disturbs_nobody(zoo: Any) -> None:
+def test_a_client_that_disconnects_before_its_body_is_sent_disturbs_no_other(zoo: Any) -> None:
     host, port = zoo.http.rsplit(":", 1)
     for _ in range(10):
         with socket.create_connection((host, int(port)), timeout=10) as raw:
             raw.sendall(b"POST " + PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{")
 
 
-def test_a_client_that_leaves_while_its_request_runs_disturbs_nobody(zoo: Any) -> None:
+def test_a_client_that_disconnects_during_its_request_disturbs_no_other(zoo: Any) -> None:
     host, port = zoo.http.rsplit(":", 1)
     body = json.dumps({"inputs": [GOOD]}).encode()
     for _ in range(3):
@@ -336,7 +336,7 @@ def test_a_client_that_leaves_while_its_request_runs_disturbs_nobody(zoo: Any) -
     assert zoo.infer("slow", {"inputs": [GOOD]})[0] == 200
 
 
-def test_good_requests_among_bad_ones_are_all_answered(zoo: Any) -> None:
+def test_valid_requests_among_invalid_ones_are_all_answered(zoo: Any) -> None:
     def ask(number: int) -> bool:
         if number % 2:
             return zoo.infer("same_INT32", {"inputs": [tensor(shape=[1, 2**40])]})[0] == 400
@@ -359,14 +359,14 @@ def test_good_requests_among_bad_ones_are_all_answered(zoo: Any) -> None:
         b'{"log_info": 1}',
     ],
 )
-def test_control_endpoints_refuse_wrong_bodies_without_a_fault(zoo: Any, body: bytes) -> None:
+def test_control_endpoints_refuse_invalid_bodies_without_an_internal_error(zoo: Any, body: bytes) -> None:
     for path in ("/v2/repository/index", "/v2/logging", "/v2/repository/models/slow/load"):
         status, text = zoo.request("POST", path, body)
         assert status in (200, 400, 500, 503), text
         assert json.loads(text) is not None
 
 
-def test_log_settings_refuse_nonsense_and_stay(zoo: Any) -> None:
+def test_invalid_log_settings_are_refused_and_change_nothing(zoo: Any) -> None:
     before = zoo.ask("/v2/logging")[1]
     for body in ({"log_verbose_level": -1}, {"log_info": "yes"}, {"log_format": "xml"}, {"log_file": "/tmp/x"}):
         status, answer = zoo.ask("/v2/logging", body)
@@ -429,7 +429,7 @@ WRONG_MESSAGES = {
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("case", WRONG_MESSAGES)
-def test_a_wrong_message_is_refused_with_words_that_name_the_fault(channel: grpc.Channel, case: str) -> None:
+def test_an_invalid_grpc_message_is_refused_with_the_reason(channel: grpc.Channel, case: str) -> None:
     request, code, words = WRONG_MESSAGES[case]
     error = send(channel, request.SerializeToString())
     assert error.code() is grpc.StatusCode[code], error.details()
@@ -444,7 +444,7 @@ def test_a_wrong_message_is_refused_with_words_that_name_the_fault(channel: grpc
         b"\x3a\x80\x80\x80\x80\x10", b"\x0b\x0a",
     ],
 )  # fmt: skip
-def test_bytes_that_are_no_message_are_refused(channel: grpc.Channel, data: bytes) -> None:
+def test_undecodable_bytes_are_refused(channel: grpc.Channel, data: bytes) -> None:
     for method in ("ModelInfer", "ModelConfig", "RepositoryIndex", "SystemSharedMemoryRegister"):
         error = send(channel, data, method)
         assert error.code() in (
@@ -460,7 +460,7 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
     assert send(channel, b"", "Nonsense").code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_message_cut_anywhere_is_refused(channel: grpc.Channel) -> None:
+def test_a_message_truncated_anywhere_is_refused(channel: grpc.Channel) -> None:
     whole = grpc_request().SerializeToString()
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     for cut in range(len(whole)):

@@ -25,7 +25,7 @@ def half_sent(server: Any, size: int) -> socket.socket:
     return client
 
 
-def test_memory_stays_bounded_and_honest_clients_are_served(serve: Any, repository: Any, identity: Any) -> None:
+def test_memory_stays_bounded_and_complete_requests_are_served(serve: Any, repository: Any, identity: Any) -> None:
     repository.add("same", identity("FP32"))
     values = np.arange(250_000, dtype=np.float32).reshape(1, -1)
     given = tritonclient.http.InferInput("INPUT0", list(values.shape), "FP32")

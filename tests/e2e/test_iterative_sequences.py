@@ -91,7 +91,7 @@ class Client:
 
 
 @pytest.mark.parametrize("model", ["countdown", "countdown_apart"])
-def test_clients_that_come_at_any_time_share_batches_and_each_gets_its_own_stream(server: Any, model: str) -> None:
+def test_clients_that_join_at_any_time_share_batches_and_get_their_own_streams(server: Any, model: str) -> None:
     found: dict[int, list[int]] = {}
 
     def run(value: int) -> None:
@@ -115,7 +115,7 @@ def test_clients_that_come_at_any_time_share_batches_and_each_gets_its_own_strea
     assert max(batches) > 1
 
 
-def test_the_stream_of_generate_is_one_event_for_each_run(server: Any) -> None:
+def test_generate_stream_sends_one_event_per_run(server: Any) -> None:
     done = subprocess.run(
         ["curl", "-sSN", "-d", '{"IN": 3}', server.url("/v2/models/countdown/generate_stream")],
         capture_output=True, text=True, timeout=30, check=True,
@@ -124,9 +124,7 @@ def test_the_stream_of_generate_is_one_event_for_each_run(server: Any) -> None:
     assert [event["OUT"] for event in events] == [3, 2, 1]
 
 
-def test_cancel_frees_the_slot_for_the_one_that_waits_and_metrics_and_status_tell_of_both(
-    server: Any, eventually: Callable[..., bool]
-) -> None:
+def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any, eventually: Callable[..., bool]) -> None:
     endless = [Client(server) for _ in range(4)]
     for client in endless:
         client.ask("busy", 2_000_000_000)

@@ -211,7 +211,7 @@ def grpc_stream(server: Any, prompt: str, **sampling: Any) -> str:
                 return text
 
 
-def test_every_wire_gives_the_same_text(server: Any) -> None:
+def test_every_protocol_gives_the_same_text(server: Any) -> None:
     parameters = {"max_tokens": 200}
     flat = {"text_input": "count", "exclude_input_in_output": True, "parameters": parameters}
     _, answer = server.ask("/v2/models/talker/generate", flat)
@@ -228,7 +228,7 @@ def test_every_wire_gives_the_same_text(server: Any) -> None:
     assert texts == {COUNT}
 
 
-def test_a_python_model_and_an_ensemble_can_ask_a_language_model(server: Any) -> None:
+def test_a_python_model_and_an_ensemble_can_call_a_language_model(server: Any) -> None:
     streamed = events(server, "/v2/models/caller/generate_stream", {"text_input": "hello"})
     assert "".join(event["text_output"] for event in streamed) == ANSWERS["hello"].upper()
     assert len(streamed) > 10
@@ -275,7 +275,7 @@ def test_a_prompt_is_repeated_unless_it_is_excluded(server: Any) -> None:
     assert answer["text_output"] == "helloHello!"
 
 
-def test_a_chat_says_its_counts_and_why_it_ended(server: Any) -> None:
+def test_a_chat_response_has_token_counts_and_the_finish_reason(server: Any) -> None:
     _, answer = server.ask("/v1/chat/completions", chat("hello"))
     assert answer["object"] == "chat.completion"
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 26, "total_tokens": 31}
@@ -332,7 +332,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SLOW
         ),
     ],
 )
-def test_a_schema_that_would_be_compiled_for_too_long_is_refused_with_its_place(
+def test_a_schema_that_compiles_too_slowly_is_refused_with_its_location(
     server: Any, more: dict[str, Any], place: str
 ) -> None:
     status, answer = server.ask("/v1/chat/completions", chat("hello", **more))
@@ -363,7 +363,7 @@ LONG_TEXT = {"type": "object", "properties": {"essay": {"type": "string", "maxLe
         ),
     ],
 )
-def test_limits_that_the_grammar_lacks_are_named_in_the_answer_and_in_the_last_chunk(
+def test_limits_missing_from_the_grammar_are_named_in_the_response(
     server: Any, more: dict[str, Any], place: str
 ) -> None:
     call = chat("hello", **more)
@@ -378,7 +378,7 @@ def test_limits_that_the_grammar_lacks_are_named_in_the_answer_and_in_the_last_c
     assert not any("warnings" in chunk for chunk in chunks if not chunk["choices"][0]["finish_reason"])
 
 
-def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
+def test_the_other_protocols_refuse_such_a_schema_too(server: Any) -> None:
     status, answer = server.ask(
         "/v2/models/talker/generate",
         {"text_input": "hello", "sampling_parameters": json.dumps({"json_schema": SLOW_PATTERN})},
@@ -393,7 +393,7 @@ def test_the_other_wires_refuse_such_a_schema_too(server: Any) -> None:
     ("name", "value", "instead"),
     [("grammar", "root ::= 'a'", "json_schema"), ("max_completion_tokens", 3, "max_tokens")],
 )
-def test_a_request_parameter_that_might_constrain_the_text_is_refused_by_name(
+def test_an_unsupported_constraint_parameter_is_refused_by_name(
     server: Any, name: str, value: Any, instead: str
 ) -> None:
     said = f"unknown sampling parameter '{name}'; use '{instead}'; known are "
@@ -409,7 +409,7 @@ def test_a_request_parameter_that_might_constrain_the_text_is_refused_by_name(
     assert said in str(error)
 
 
-def test_tools_that_the_model_may_choose_are_not_compiled(server: Any) -> None:
+def test_optional_tools_are_not_compiled(server: Any) -> None:
     tools = [TOOL, {"type": "function", "function": {"name": "slow", "parameters": SLOW_PATTERN}}]
     assert server.ask("/v1/chat/completions", chat("hello", tools=tools))[0] == 200
 
@@ -445,7 +445,7 @@ def test_tools_that_the_model_may_choose_are_not_compiled(server: Any) -> None:
         ({"temperature": "hot"}, 400, None, None),
     ],
 )
-def test_a_bad_call_gets_openais_error_and_costs_nobody_else(
+def test_an_invalid_call_gets_openais_error_and_disturbs_no_other(
     server: Any, more: dict[str, Any], status: int, param: str | None, code: str | None
 ) -> None:
     for stream in ({}, {"stream": True}) if "stream_options" not in more else ({},):
@@ -476,7 +476,7 @@ def test_a_tool_call_is_parsed_and_its_arguments_are_streamed(server: Any) -> No
     assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_the_result_of_a_tool_goes_back_to_the_model(server: Any) -> None:
+def test_a_tool_result_is_passed_to_the_model(server: Any) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
     messages = [
         {"role": "user", "content": "weather"},
@@ -512,12 +512,12 @@ def test_openais_client_reports_unsupported_options_and_sends_supported_ones(ser
         assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
 
 
-def test_a_body_that_is_no_json_gets_openais_error(server: Any) -> None:
+def test_a_body_that_is_not_json_gets_openais_error(server: Any) -> None:
     status, text = server.request("POST", "/v1/chat/completions", b"{")
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_the_list_of_models_names_those_that_give_text_or_embeddings(server: Any) -> None:
+def test_the_model_list_contains_text_and_embedding_models(server: Any) -> None:
     _, answer = server.ask("/v1/models")
     listed = [model["id"] for model in answer["data"] if model["id"] not in TEMPLATES]  # loaded where jinja2 is
     assert listed == ["batched_embedder", "caller", "embedder", "talker"]
@@ -608,11 +608,11 @@ def children_of(server: Any) -> list[int]:
 class TestRealEngine:
     pytestmark = real_engine
 
-    def test_a_folder_with_a_file_is_enough(self, client: Any) -> None:
+    def test_a_model_needs_only_a_folder_with_a_model_file(self, client: Any) -> None:
         answer = ask(client, "what is the capital of France?", model="tiny")
         assert answer.choices[0].message.content == "The capital of France is Paris."
 
-    def test_eight_chats_at_once_each_give_their_text(self, client: Any) -> None:
+    def test_eight_concurrent_chats_each_get_their_text(self, client: Any) -> None:
         found: dict[str, str] = {}
 
         def one(question: str) -> None:
@@ -647,7 +647,7 @@ class TestRealEngine:
         ]
         assert prompts[1] == prompts[0] + 1
 
-    def test_a_bad_schema_fails_alone_and_a_good_one_holds(self, client: Any) -> None:
+    def test_an_invalid_schema_fails_alone_and_a_valid_one_is_enforced(self, client: Any) -> None:
         import openai
 
         def form(schema: dict[str, Any]) -> dict[str, Any]:
@@ -673,7 +673,7 @@ class TestRealEngine:
                 assert 0 <= value["size"] <= 99
 
     @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
-    def test_a_tool_that_must_be_called_is_called(self, client: Any, choice: Any) -> None:
+    def test_a_required_tool_is_called(self, client: Any, choice: Any) -> None:
         # Short: the context of the tiny model is 512 tokens.
         tool = {"type": "function", "function": {"name": "go"}}
         for seed in range(5):
@@ -689,14 +689,14 @@ class TestRealEngine:
         }
         assert len(texts) == 1
 
-    def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(self, client: Any) -> None:
+    def test_a_prompt_that_is_too_long_is_refused_with_length_and_limit(self, client: Any) -> None:
         import openai
 
         with pytest.raises(openai.BadRequestError, match="less than 512 tokens, got") as caught:
             ask(client, "x " * 3000)
         assert caught.value.code == "context_length_exceeded"
 
-    def test_a_client_that_leaves_costs_its_neighbours_nothing(
+    def test_a_client_that_disconnects_does_not_disturb_running_chats(
         self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
     ) -> None:
         for _ in range(10):
@@ -707,7 +707,7 @@ class TestRealEngine:
         running = 'vllm:num_requests_running{model="exact",model_name="exact",version="1"} 0.0'
         assert eventually(lambda: running in tiny_server.read_metrics())
 
-    def test_a_killed_engine_fails_its_streams_and_comes_back(
+    def test_a_killed_engine_fails_its_streams_and_is_restarted(
         self, client: Any, tiny_server: Any, eventually: Callable[..., bool]
     ) -> None:
         import openai
@@ -799,7 +799,7 @@ class TestEmbeddingExport:
         np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=0.02)
         assert answer.usage.prompt_tokens == sum(len(rows) for rows in token_vectors)
 
-    def test_without_parameters_it_is_the_first_vector_of_length_one(
+    def test_by_default_the_embedding_is_the_normalised_first_vector(
         self, client: Any, token_vectors: list[Any]
     ) -> None:
         texts = TEXTS * 5  # several batches
@@ -807,7 +807,7 @@ class TestEmbeddingExport:
         expected = [rows[0] / np.linalg.norm(rows[0]) for rows in token_vectors] * 5
         np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=0.02)
 
-    def test_a_text_that_is_too_long_is_refused_with_both_numbers(self, client: Any) -> None:
+    def test_a_text_that_is_too_long_is_refused_with_length_and_limit(self, client: Any) -> None:
         import openai
 
         assert client.embeddings.create(model="default", input="x " * 62).usage.prompt_tokens == 64
@@ -815,7 +815,7 @@ class TestEmbeddingExport:
             client.embeddings.create(model="default", input="x " * 63)
         assert caught.value.code == "context_length_exceeded"
 
-    def test_what_cannot_be_served_says_why(self, embedding_server: Any) -> None:
+    def test_an_unservable_model_has_its_reason(self, embedding_server: Any) -> None:
         index = {entry["name"]: entry for entry in embedding_server.ask("/v2/repository/index", {})[1]}
         assert "parameter pooling: expected cls, mean, last_token, got 'max'" in index["wrong"]["reason"]
         assert "expected 'openvino_tokenizer.xml' beside it" in index["incomplete"]["reason"]
@@ -835,7 +835,7 @@ def onnx_server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     importlib.util.find_spec("onnxruntime_genai") is None, reason="needs onnxruntime-genai, of the extra test-all"
 )
 class TestOnnxExport:
-    def test_chats_at_once_each_give_their_text(self, onnx_server: Any) -> None:
+    def test_concurrent_chats_each_get_their_text(self, onnx_server: Any) -> None:
         found: dict[str, str] = {}
 
         def one(question: str) -> None:
@@ -849,7 +849,7 @@ class TestOnnxExport:
             thread.join(60)
         assert found == QUESTIONS
 
-    def test_the_usage_has_the_cached_tokens_that_the_library_tells(self, onnx_server: Any) -> None:
+    def test_usage_has_the_cached_tokens_that_the_library_reports(self, onnx_server: Any) -> None:
         call = chat("say hello", temperature=0)
         _, answer = onnx_server.ask("/v1/chat/completions", call)
         streamed = {**call, "stream": True, "stream_options": {"include_usage": True}}
@@ -857,7 +857,7 @@ class TestOnnxExport:
         for usage in (answer["usage"], last["usage"]):
             assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
-    def test_a_stream_gives_the_text_in_pieces_and_a_stop_string_ends_it(self, onnx_server: Any) -> None:
+    def test_a_stream_sends_the_text_in_pieces_until_a_stop_string(self, onnx_server: Any) -> None:
         call = chat("count from three", temperature=0, stream=True, stop=["nineteen"])
         found = events(onnx_server, "/v1/chat/completions", call)
         pieces = [event["choices"][0]["delta"].get("content", "") for event in found[:-1]]
@@ -875,7 +875,7 @@ class TestOnnxExport:
              "nosuch"),
         ],
     )  # fmt: skip
-    def test_what_the_engine_cannot_do_is_a_bad_request_and_costs_nobody_else(
+    def test_an_unsupported_option_is_a_bad_request_and_disturbs_no_other(
         self, onnx_server: Any, more: dict[str, Any], said: str
     ) -> None:
         status, answer = onnx_server.ask("/v1/chat/completions", chat("say hello") | more)
@@ -909,7 +909,7 @@ def test_a_real_model_knows_the_capital_of_france(serve: Any, tmp_path: Path) ->
 class TestIdleModels:
     pytestmark = real_engine
 
-    def test_an_idle_model_gives_its_memory_back_and_the_next_request_loads_it(
+    def test_an_idle_model_frees_its_memory_and_the_next_request_loads_it(
         self, serve: Any, tmp_path: Path, eventually: Callable[..., bool]
     ) -> None:
         import openai
@@ -945,7 +945,7 @@ class TestFilesThatCannotBeServed:
             (lambda data: data[:-5000], "its tensors end at byte 305920, and it has 300920"),
         ],
     )
-    def test_a_damaged_file_is_refused_and_all_else_serves(
+    def test_a_damaged_file_is_refused_and_other_models_serve(
         self, serve: Any, tmp_path: Path, change: Callable[[bytes], bytes], said: str
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
@@ -958,7 +958,7 @@ class TestFilesThatCannotBeServed:
             assert said in index["broken"]["reason"]
             assert index["good"]["state"] == "READY"
 
-    def test_a_model_that_does_not_fit_into_memory_is_refused_with_both_numbers(
+    def test_a_model_that_does_not_fit_into_memory_is_refused_with_size_and_limit(
         self, serve: Any, tmp_path: Path
     ) -> None:
         for name, blocks in (("huge", 10_000_000_000), ("small", 64)):

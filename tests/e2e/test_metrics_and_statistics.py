@@ -44,7 +44,7 @@ def body(rows: int = 1) -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [rows, 2], "data": [0.5] * 2 * rows}]}
 
 
-def test_a_model_nobody_asked_has_every_series_at_zero(server: Any) -> None:
+def test_a_model_without_requests_has_every_series_at_zero(server: Any) -> None:
     counters = server.read_counters("quiet")
     assert set(counters) >= COUNTERS
     for name in COUNTERS - {"nv_model_load_duration_secs"}:
@@ -55,7 +55,7 @@ def test_a_model_nobody_asked_has_every_series_at_zero(server: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["counted", "batched"])
-def test_after_concurrent_requests_metrics_and_statistics_agree_with_their_number(server: Any, model: str) -> None:
+def test_metrics_and_statistics_count_concurrent_requests_exactly(server: Any, model: str) -> None:
     sizes = [1 + number % 3 for number in range(120)]
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda rows: server.infer(model, body(rows))[0], sizes))
@@ -88,7 +88,7 @@ def test_durations_are_microseconds_in_metrics_and_nanoseconds_in_statistics(ser
     assert 0 < parts <= stats["success"]["ns"]
 
 
-def test_both_wires_count_into_the_same_place(server: Any) -> None:
+def test_http_and_grpc_requests_are_counted_together(server: Any) -> None:
     tensor = triton.InferInput("INPUT0", [2, 2], "FP32")
     tensor.set_data_from_numpy(np.zeros((2, 2), np.float32))
     with triton.InferenceServerClient(server.grpc) as client:
@@ -110,7 +110,7 @@ def test_a_request_the_backend_fails_counts_as_failed_for_that_reason(server: An
     assert counters["nv_inference_request_success"] == stats["success"]["count"] == 0
 
 
-def test_requests_refused_before_the_queue_count_neither_as_success_nor_as_failure(server: Any) -> None:
+def test_requests_refused_before_the_queue_are_not_counted(server: Any) -> None:
     wrong = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [99, 2], "data": [0.5] * 198}]}
     with ThreadPoolExecutor(4) as pool:
         statuses = list(
@@ -131,7 +131,7 @@ def test_the_last_inference_is_reported_in_milliseconds_of_the_epoch(server: Any
     assert server.statistics("quiet")["last_inference"] == 0
 
 
-def test_statistics_of_all_models_name_each_once(server: Any) -> None:
+def test_statistics_of_all_models_contain_each_once(server: Any) -> None:
     status, answer = server.ask("/v2/models/stats")
     assert status == 200
     names = [item["name"] for item in answer["model_stats"]]
@@ -156,7 +156,7 @@ def test_metric_tags_become_labels(server: Any) -> None:
     assert 'version="1"' in line
 
 
-def test_the_page_has_the_families_of_host_process_and_build(server: Any) -> None:
+def test_the_page_has_metrics_of_host_process_and_build(server: Any) -> None:
     page = server.read_metrics()
     for name in ("nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"):
         assert re.search(rf"^{name} \d", page, re.MULTILINE), name

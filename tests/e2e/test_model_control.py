@@ -74,7 +74,7 @@ def version(server: Any, name: str, number: int = 1) -> dict[str, Any]:
     return max((item for item in answer["versions"] if item["version"] == number), key=lambda item: item["generation"])
 
 
-def test_loading_an_unchanged_model_is_no_load(server: Any, client: Any) -> None:
+def test_loading_an_unchanged_model_does_not_reload_it(server: Any, client: Any) -> None:
     client.load_model("one")
     before = version(server, "one")["generation"]
     client.load_model("one")
@@ -105,7 +105,7 @@ def test_a_load_after_a_change_on_disk_is_a_new_generation(server: Any, client: 
     assert client.is_model_ready("two", "1")
 
 
-def test_files_take_the_place_of_the_disk_until_the_next_plain_load(
+def test_override_files_replace_the_disk_until_the_next_plain_load(
     server: Any, client: Any, module_repository: Any
 ) -> None:
     model = (module_repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
@@ -135,7 +135,7 @@ def test_files_take_the_place_of_the_disk_until_the_next_plain_load(
         "config.pbtxt",
     ],
 )
-def test_a_path_out_of_the_model_is_refused_and_what_serves_goes_on(
+def test_a_path_out_of_the_model_is_refused_and_the_loaded_version_serves(
     server: Any, client: Any, module_repository: Any, path: str
 ) -> None:
     client.load_model("one")
@@ -147,7 +147,7 @@ def test_a_path_out_of_the_model_is_refused_and_what_serves_goes_on(
     assert not list(module_repository.path.parent.rglob("got_out"))
 
 
-def test_files_need_a_configuration_and_names_must_stay_inside(server: Any, client: Any) -> None:
+def test_override_files_need_a_configuration_and_must_stay_in_the_model(server: Any, client: Any) -> None:
     with pytest.raises((InferenceServerException, ValueError), match="config"):
         client.load_model("one", files={"file:1/model.onnx": b"x"})
     for name in ("..", "../one", "%2e%2e", "nobody"):
@@ -155,7 +155,7 @@ def test_files_need_a_configuration_and_names_must_stay_inside(server: Any, clie
             client.load_model(name)
 
 
-def test_an_order_for_a_model_that_is_being_loaded_fails_at_once_and_the_load_goes_on(
+def test_a_request_to_control_a_loading_model_fails_and_the_load_continues(
     server: Any, client: Any, module_repository: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     name = f"slow_{client.protocol}"
@@ -200,7 +200,7 @@ def state(server: Any, name: str) -> str:
     return next((entry.get("state", "") for entry in entries if entry["name"] == name), "")
 
 
-def test_loads_and_unloads_from_many_threads_end_in_a_state_that_can_be_ordered(server: Any, client: Any) -> None:
+def test_after_concurrent_loads_and_unloads_the_model_can_be_loaded(server: Any, client: Any) -> None:
     surprises: list[str] = []
 
     def order(number: int) -> None:

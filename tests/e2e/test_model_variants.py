@@ -154,9 +154,7 @@ def ask_http(place: Place, model: str, version: str = "") -> tuple[float, str, s
 
 
 @pytest.mark.parametrize("ask", [ask_grpc, ask_http])
-def test_the_lighter_model_answers_in_the_name_of_the_heavier_one_and_says_so(
-    place: Place, ask: Callable[..., Any]
-) -> None:
+def test_the_lighter_variant_answers_under_the_heavier_models_name(place: Place, ask: Callable[..., Any]) -> None:
     before = place.counts()
     assert ask(place, "heavy") == (2.0, "heavy", "1", "")
     place.choice.chosen = {"heavy": "light"}
@@ -177,7 +175,7 @@ def test_the_lighter_model_answers_in_the_name_of_the_heavier_one_and_says_so(
         ("alone", "absent", 11.0, "model 'absent' does not serve"),
     ],
 )
-def test_a_lighter_model_that_cannot_stand_in_does_not_and_status_says_why(
+def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
     place: Place, model: str, lighter: str, factor: float, words: str
 ) -> None:
     place.choice.chosen = {model: lighter}
@@ -217,7 +215,7 @@ def test_streams_and_shared_memory_work_through_the_variant(place: Place) -> Non
         shm.destroy_shared_memory_region(handle)
 
 
-def test_requests_go_on_while_the_lighter_model_comes_and_goes(place: Place) -> None:
+def test_requests_succeed_while_the_lighter_variant_is_loaded_and_unloaded(place: Place) -> None:
     place.choice.chosen = {"heavy": "light"}
     seen: set[float] = set()
     done = threading.Event()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.full
 EXAMPLE = Path(__file__).parent.parent / "backends" / "third_party_example"
 
 
-def test_a_package_beside_the_server_serves_its_models(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_third_party_package_serves_its_models(tmp_path: Path, serve: Callable[..., Any]) -> None:
     folder = tmp_path / "models" / "camera"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "curve.json").write_text('{"gain": 0.04, "offset": 0}')
@@ -28,7 +28,7 @@ def test_a_package_beside_the_server_serves_its_models(tmp_path: Path, serve: Ca
         np.testing.assert_allclose(answer["outputs"][0]["data"], [26.85, 6.85], rtol=1e-5)
 
 
-def test_a_forest_without_a_configuration_gives_the_probabilities_of_its_library(
+def test_a_forest_without_a_configuration_returns_its_librarys_probabilities(
     tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     pytest.importorskip("treelite")

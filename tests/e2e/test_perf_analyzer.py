@@ -71,7 +71,7 @@ def analyze(server: Any, folder: Path, model: str, *flags: str, wire: str = "htt
     ],
     ids=["http", "grpc", "stream", "http-shared-memory", "grpc-shared-memory"],
 )
-def test_it_measures_and_reads_the_servers_share(
+def test_perf_analyzer_measures_client_and_server_times(
     server: Any, tmp_path: Path, wire: str, flags: list[str], model: str, batch: int
 ) -> None:
     if "--shared-memory=system" in flags and model == CLASSIFIER:
@@ -90,13 +90,13 @@ def test_it_measures_and_reads_the_servers_share(
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_it_steps_through_concurrencies_asynchronously(server: Any, tmp_path: Path, wire: str) -> None:
+def test_perf_analyzer_steps_through_concurrencies_asynchronously(server: Any, tmp_path: Path, wire: str) -> None:
     rows = analyze(server, tmp_path, "add_sub", "--async", "--concurrency-range=1:4:3", wire=wire)
     # Sorted by rate.
     assert sorted(row["Concurrency"] for row in rows) == ["1", "4"]
 
 
-def test_it_sends_at_a_given_rate(server: Any, tmp_path: Path) -> None:
+def test_perf_analyzer_sends_at_a_given_rate(server: Any, tmp_path: Path) -> None:
     report = tmp_path / "report.csv"
     command = [
         PROGRAM, "-m", "add_sub", "-u", server.grpc, "-i", "grpc", "--request-rate-range=100", "-p", "500",
@@ -108,11 +108,11 @@ def test_it_sends_at_a_given_rate(server: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_sends_json_tensors(server: Any, tmp_path: Path) -> None:
+def test_perf_analyzer_sends_json_tensors(server: Any, tmp_path: Path) -> None:
     flags = ["--input-tensor-format=json", "--output-tensor-format=json"]
     assert float(analyze(server, tmp_path, "add_sub", *flags)[0]["Inferences/Second"]) > 0
 
 
-def test_it_reads_the_metrics_page_while_it_measures(server: Any, tmp_path: Path) -> None:
+def test_perf_analyzer_reads_the_metrics_page_while_it_measures(server: Any, tmp_path: Path) -> None:
     url = f"{server.metrics}/metrics"
     analyze(server, tmp_path, "add_sub", "--collect-metrics", f"--metrics-url={url}", "--metrics-interval=100")

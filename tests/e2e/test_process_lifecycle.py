@@ -61,9 +61,7 @@ def test_the_banner_names_models_runtimes_and_addresses(serve: Any, repository: 
     assert "instance(s), loaded in" in lines[0]
 
 
-def test_an_idle_server_is_small_and_imports_a_runtime_for_the_first_model_that_needs_it(
-    serve: Any, repository: Any
-) -> None:
+def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(serve: Any, repository: Any) -> None:
     repository.add_sub("plus", 'backend: "onnxruntime"')
     with serve(repository.path, "--model-control-mode=explicit") as server:
         for _ in range(3):
@@ -86,7 +84,7 @@ def test_an_idle_server_is_small_and_imports_a_runtime_for_the_first_model_that_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_requests_end_refuses_new_ones_and_exits_zero(
+def test_a_signal_drains_running_requests_and_exits_zero(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool], number: int
 ) -> None:
     repository.add("slow", slow_config(identity, 1500))
@@ -145,7 +143,7 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
         assert server.process.wait(20) == 0
 
 
-def test_a_second_signal_ends_it_at_once(
+def test_a_second_signal_ends_the_server_at_once(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", slow_config(identity, 60_000))
@@ -159,7 +157,7 @@ def test_a_second_signal_ends_it_at_once(
         assert isinstance(asked.exception(30), OSError)
 
 
-def test_requests_that_outlast_the_exit_timeout_are_failed_and_the_exit_code_says_so(
+def test_requests_that_outlast_the_exit_timeout_fail_and_set_the_exit_code(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", slow_config(identity, 60_000))
@@ -171,7 +169,7 @@ def test_requests_that_outlast_the_exit_timeout_are_failed_and_the_exit_code_say
             assert asked.result()[0] == 503
 
 
-def test_an_idle_server_stops_at_once_and_leaves_nothing_behind(
+def test_an_idle_server_stops_at_once_and_leaves_no_files(
     serve: Any, repository: Any, identity: Callable[..., str]
 ) -> None:
     repository.add("same", identity())
@@ -191,7 +189,7 @@ def test_an_idle_server_stops_at_once_and_leaves_nothing_behind(
 
 
 @pytest.mark.soak
-def test_no_thread_or_descriptor_is_left_behind_by_loads_and_requests(
+def test_loads_and_requests_leak_no_thread_or_descriptor(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("same", identity())
@@ -214,7 +212,7 @@ def test_no_thread_or_descriptor_is_left_behind_by_loads_and_requests(
         assert eventually(lambda: counts()[0] <= before[0] + 1 and counts()[1] <= before[1] + 2), (before, counts())
 
 
-def test_an_unclean_client_connection_does_not_delay_the_stop(serve: Any, repository: Any, identity: Any) -> None:
+def test_an_unclosed_client_connection_does_not_delay_the_stop(serve: Any, repository: Any, identity: Any) -> None:
     repository.add("same", identity())
     with serve(repository.path) as server:
         host, port = server.http.rsplit(":", 1)
@@ -293,7 +291,7 @@ def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
     assert is_one_clear_line(done, *words)
 
 
-def test_an_address_that_cannot_be_had_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     done = serve_once(f"--model-repository={tmp_path}", *ports, "--http-address=300.1.2.3")
     assert is_one_clear_line(done, "300.1.2.3", code=2)
@@ -309,7 +307,7 @@ def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spel
     assert is_one_clear_line(done, "EDGE_SERVER_HTTP_PROT", "EDGE_SERVER_HTTP_PORT")
 
 
-def test_flags_file_and_environment_say_the_same(
+def test_flags_file_and_environment_give_the_same_configuration(
     serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
 ) -> None:
     repository.add("same", identity())
@@ -327,7 +325,7 @@ def test_flags_file_and_environment_say_the_same(
             assert server.ask("/v2/repository/models/same/load", {})[0] == 200
 
 
-def test_a_model_that_fails_keeps_the_start_from_succeeding_when_asked(repository: Any) -> None:
+def test_a_failed_model_fails_the_start_on_request(repository: Any) -> None:
     repository.add("bad", 'backend: "no_such_runtime"')
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     done = serve_once(f"--model-repository={repository.path}", "--exit-on-error", *ports)
@@ -335,7 +333,7 @@ def test_a_model_that_fails_keeps_the_start_from_succeeding_when_asked(repositor
     assert "no_such_runtime" in done.stderr + done.stdout
 
 
-def test_the_log_warns_of_flags_with_nothing_to_act_on_is_one_line_each_and_silent_about_single_requests(
+def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(
     serve: Any, repository: Any, identity: Callable[..., str]
 ) -> None:
     repository.add("same", identity())

@@ -140,7 +140,7 @@ def curl(url: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "keeps_host"), [("nginx", False), ("caddy", True), ("haproxy", True)])
-def test_a_proxy_with_its_defaults_needs_the_option_if_it_keeps_the_clients_host(
+def test_a_proxy_that_forwards_the_host_header_needs_the_option(
     servers: dict[bool, Any], proxy: Any, kind: str, keeps_host: bool
 ) -> None:
     for has_option, server in servers.items():

@@ -220,7 +220,7 @@ def arrays() -> list[np.ndarray]:
 
 @pytest.mark.parametrize("is_binary", [True, False])
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
-def test_a_model_gets_inputs_and_answers_outputs_in_the_order_that_was_sent(
+def test_a_model_gets_inputs_and_returns_outputs_in_request_order(
     server: Any, kind: str, client: Any, is_binary: bool
 ) -> None:
     flags = {} if client is grpcclient else {"binary_data": is_binary}
@@ -242,7 +242,7 @@ def test_a_model_gets_inputs_and_answers_outputs_in_the_order_that_was_sent(
 
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
-def test_a_model_folder_of_tritons_is_served_unchanged(server: Any, kind: str, client: Any) -> None:
+def test_a_model_folder_of_triton_is_served_unchanged(server: Any, kind: str, client: Any) -> None:
     address = server.http if client is httpclient else server.grpc
     inputs = [client.InferInput(f"INPUT{number}", [4], "FP32") for number in (0, 1)]
     for given, array in zip(inputs, arrays(), strict=True):
@@ -253,7 +253,7 @@ def test_a_model_folder_of_tritons_is_served_unchanged(server: Any, kind: str, c
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), [-3, -1, 1, 3])
 
 
-def test_a_model_that_computes_lets_others_in_long_before_pythons_own_5_ms(server: Any) -> None:
+def test_a_computing_model_lets_other_threads_run_within_5_ms(server: Any) -> None:
     given = grpcclient.InferInput("IN", [1], "FP32")
     given.set_data_from_numpy(np.zeros(1, np.float32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
@@ -267,7 +267,7 @@ def counted(count: int) -> list[grpcclient.InferInput]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_any_number_of_responses_over_a_grpc_stream_and_the_final_flag(server: Any, kind: str, count: int) -> None:
+def test_a_grpc_stream_carries_any_number_of_responses_and_the_final_flag(server: Any, kind: str, count: int) -> None:
     got: queue.Queue[Any] = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: got.put((result, error)))
@@ -285,7 +285,7 @@ def test_any_number_of_responses_over_a_grpc_stream_and_the_final_flag(server: A
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_any_number_of_server_sent_events(server: Any, kind: str, count: int) -> None:
+def test_generate_stream_carries_any_number_of_events(server: Any, kind: str, count: int) -> None:
     body = json.dumps({"COUNT": count}).encode()
     request = urllib.request.Request(server.url(f"/v2/models/{kind}stream/generate_stream"), data=body)
     with urllib.request.urlopen(request, timeout=30) as reply:
@@ -295,7 +295,7 @@ def test_any_number_of_server_sent_events(server: Any, kind: str, count: int) ->
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, 500), (1, 200), (2, 500)])
-def test_generate_wants_exactly_one_response(server: Any, kind: str, count: int, status: int) -> None:
+def test_generate_requires_exactly_one_response(server: Any, kind: str, count: int, status: int) -> None:
     given, answer = server.ask(f"/v2/models/{kind}stream/generate", {"COUNT": count})
     assert given == status
     assert (answer["WORD"] == "word 0") if status == 200 else "exactly 1 response" in answer["error"]
@@ -307,7 +307,7 @@ def producers(server: Any, kind: str) -> float:
     return float(values[0])
 
 
-def test_a_reader_of_events_who_vanishes_stops_the_producer(
+def test_a_disconnected_event_reader_stops_the_producer(
     server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     host, port = server.http.split(":")
@@ -324,7 +324,7 @@ def test_a_reader_of_events_who_vanishes_stops_the_producer(
     assert eventually(lambda: producers(server, kind) == 0)
 
 
-def test_a_grpc_client_who_cancels_stops_the_producer(
+def test_a_cancelled_grpc_stream_stops_the_producer(
     server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     got: queue.Queue[Any] = queue.Queue()
@@ -358,7 +358,7 @@ def value_of(client: Any, value: float) -> list[Any]:
     return [given]
 
 
-def test_parameters_of_requests_and_responses_pass_over_both_wires(server: Any, kind: str) -> None:
+def test_request_and_response_parameters_pass_over_http_and_grpc(server: Any, kind: str) -> None:
     parameters = {"name": "caf\u00e9", "count": 7}
     with httpclient.InferenceServerClient(server.http) as client:
         said = client.infer(f"{kind}speaker", value_of(httpclient, 1.0), parameters=parameters).get_response()
@@ -372,14 +372,14 @@ def test_parameters_of_requests_and_responses_pass_over_both_wires(server: Any, 
     assert over_http == over_grpc == {"text": "gr\u00fc\u00df", "whole": -(2**63), "part": 0.5, "yes": True}
 
 
-def test_a_response_parameter_that_no_wire_carries_is_the_models_error(server: Any, kind: str) -> None:
+def test_a_response_parameter_that_no_protocol_carries_is_the_models_error(server: Any, kind: str) -> None:
     with grpcclient.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match="expected integers of 64 bits, got 'huge'"):
             client.infer(f"{kind}speaker", value_of(grpcclient, 2.0))
         assert client.infer(f"{kind}speaker", value_of(grpcclient, 1.0)).as_numpy("OUT").tolist() == [1.0]
 
 
-def test_a_model_that_is_not_well_is_not_ready_over_both_wires(server: Any, kind: str) -> None:
+def test_a_model_whose_health_check_fails_is_not_ready_over_http_and_grpc(server: Any, kind: str) -> None:
     name = f"{kind}speaker"
     with (
         httpclient.InferenceServerClient(server.http) as over_http,
@@ -410,7 +410,7 @@ def server_of_brief_models(shared_server: Any, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
-def test_a_brief_model_that_may_be_is_executed_by_the_thread_that_reads_its_requests(
+def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
     server_of_brief_models: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     server = server_of_brief_models

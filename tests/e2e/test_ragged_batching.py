@@ -95,7 +95,7 @@ def largest_batch(server: Any, model: str) -> int:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_requests_of_different_lengths_run_together_and_get_what_they_get_alone(server: Any, backend: str) -> None:
+def test_requests_of_different_lengths_run_as_one_batch_with_equal_outputs(server: Any, backend: str) -> None:
     model = f"sums_{backend}"
     with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(24) as pool:
 
@@ -110,7 +110,7 @@ def test_requests_of_different_lengths_run_together_and_get_what_they_get_alone(
     assert 1 < largest_batch(server, model) <= 8
 
 
-def test_requests_of_several_rows_and_strings_are_cut_apart_again(server: Any) -> None:
+def test_ragged_requests_of_several_items_and_strings_are_split_again(server: Any) -> None:
     def ask(number: int) -> None:
         shape = (1 + number % 3, 1 + number % 4, 2)
         array = np.array([f"{number}.{place}".encode() for place in range(int(np.prod(shape)))], dtype=object)
@@ -125,7 +125,7 @@ def test_requests_of_several_rows_and_strings_are_cut_apart_again(server: Any) -
     assert largest_batch(server, "same") > 3
 
 
-def test_a_cancelled_ragged_request_leaves_its_batch_mates_theirs(server: Any) -> None:
+def test_a_cancelled_ragged_request_does_not_disturb_its_batch(server: Any) -> None:
     answers: dict[int, Any] = {}
     with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(6) as pool:
 
@@ -146,7 +146,7 @@ def test_a_cancelled_ragged_request_leaves_its_batch_mates_theirs(server: Any) -
     }
 
 
-def test_clients_see_the_ragged_input_with_its_rows_and_nothing_of_what_the_server_makes(server: Any) -> None:
+def test_clients_see_the_ragged_input_but_not_the_generated_batch_inputs(server: Any) -> None:
     _, metadata = server.ask("/v2/models/sums_onnxruntime")
     assert [(item["name"], item["shape"]) for item in metadata["inputs"]] == [("VALUES", [-1, -1]), ("SCALE", [-1, 1])]
     assert server.ask("/v2/models/sums_onnxruntime/config")[1]["batch_input"][0]["target_name"] == ["BOUNDS"]
@@ -156,12 +156,12 @@ def test_clients_see_the_ragged_input_with_its_rows_and_nothing_of_what_the_serv
     ("shape", "words"),
     [([3], "unexpected shape"), ([9, 1], "batch-size must be <= 8"), ([0, 3], "unexpected shape")],
 )
-def test_a_ragged_request_is_checked_as_any_other(server: Any, shape: list[int], words: str) -> None:
+def test_a_ragged_request_is_validated(server: Any, shape: list[int], words: str) -> None:
     with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=words):
         client.infer("sums_onnxruntime", tensors(triton, np.zeros(shape, np.float32), 1))
 
 
-def test_what_the_server_makes_cannot_be_sent(server: Any) -> None:
+def test_generated_batch_inputs_cannot_be_sent(server: Any) -> None:
     bounds = triton.InferInput("BOUNDS", [1, 2], "INT32")
     bounds.set_data_from_numpy(np.array([[0, 1_000_000]], np.int32))
     with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match="BOUNDS"):

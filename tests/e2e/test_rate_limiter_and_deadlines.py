@@ -74,7 +74,7 @@ def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_names_th
     assert server.infer("free", body())[0] == 200
 
 
-def test_a_request_whose_deadline_is_hopeless_is_refused_before_it_runs(server: Any) -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_before_it_runs(server: Any) -> None:
     assert server.infer("slow", body())[0] == 200
     runs = server.statistics("slow")["execution_count"]
     with contextlib.closing(server.connection()) as connection:
@@ -101,13 +101,13 @@ def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any, eventual
 
 
 @pytest.mark.parametrize("wrong", [0, -5, "soon", True])
-def test_a_deadline_that_is_none_is_refused(server: Any, wrong: Any) -> None:
+def test_an_invalid_deadline_is_refused(server: Any, wrong: Any) -> None:
     status, answer = server.infer("free", body(edge_deadline_ms=wrong))
     assert status == 400
     assert "edge_deadline_ms" in answer["error"]
 
 
-def test_a_grpc_calls_own_deadline_keeps_hopeless_work_from_being_begun(server: Any, eventually: Any) -> None:
+def test_a_request_that_cannot_meet_its_grpc_deadline_does_not_run(server: Any, eventually: Any) -> None:
     given = triton.InferInput("INPUT0", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[7]], np.int32))
     with triton.InferenceServerClient(server.grpc) as client:

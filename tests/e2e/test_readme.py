@@ -24,7 +24,7 @@ def command(name: str, language: str = "sh") -> str:
     return found[1]
 
 
-def test_the_serve_command_installs_the_cpu_flavour_and_serves_the_bundled_repository() -> None:
+def test_the_serve_command_installs_the_cpu_extra_and_serves_the_bundled_repository() -> None:
     make, install, serve = (shlex.split(part) for part in command("serve-command").split("&&"))
     assert make[:3] == ["python3", "-m", "venv"]
     folder = make[3]
@@ -35,7 +35,7 @@ def test_the_serve_command_installs_the_cpu_flavour_and_serves_the_bundled_repos
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_serve_and_curl_commands_answer_the_picture_with_espresso_first(serve: Any) -> None:
+def test_the_serve_and_curl_commands_classify_the_image_as_espresso(serve: Any) -> None:
     flags = shlex.split(command("serve-command").split("&&")[-1])[2:]
     repository = next(flag.partition("=")[2] for flag in flags if flag.startswith("--model-repository="))
     rest = [flag for flag in flags if not flag.startswith("--model-repository=")]
@@ -55,7 +55,7 @@ def test_the_serve_and_curl_commands_answer_the_picture_with_espresso_first(serv
     ]
 
 
-def test_the_test_command_installs_the_test_flavour_and_runs_them() -> None:
+def test_the_test_command_installs_the_test_extra_and_runs_the_tests() -> None:
     make, install, run = (shlex.split(part) for part in command("test-command").split("&&"))
     assert make[:3] == ["python3", "-m", "venv"]
     assert install[-1] == ".[test]"

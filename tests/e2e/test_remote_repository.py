@@ -34,7 +34,7 @@ def answered_by(server: Any, name: str) -> str:
     return answer["model_version"] if status == 200 else answer["error"]
 
 
-def test_a_bucket_is_served_and_a_new_version_in_it_without_a_restart(
+def test_a_bucket_is_served_and_its_new_versions_need_no_restart(
     serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
 ) -> None:
     bucket.put("echo/config.pbtxt", identity().encode())
@@ -52,7 +52,7 @@ def test_a_bucket_is_served_and_a_new_version_in_it_without_a_restart(
         assert "Traceback" not in server.log()
 
 
-def test_while_the_network_is_away_the_copy_is_served_also_after_a_restart(
+def test_without_network_the_local_copy_is_served_even_after_a_restart(
     serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
 ) -> None:
     bucket.put("echo/config.pbtxt", identity().encode())
@@ -70,7 +70,7 @@ def test_while_the_network_is_away_the_copy_is_served_also_after_a_restart(
             assert server.stop() == 0
 
 
-def test_a_download_that_is_cut_leaves_the_old_version_serving_and_is_finished_later(
+def test_after_an_aborted_download_the_old_version_serves_until_it_is_finished(
     serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
 ) -> None:
     bucket.put("echo/config.pbtxt", identity().encode())
@@ -85,7 +85,7 @@ def test_a_download_that_is_cut_leaves_the_old_version_serving_and_is_finished_l
         assert server.log().count("trying again in") == 1
 
 
-def test_without_copy_and_network_the_server_says_so_and_serves_when_it_can(
+def test_without_copy_and_network_the_server_reports_that_and_serves_later(
     serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
 ) -> None:
     bucket.put("echo/config.pbtxt", identity().encode())

@@ -102,14 +102,14 @@ def test_both_clients_load_and_unload(explicit: Any) -> None:
         assert not client.is_model_ready("add_sub")
 
 
-def test_loading_an_absent_model_says_that_the_repository_has_none(explicit: Any) -> None:
+def test_loading_an_absent_model_fails_with_the_reason(explicit: Any) -> None:
     status, answer = load(explicit, "nobody")
     assert status == 500
     assert answer["error"] == "failed to load 'nobody', failed to poll from model repository"
     assert "nobody" not in index(explicit)
 
 
-def test_a_model_that_fails_to_load_says_why_and_costs_only_itself(explicit: Any, one: str) -> None:
+def test_a_failed_load_has_its_reason_and_does_not_disturb_other_models(explicit: Any, one: str) -> None:
     status, answer = load(explicit, "broken")
     assert status == 400
     assert "load failed for model 'broken'" in answer["error"]
@@ -136,7 +136,7 @@ def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any, one: st
     assert explicit.statistics(one)["inference_count"] == 1
 
 
-def test_a_config_sent_with_the_load_stands_in_for_the_one_on_disk(explicit: Any, one: str) -> None:
+def test_a_config_sent_with_the_load_overrides_the_one_on_disk(explicit: Any, one: str) -> None:
     config = {
         "backend": "identity",
         "max_batch_size": 2,
@@ -153,7 +153,7 @@ def test_a_config_sent_with_the_load_stands_in_for_the_one_on_disk(explicit: Any
     assert explicit.infer(one, body(rows=3))[0] == 200
 
 
-def test_a_wrong_config_is_refused_and_the_model_goes_on(explicit: Any, one: str) -> None:
+def test_an_invalid_config_is_refused_and_the_model_continues_to_serve(explicit: Any, one: str) -> None:
     for config in ("not json", '{"no_such_field": 1}', '{"max_batch_size": -1}', "[]"):
         status, answer = load(explicit, one, config=config)
         assert 400 <= status < 600, config
@@ -161,7 +161,7 @@ def test_a_wrong_config_is_refused_and_the_model_goes_on(explicit: Any, one: str
         assert explicit.infer(one, body())[0] == 200
 
 
-def test_files_sent_with_the_load_stand_in_for_those_on_disk(explicit: Any, module_repository: Any) -> None:
+def test_files_sent_with_the_load_override_those_on_disk(explicit: Any, module_repository: Any) -> None:
     model = (module_repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
     with tritonclient.http.InferenceServerClient(explicit.http) as client:
         client.load_model("sent", config='{"backend":"onnxruntime"}', files={"file:1/model.onnx": model})
@@ -173,9 +173,7 @@ def test_files_sent_with_the_load_stand_in_for_those_on_disk(explicit: Any, modu
 
 
 @pytest.mark.parametrize("path", ["../escape", "/etc/escape", "1/../../escape", "", "1/"])
-def test_a_file_that_would_leave_the_model_is_refused(
-    explicit: Any, one: str, module_repository: Any, path: str
-) -> None:
+def test_a_file_path_outside_the_model_is_refused(explicit: Any, one: str, module_repository: Any, path: str) -> None:
     content = base64.b64encode(b"x").decode()
     status, answer = load(explicit, one, **{"config": '{"backend":"identity"}', f"file:{path}": content})
     assert 400 <= status < 600
@@ -190,7 +188,7 @@ def test_files_without_a_config_are_refused(explicit: Any, one: str) -> None:
     assert "config" in answer["error"]
 
 
-def test_a_model_name_that_would_leave_the_repository_is_refused(explicit: Any, one: str) -> None:
+def test_a_model_name_outside_the_repository_is_refused(explicit: Any, one: str) -> None:
     for name in ("..%2F..%2Fetc", "%2Fetc", "..", "%2e%2e"):
         assert load(explicit, name)[0] >= 400
         assert explicit.infer(one, body())[0] == 200
@@ -207,7 +205,7 @@ def test_a_named_repository_is_unsupported(explicit: Any, one: str) -> None:
         assert "repository_name" in answer["error"]
 
 
-def test_requests_are_answered_without_a_gap_while_the_model_is_reloaded(explicit: Any, one: str) -> None:
+def test_requests_are_answered_throughout_a_reload(explicit: Any, one: str) -> None:
     def reload(number: int) -> int:
         config = {
             "backend": "identity",
@@ -238,7 +236,7 @@ def test_load_and_unload_are_refused_in_mode_none(zoo: Any) -> None:
         client.load_model("labelled")
 
 
-def test_a_broken_model_is_listed_with_its_reason_and_makes_a_strict_server_unready(
+def test_a_broken_model_is_listed_with_its_reason_and_makes_strict_readiness_fail(
     serve: Any, repository: Any, identity: Callable[..., str]
 ) -> None:
     repository.add("good", identity())

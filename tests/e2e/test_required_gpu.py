@@ -53,7 +53,7 @@ def test_without_a_gpu_they_are_refused_with_the_setting_to_write_and_their_neig
         assert server.get("/v2/health/ready")[0] == 200, "what never served does not count in mode poll"
 
 
-def test_on_a_gpu_they_wait_for_their_engine_and_the_runtime_that_cannot_use_it_says_so(
+def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports_it(
     serve: Callable[..., Any], models: Path, fake_gpu: Any, tmp_path: Path, eventually: Callable[..., bool]
 ) -> None:
     """The onnxruntime of the tests computes on the CPU only."""

@@ -72,7 +72,7 @@ def metrics(server: Any) -> dict[tuple[str, str], float]:
     }
 
 
-def test_http_and_grpc_share_answers_and_only_the_first_request_is_executed(server: Any) -> None:
+def test_http_and_grpc_share_cached_responses(server: Any) -> None:
     http, grpc = httpclient.InferenceServerClient(server.http), grpcclient.InferenceServerClient(server.grpc)
     before = counts(server, "add_sub")
     results = [http.infer("add_sub", inputs(httpclient, 41.0), request_id="one")]
@@ -93,7 +93,7 @@ def test_http_and_grpc_share_answers_and_only_the_first_request_is_executed(serv
     grpc.close()
 
 
-def test_many_clients_at_once_get_their_own_answers(server: Any) -> None:
+def test_concurrent_clients_get_their_own_responses(server: Any) -> None:
     async def ask() -> None:
         async with aioclient.InferenceServerClient(server.http, conn_limit=16) as client:
             values = [float(index % 8) for index in range(160)]
@@ -109,7 +109,7 @@ def test_many_clients_at_once_get_their_own_answers(server: Any) -> None:
     assert after["compute_infer"] == after["cache_miss"]
 
 
-def test_a_part_of_the_outputs_is_another_request(server: Any) -> None:
+def test_a_request_for_fewer_outputs_has_another_cache_key(server: Any) -> None:
     client = httpclient.InferenceServerClient(server.http)
     for _ in range(2):
         result = client.infer("add_sub", inputs(httpclient, 77.0), outputs=[httpclient.InferRequestedOutput("OUTPUT1")])
@@ -120,7 +120,7 @@ def test_a_part_of_the_outputs_is_another_request(server: Any) -> None:
     client.close()
 
 
-def test_classes_and_plain_values_come_from_one_answer(server: Any) -> None:
+def test_classification_and_raw_outputs_share_a_cached_response(server: Any) -> None:
     client = httpclient.InferenceServerClient(server.http)
     item = httpclient.InferInput("INPUT0", (1, 4), "FP32")
     item.set_data_from_numpy(np.array([[0.1, 0.2, 0.9, 0.3]], np.float32))
@@ -133,7 +133,7 @@ def test_classes_and_plain_values_come_from_one_answer(server: Any) -> None:
     client.close()
 
 
-def test_texts_come_back_as_they_were(server: Any, sample: Callable[[str], np.ndarray]) -> None:
+def test_cached_strings_come_back_unchanged(server: Any, sample: Callable[[str], np.ndarray]) -> None:
     client = grpcclient.InferenceServerClient(server.grpc)
     values = sample("BYTES")
     item = grpcclient.InferInput("INPUT0", values.shape, "BYTES")
@@ -161,7 +161,7 @@ def test_a_hit_is_written_into_the_clients_shared_memory(server: Any) -> None:
     client.close()
 
 
-def test_an_ensemble_is_answered_from_the_cache_as_a_whole(server: Any) -> None:
+def test_the_response_of_an_ensemble_is_cached_as_a_whole(server: Any) -> None:
     client = grpcclient.InferenceServerClient(server.grpc)
     for _ in range(3):
         result = client.infer("whole", inputs(grpcclient, 9.0, ("A", "B")))
@@ -171,7 +171,7 @@ def test_an_ensemble_is_answered_from_the_cache_as_a_whole(server: Any) -> None:
     client.close()
 
 
-def test_the_metrics_tell_of_each_cached_model_and_of_the_cache(server: Any) -> None:
+def test_the_metrics_cover_each_cached_model_and_the_cache(server: Any) -> None:
     client = httpclient.InferenceServerClient(server.http)
     for _ in range(2):
         client.infer("add_sub", inputs(httpclient, 1234.0))
@@ -188,7 +188,7 @@ def test_the_metrics_tell_of_each_cached_model_and_of_the_cache(server: Any) -> 
     assert found["nv_cache_num_lookups", ""] == found["nv_cache_num_hits", ""] + found["nv_cache_num_misses", ""]
 
 
-def test_a_model_file_that_changes_is_not_answered_for_from_before(
+def test_a_changed_model_file_invalidates_cached_responses(
     repository: Any, serve: Any, eventually: Any, identity: Callable[..., str]
 ) -> None:
     stub = """backend: "stub" max_batch_size: 4 response_cache { enable: true }
@@ -212,7 +212,7 @@ def test_a_model_file_that_changes_is_not_answered_for_from_before(
         assert "--response-cache-byte-size is deprecated" in server.log()
 
 
-def test_two_servers_share_a_redis_and_go_on_without_it(
+def test_two_servers_share_redis_and_serve_without_it(
     repository: Any, serve: Any, eventually: Any, redis_server: Any, tmp_path: Path
 ) -> None:
     repository.add_sub("add_sub", CACHED)
@@ -238,7 +238,7 @@ def test_two_servers_share_a_redis_and_go_on_without_it(
 
 
 @pytest.mark.full
-def test_a_redis_password_is_shown_nowhere(repository: Any, serve: Any) -> None:
+def test_the_redis_password_is_never_shown(repository: Any, serve: Any) -> None:
     repository.add_sub("add_sub", CACHED)
     environment = {"TRITONCACHE_REDIS_PASSWORD": "open-sesame"}
     flags = ["--cache-config=redis,host=127.0.0.1,port=1", "--log-verbose=1"]

@@ -64,7 +64,7 @@ def explicit(serve: Any, module_repository: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_version_before_serves_until_the_pin_is_lifted(
+def test_the_previous_version_serves_until_the_pin_is_removed(
     mode: str, serve: Any, repository: Any, identity: Callable[..., str]
 ) -> None:
     add_versions(repository, identity, 1, 2, 5)
@@ -141,7 +141,7 @@ def test_a_newer_version_waits_while_the_model_is_pinned(
         assert serving(server) == 3
 
 
-def test_a_pin_outlives_a_kill_of_the_process_and_a_stop_with_a_state_directory(
+def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(
     serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
 ) -> None:
     add_versions(repository, identity, 1, 2)
@@ -171,7 +171,7 @@ def test_a_damaged_file_of_pins_is_reported_and_the_server_serves(
     assert json.loads((tmp_path / "pins.json").read_text()) == {"pins": {"m": 1}}
 
 
-def test_a_version_that_does_not_load_leaves_everything_as_it_was(explicit: Any, module_repository: Any) -> None:
+def test_a_rollback_to_a_version_that_does_not_load_changes_nothing(explicit: Any, module_repository: Any) -> None:
     module_repository.add_sub("faulty", 'backend: "onnxruntime"', 3)
     (module_repository.add("faulty", version=2) / "2" / "model.onnx").write_bytes(b"damaged")
     module_repository.add_sub("faulty", 'backend: "onnxruntime"', 1)
@@ -187,7 +187,7 @@ def test_a_version_that_does_not_load_leaves_everything_as_it_was(explicit: Any,
     assert unpin(explicit, "faulty")[1]["serves"] == 3
 
 
-def test_orders_that_cannot_be_carried_out_say_why(
+def test_impossible_rollbacks_report_the_reason(
     explicit: Any, module_repository: Any, identity: Callable[..., str]
 ) -> None:
     add_versions(module_repository, identity, 1, 2, name="calm")
@@ -204,7 +204,7 @@ def test_orders_that_cannot_be_carried_out_say_why(
     assert serving(explicit, "calm") == 2
 
 
-def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(
+def test_the_pin_of_an_unloaded_model_applies_at_its_load(
     explicit: Any, module_repository: Any, identity: Callable[..., str]
 ) -> None:
     add_versions(module_repository, identity, 1, 2, name="later")
@@ -222,7 +222,7 @@ def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(
     assert explicit.ask("/v2/models/later")[1]["versions"] == ["1"]
 
 
-def test_a_version_policy_whose_versions_are_gone_does_not_matter_to_a_pin(
+def test_a_pin_ignores_a_version_policy_of_deleted_versions(
     explicit: Any, module_repository: Any, identity: Callable[..., str]
 ) -> None:
     module_repository.add("particular", identity(more="version_policy { specific { versions: 7 } }"), 2)
@@ -232,7 +232,7 @@ def test_a_version_policy_whose_versions_are_gone_does_not_matter_to_a_pin(
     assert serving(explicit, "particular") == 2
 
 
-def test_orders_from_other_machines_need_a_key(serve: Any, repository: Any, identity: Callable[..., str]) -> None:
+def test_rollbacks_from_other_machines_need_a_key(serve: Any, repository: Any, identity: Callable[..., str]) -> None:
     address = own_address()
     if address is None:
         pytest.skip("this machine has no address but the loopback")

@@ -238,7 +238,7 @@ def test_the_bridge_outlives_the_master_and_the_camera(ros: Ros, server: Any, po
     assert "Traceback" not in bridge.path.read_text(), ros.logs()
 
 
-def test_a_bridge_without_a_master_ends_when_it_is_told_to(ros: Ros, server: Any) -> None:
+def test_a_bridge_without_a_master_can_be_stopped(ros: Ros, server: Any) -> None:
     bridge = ros.bridge(server, DETECTOR, "--detections-topic=/faces")
     end = time.monotonic() + LIMIT_S
     while not any("no ROS master" in line for line in bridge.lines()):

@@ -27,7 +27,7 @@ def run_node(**parameters: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_camera_topic_becomes_detections_until_the_node_is_told_to_end(
+def test_a_camera_topic_gets_detections_until_the_node_is_stopped(
     serve: Any, repository: Any, bundled_repository: Path
 ) -> None:
     shutil.copytree(bundled_repository / DETECTOR, repository.path / DETECTOR)
@@ -47,7 +47,7 @@ def test_a_camera_topic_becomes_detections_until_the_node_is_told_to_end(
     assert any(level == "info" and f"{DETECTOR} version 1" in text for level, text in said["log"])
 
 
-def test_a_mistake_in_the_parameters_is_told_in_the_log_of_ros() -> None:
+def test_an_invalid_parameter_is_reported_in_the_log_of_ros() -> None:
     done = run_node(detections_topic="")
     assert done.returncode == 1, done.stderr
     level, text = json.loads(done.stdout)["log"][-1]

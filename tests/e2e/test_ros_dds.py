@@ -59,7 +59,7 @@ def seen_by_camera(environment: dict[str, str], picture: Path) -> list[dict[str,
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_two_dds_processes_with_ros_names_pass_frames_and_get_detections(
+def test_two_dds_processes_with_ros_topic_names_send_frames_and_get_detections(
     server: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "astronaut.npy", pictures.astronaut()[::2, ::2])

@@ -95,7 +95,7 @@ def by_mcap(path: Path) -> list[tuple[str, int, Any]]:
 
 
 @pytest.mark.parametrize("read", [by_rosbags, by_mcap])
-def test_a_recording_becomes_a_recording_of_faces(
+def test_replaying_a_recording_writes_a_recording_of_faces(
     server: Any, recording: Path, tmp_path: Path, read: Callable[[Path], list[tuple[str, int, Any]]]
 ) -> None:
     told = replay(server, recording, tmp_path / "faces.mcap", DETECTOR, "--topic=/front/image_raw")
@@ -122,7 +122,7 @@ def test_compressed_pictures_are_classified(server: Any, recording: Path, tmp_pa
         assert scores == sorted(scores, reverse=True)
 
 
-def test_pictures_with_the_faces_drawn_in_are_written(server: Any, recording: Path, tmp_path: Path) -> None:
+def test_images_with_drawn_faces_are_written(server: Any, recording: Path, tmp_path: Path) -> None:
     flags = ("--topic=/front/image_raw", "--return=annotated", "--return=detections")
     replay(server, recording, tmp_path / "drawn.mcap", DETECTOR, *flags)
     messages = by_rosbags(tmp_path / "drawn.mcap")

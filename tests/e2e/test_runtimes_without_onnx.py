@@ -89,7 +89,7 @@ def test_a_cpp_library_serves_concurrent_clients_in_batches(models: Path, starte
     assert (config["backend"], config["default_model_filename"]) == ("c_abi", "libmodel.so")
 
 
-def test_a_jax_function_is_served_by_its_names(models: Path, started: Callable[[], Any]) -> None:
+def test_a_jax_function_is_served_by_its_argument_names(models: Path, started: Callable[[], Any]) -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]'")
     pytest.importorskip("jax.export")
     (rows,) = jax.export.symbolic_shape("rows")
@@ -105,7 +105,7 @@ def test_a_jax_function_is_served_by_its_names(models: Path, started: Callable[[
     assert server.ask("/v2/models/dot/config")[1]["backend"] == "jax"
 
 
-def test_a_saved_model_is_served_as_tritons_folders_state_it(models: Path, started: Callable[[], Any]) -> None:
+def test_a_saved_model_in_tritons_folder_layout_is_served(models: Path, started: Callable[[], Any]) -> None:
     pytest.importorskip("openvino")
     for name, config in (("plain", ""), ("stated", 'platform: "tensorflow_savedmodel"\nmax_batch_size: 4\n')):
         folder = folder_of(models, name)

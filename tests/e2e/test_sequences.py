@@ -240,7 +240,7 @@ def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order
     assert [output.name for output in results[0].get_response().outputs] == ["OUT", "FLAGS"]
 
 
-def test_more_sequences_than_slots_from_many_clients_all_end_right(server: Any) -> None:
+def test_more_sequences_than_slots_all_complete_correctly(server: Any) -> None:
     wrong: list[Any] = []
 
     def one_client(number: int) -> None:
@@ -278,7 +278,7 @@ def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["python", "python_apart"])
-def test_a_model_in_python_keeps_its_state_by_the_correlation_id(client: Any, model: str) -> None:
+def test_a_python_model_keeps_its_state_per_correlation_id(client: Any, model: str) -> None:
     with Stream(client) as stream:
         for i in range(5):
             for id in (7, "seven"):
@@ -290,7 +290,7 @@ def test_a_model_in_python_keeps_its_state_by_the_correlation_id(client: Any, mo
     assert {one.as_numpy("WHO")[0, 0] for one in results} == {b"int", b"str"}
 
 
-def test_an_ensemble_hands_the_sequence_on_to_its_members(client: Any) -> None:
+def test_an_ensemble_passes_the_sequence_to_its_steps(client: Any) -> None:
     with Stream(client) as stream:
         for i in range(4):
             stream.send("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
@@ -302,14 +302,14 @@ def test_an_ensemble_hands_the_sequence_on_to_its_members(client: Any) -> None:
     assert [one["sequence_end"].bool_param for one in told] == [False, False, False, True]
 
 
-def test_an_ensemble_repeats_the_sequence_over_http_as_well(server: Any) -> None:
+def test_an_ensemble_passes_the_sequence_to_its_steps_over_http(server: Any) -> None:
     tensor = {"name": "A", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     flags = {"sequence_id": 2**64 - 1, "sequence_start": True, "sequence_end": True}
     status, answer = server.infer("both", {"inputs": [tensor], "parameters": flags})
     assert (status, answer["parameters"]) == (200, flags)
 
 
-def test_a_state_begins_as_its_file_says(client: Any) -> None:
+def test_a_state_starts_with_the_values_of_its_file(client: Any) -> None:
     with Stream(client) as stream:
         stream.send("from_file", 1, "f", sequence_id=3, sequence_start=True)
         stream.send("from_file", 1, "f", sequence_id=3, sequence_end=True)
@@ -322,7 +322,7 @@ def infer(client: Any, model: str, value: float, **flags: Any) -> float:
     return float(client.infer(model, [given], **flags).as_numpy("OUT")[0, 0])
 
 
-def test_requests_that_are_no_step_of_a_sequence_are_refused_in_tritons_words(client: Any) -> None:
+def test_requests_outside_a_sequence_are_refused_with_tritons_message(client: Any) -> None:
     model = "direct_onnxruntime"
     with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID") as error:
         infer(client, model, 1)
@@ -342,7 +342,7 @@ def test_requests_that_are_no_step_of_a_sequence_are_refused_in_tritons_words(cl
     assert infer(client, model, 1, sequence_id=42, sequence_start=True, sequence_end=True) == 1
 
 
-def test_a_sequence_left_alone_is_closed_and_must_begin_again(client: Any, eventually: Callable[..., bool]) -> None:
+def test_an_idle_sequence_is_closed_and_must_start_again(client: Any, eventually: Callable[..., bool]) -> None:
     assert infer(client, "short", 1, sequence_id=9, sequence_start=True) == 1
 
     def is_closed() -> bool:
@@ -360,7 +360,7 @@ def test_a_sequence_left_alone_is_closed_and_must_begin_again(client: Any, event
     assert infer(client, "short", 5, sequence_id=9, sequence_start=True, sequence_end=True) == 5
 
 
-def test_a_reload_forgets_live_sequences_and_says_so(
+def test_a_reload_drops_live_sequences_and_reports_it(
     server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
 ) -> None:
     assert infer(client, "reloaded", 1, sequence_id=9, sequence_start=True) == 1
@@ -378,7 +378,7 @@ def test_a_reload_forgets_live_sequences_and_says_so(
     assert infer(client, "reloaded", 7, sequence_id=9, sequence_start=True, sequence_end=True) == 7
 
 
-def test_what_the_server_says_of_itself_and_of_its_models(server: Any, client: Any) -> None:
+def test_metadata_and_statistics_of_sequence_models(server: Any, client: Any) -> None:
     assert {"sequence", "sequence(string_id)"} <= set(client.get_server_metadata().extensions)
     metadata = client.get_model_metadata("direct_onnxruntime")
     assert [item.name for item in metadata.inputs] == ["IN"]
@@ -390,7 +390,7 @@ def test_what_the_server_says_of_itself_and_of_its_models(server: Any, client: A
     assert [int(after[key]) - int(before.get(key, 0)) for key in counts] == [1, 1]
 
 
-def test_a_broken_initial_state_keeps_only_its_own_model_from_loading(server: Any) -> None:
+def test_an_invalid_initial_state_fails_only_its_own_model(server: Any) -> None:
     status, answer = server.ask("/v2/repository/index", {})
     assert status == 200
     reasons = {one["name"]: one.get("reason", "") for one in answer}
@@ -407,7 +407,7 @@ def totals_of_frames(results: list[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("model", ["watch_direct", "watch_oldest"])
-def test_each_camera_is_a_sequence_with_a_state_of_its_own(server: Any, model: str) -> None:
+def test_each_camera_is_a_sequence_with_its_own_state(server: Any, model: str) -> None:
     found: dict[int, list[Any]] = {}
 
     def camera(value: int) -> None:
@@ -426,13 +426,13 @@ def test_each_camera_is_a_sequence_with_a_state_of_its_own(server: Any, model: s
     assert len({float(results[0].tensors[0].array[0, 2]) for results in found.values()}) == 6
 
 
-def test_a_camera_that_comes_back_begins_anew_and_leaves_its_slot_to_others(server: Any) -> None:
+def test_a_reconnected_camera_starts_a_new_sequence_and_frees_its_old_slot(server: Any) -> None:
     for number in range(8):
         with FrameStream(server.grpc, "watch_oldest", stream_id=f"guest {number % 2}", keeps_all=True) as stream:
             assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
 
 
-def test_a_camera_goes_on_after_a_reload_with_a_state_that_begins_anew(
+def test_after_a_reload_a_camera_continues_with_a_new_state(
     server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
 ) -> None:
     with FrameStream(server.grpc, "watch_direct", keeps_all=True) as stream:

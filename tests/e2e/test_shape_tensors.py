@@ -153,9 +153,7 @@ def check(result: Any, images: np.ndarray, height: int, width: int) -> None:
 
 @pytest.mark.parametrize(("model", "kind"), [("narrow", np.int32), ("wide", np.int64)])
 @pytest.mark.parametrize("api", [triton, triton_http], ids=["grpc", "http"])
-def test_a_client_sends_the_values_and_gets_them_once_for_each_row(
-    server: Any, api: Any, model: str, kind: type
-) -> None:
+def test_a_client_sends_shape_values_and_gets_them_once_per_item(server: Any, api: Any, model: str, kind: type) -> None:
     address = server.grpc if api is triton else server.http
     with api.InferenceServerClient(address) as client:
         for count, height, width in ((1, 8, 4), (3, 4, 12), (8, 16, 16)):
@@ -179,13 +177,13 @@ def ask_at_once(server: Any, asked: list[tuple[int, int, int]]) -> None:
         list(pool.map(ask, asked))
 
 
-def test_requests_of_equal_values_run_together(server: Any) -> None:
+def test_requests_with_equal_shape_values_run_as_one_batch(server: Any) -> None:
     before = batches(server, "wide").get(7, 0)
     ask_at_once(server, [(4, 8, 8), (1, 8, 8), (2, 8, 8)])
     assert batches(server, "wide")[7] == before + 1
 
 
-def test_requests_of_other_values_run_apart_and_each_gets_its_own(server: Any) -> None:
+def test_requests_with_different_shape_values_run_separately(server: Any) -> None:
     before = server.statistics("wide")["execution_count"]
     ask_at_once(server, [(2, 4, 8), (3, 4, 4), (2, 4, 12)])
     assert server.statistics("wide")["execution_count"] == before + 3
@@ -196,14 +194,14 @@ def test_requests_of_other_values_run_apart_and_each_gets_its_own(server: Any) -
     [([2, 8, 8], "3"), ([[8, 8]], "1,2"), ([[8, 8], [8, 8]], "2,2"), ([8], "1")],
     ids=["with the batch size", "with a batch dimension of 1", "a row each", "too few"],
 )
-def test_values_sent_in_another_way_are_refused_and_the_words_say_how(server: Any, size: Any, shown: str) -> None:
+def test_shape_values_in_another_form_are_refused_with_the_expected_form(server: Any, size: Any, shown: str) -> None:
     words = rf"unexpected shape for input 'SIZE' for model 'wide'. Expected \[2\], got \[{shown}\]. NOTE: it is a shape"
     with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=words):
         client.infer("wide", tensors(triton, pictures(2), np.array(size, np.int64)))
 
 
 @pytest.mark.parametrize("size", [[0, 4], [-1, 4], [-(2**63), 2]])
-def test_values_that_are_no_size_cost_the_request_alone(server: Any, size: list[int]) -> None:
+def test_invalid_shape_values_fail_only_their_request(server: Any, size: list[int]) -> None:
     with triton.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match=r"model 'wide'"):
             client.infer("wide", tensors(triton, pictures(2), np.array(size, np.int64)))
@@ -211,7 +209,7 @@ def test_values_that_are_no_size_cost_the_request_alone(server: Any, size: list[
         check(client.infer("wide", tensors(triton, images, np.array([8, 8]))), images, 8, 8)
 
 
-def test_metadata_and_configuration_tell_of_them_as_triton_does(server: Any) -> None:
+def test_metadata_and_configuration_describe_shape_tensors_as_triton_does(server: Any) -> None:
     _, metadata = server.ask("/v2/models/wide")
     assert [(item["name"], item["shape"]) for item in metadata["inputs"]] == [("IN", [-1, -1, -1]), ("SIZE", [-1, 2])]
     assert [(item["name"], item["shape"]) for item in metadata["outputs"]] == [("OUT", [-1, -1, -1]), ("MADE", [-1, 2])]
@@ -219,7 +217,7 @@ def test_metadata_and_configuration_tell_of_them_as_triton_does(server: Any) -> 
     assert [(item["dims"], item["is_shape_tensor"]) for item in found["input"]] == [([-1, -1], False), ([2], True)]
 
 
-def test_an_answer_comes_from_the_cache_for_the_same_values_only(server: Any) -> None:
+def test_a_cached_response_is_used_for_equal_shape_values_only(server: Any) -> None:
     images = pictures(2)
     with triton.InferenceServerClient(server.grpc) as client:
         for height in (8, 8, 4, 8):
@@ -227,7 +225,7 @@ def test_an_answer_comes_from_the_cache_for_the_same_values_only(server: Any) ->
     assert server.statistics("kept")["inference_stats"]["cache_hit"]["count"] == 2
 
 
-def test_sequences_of_equal_values_step_together_in_their_own_rows(server: Any) -> None:
+def test_sequences_with_equal_shape_values_run_as_one_batch(server: Any) -> None:
     """Fewer sequences than rows: the model is given the rows that there are, answers go to the sequences."""
 
     def steps(number: int) -> None:
@@ -250,7 +248,7 @@ def test_sequences_of_equal_values_step_together_in_their_own_rows(server: Any) 
 @pytest.mark.sample
 @pytest.mark.parametrize("api", [triton, triton_http], ids=["grpc", "http"])
 @pytest.mark.parametrize("model", ["twice", "twice_again", "whole"])
-def test_an_ensemble_hands_values_on_to_a_step_that_batches(server: Any, api: Any, model: str) -> None:
+def test_an_ensemble_passes_shape_values_to_a_batching_step(server: Any, api: Any, model: str) -> None:
     address = server.grpc if api is triton else server.http
     with api.InferenceServerClient(address) as client:
         for count, height, width in ((1, 8, 4), (3, 4, 12), (8, 16, 16)):
@@ -258,7 +256,7 @@ def test_an_ensemble_hands_values_on_to_a_step_that_batches(server: Any, api: An
             check(client.infer(model, tensors(api, images, np.array([height, width]))), images, height, width)
 
 
-def test_requests_to_ensembles_at_the_same_time_each_get_their_own_size(server: Any) -> None:
+def test_concurrent_requests_to_ensembles_each_get_their_own_size(server: Any) -> None:
     asked = [(1 + number % 3, 4 + 4 * (number % 2), 4 + 4 * (number % 5)) for number in range(16)]
     with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(8) as pool:
 
@@ -283,7 +281,7 @@ def test_requests_to_ensembles_at_the_same_time_each_get_their_own_size(server: 
         ("whole", [[8, 8]], r"input 'SIZE' for model 'whole'. Expected \[2\], got \[1,2\]."),
     ],
 )
-def test_an_ensemble_refuses_what_its_step_would_and_goes_on(server: Any, model: str, size: Any, said: str) -> None:
+def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str, size: Any, said: str) -> None:
     with triton.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match=said):
             client.infer(model, tensors(triton, pictures(2), np.array(size, np.int64)))
@@ -291,7 +289,7 @@ def test_an_ensemble_refuses_what_its_step_would_and_goes_on(server: Any, model:
         check(client.infer(model, tensors(triton, images, np.array([8, 8]))), images, 8, 8)
 
 
-def test_check_makes_up_a_size_for_a_model_and_for_an_ensemble_of_it(repository: Any) -> None:
+def test_check_generates_shape_values_for_a_model_and_its_ensemble(repository: Any) -> None:
     """An ensemble cannot declare a warm-up sample that says one."""
     repository.add("wide", config("INT64"), model=resizing(TensorProto.INT64))
     repository.add("twice", TWICE)
@@ -325,11 +323,11 @@ def reason_of(server: Any, model: str) -> str:
         ),
     ],
 )
-def test_an_ensemble_whose_tensor_cannot_be_the_values_is_not_served(server: Any, model: str, said: str) -> None:
+def test_an_ensemble_whose_tensor_cannot_be_shape_values_is_not_served(server: Any, model: str, said: str) -> None:
     assert said in reason_of(server, model)
 
 
-def test_a_configuration_that_counts_the_batch_size_among_the_values_is_not_served(server: Any) -> None:
+def test_a_configuration_with_the_batch_size_among_the_shape_values_is_not_served(server: Any) -> None:
     reason = reason_of(server, "wrong")
     assert (
         "input 'SIZE' dims: expected [2], as many as the values of the model file's shape tensor [3] beside the batch "

@@ -94,7 +94,7 @@ def assert_answers(server: Any) -> None:
     assert (status, answer["outputs"][0]["data"]) == (200, [2 * number for number in ROW])
 
 
-def test_a_second_server_serves_without_the_engine_that_the_first_builds_and_picks_it_up(
+def test_a_second_server_serves_until_the_first_has_built_the_shared_engine(
     start: Callable[..., Any], eventually: Eventually, tmp_path: Path
 ) -> None:
     with start() as first:
@@ -122,7 +122,7 @@ def test_a_second_server_serves_without_the_engine_that_the_first_builds_and_pic
     assert list((tmp_path / "engines" / "work").iterdir()) == []
 
 
-def test_when_the_first_is_killed_in_the_middle_the_second_builds(
+def test_if_the_building_server_is_killed_the_other_builds(
     start: Callable[..., Any], eventually: Eventually, tmp_path: Path
 ) -> None:
     with start() as first:

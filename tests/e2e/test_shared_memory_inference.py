@@ -84,9 +84,7 @@ def test_without_the_flag_regions_are_refused_with_the_flag_named(zoo: Any, wire
 @pytest.mark.sample
 @pytest.mark.parametrize("model", ["add_sub", "add_sub_openvino"])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_inputs_and_outputs_travel_through_one_segment(
-    client: Any, wire: str, segment: Any, model: str, rows: int
-) -> None:
+def test_inputs_and_outputs_use_one_segment(client: Any, wire: str, segment: Any, model: str, rows: int) -> None:
     size = rows * 16 * 4
     key, handle = segment(4 * size)
     first = np.arange(rows * 16, dtype=np.float32).reshape(rows, 16)
@@ -104,7 +102,9 @@ def test_inputs_and_outputs_travel_through_one_segment(
         assert set(answer.get_output("OUTPUT0")) == {"name", "datatype", "shape"}
 
 
-def test_an_input_from_memory_and_an_output_in_the_answer_mix(client: Any, wire: str, segment: Any) -> None:
+def test_an_input_in_shared_memory_and_an_output_in_the_response_can_be_mixed(
+    client: Any, wire: str, segment: Any
+) -> None:
     key, handle = segment(64)
     array = np.arange(16, dtype=np.float32).reshape(1, 16)
     shm.set_shared_memory_region(handle, [array])
@@ -115,7 +115,7 @@ def test_an_input_from_memory_and_an_output_in_the_answer_mix(client: Any, wire:
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
 
 
-def test_strings_travel_through_memory(client: Any, wire: str, segment: Any) -> None:
+def test_strings_use_shared_memory(client: Any, wire: str, segment: Any) -> None:
     from tritonclient.utils import serialize_byte_tensor
 
     packed = serialize_byte_tensor(np.array([[b"one", b"", b"three"]], dtype=object))
@@ -130,7 +130,7 @@ def test_strings_travel_through_memory(client: Any, wire: str, segment: Any) -> 
     assert found.tolist() == [[b"one", b"", b"three"]]
 
 
-def test_an_unaligned_region_is_read_and_written_rightly(client: Any, wire: str, segment: Any) -> None:
+def test_an_unaligned_region_is_read_and_written_correctly(client: Any, wire: str, segment: Any) -> None:
     key, handle = segment(64)
     array = np.array([[1.5, -2.5]], np.float32)
     shm.set_shared_memory_region(handle, [array], offset=1)

@@ -55,7 +55,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.full
-def test_every_picture_of_a_video_is_answered_when_it_may_take_its_time(address: str, bikes: Path) -> None:
+def test_every_frame_of_a_video_is_answered_without_a_deadline(address: str, bikes: Path) -> None:
     done = stream(address, f"--source={bikes}", "--fps=0", "--json")
     assert done.returncode == 0, done.stderr
     lines, summary = lines_of(done)
@@ -69,7 +69,7 @@ def test_every_picture_of_a_video_is_answered_when_it_may_take_its_time(address:
     assert "offered 250 = answered 250 + dropped 0 + lost 0" in done.stderr
 
 
-def test_what_is_offered_faster_than_the_model_runs_is_answered_or_dropped_to_the_last_picture(address: str) -> None:
+def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropped(address: str) -> None:
     done = stream(address, "--source=pattern", "--fps=300", "--frames=400", "--json", "--streams=2")
     assert done.returncode == 0, done.stderr
     lines, summary = lines_of(done)
@@ -90,7 +90,7 @@ def test_what_is_offered_faster_than_the_model_runs_is_answered_or_dropped_to_th
 
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8", "jpeg", "png"])
-def test_the_same_pictures_in_every_encoding(address: str, coffee: Path, tmp_path: Path, encoding: str) -> None:
+def test_every_encoding_sends_the_same_frames(address: str, coffee: Path, tmp_path: Path, encoding: str) -> None:
     (tmp_path / "coffee.jpg").write_bytes(coffee.read_bytes())
     done = stream(address, f"--source={tmp_path}", "--fps=0", "--json", f"--encoding={encoding}", "--top-k=3")
     lines, summary = lines_of(done)
@@ -102,7 +102,7 @@ def test_the_same_pictures_in_every_encoding(address: str, coffee: Path, tmp_pat
     assert summary["answered"] == 1
 
 
-def test_a_folder_is_sent_as_the_files_it_holds(address: str, coffee: Path, tmp_path: Path) -> None:
+def test_a_folder_is_sent_file_by_file(address: str, coffee: Path, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(coffee.read_bytes())
     (tmp_path / "3.png").write_bytes(b"no picture")
@@ -115,7 +115,7 @@ def test_a_folder_is_sent_as_the_files_it_holds(address: str, coffee: Path, tmp_
 
 
 @pytest.mark.full
-def test_an_annotated_video_has_a_picture_for_every_answer(address: str, bikes: Path, tmp_path: Path) -> None:
+def test_an_annotated_video_has_a_frame_for_every_result(address: str, bikes: Path, tmp_path: Path) -> None:
     path = tmp_path / "annotated.mp4"
     done = stream(address, f"--source={bikes}", "--fps=100", "--json", f"--output={path}")
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_an_annotated_video_has_a_picture_for_every_answer(address: str, bikes: 
     assert (again.returncode, "exists already, and nothing is overwritten" in again.stderr) == (2, True)
 
 
-def test_annotated_pictures_of_several_cameras_go_to_folders_of_their_own(address: str, tmp_path: Path) -> None:
+def test_annotated_images_of_several_cameras_are_written_to_separate_folders(address: str, tmp_path: Path) -> None:
     done = stream(
         address, "--source=pattern", "--size=320x240", "--fps=0", "--frames=5", "--streams=2",
         f"--output={tmp_path / 'seen'}",
@@ -144,7 +144,7 @@ def test_annotated_pictures_of_several_cameras_go_to_folders_of_their_own(addres
         assert cv2.imread(str(files[0])).shape == (240, 320, 3)
 
 
-def test_tensors_are_returned_when_asked_for(address: str) -> None:
+def test_tensors_are_returned_on_request(address: str) -> None:
     done = stream(address, "--source=pattern", "--frames=1", "--fps=0", "--json", "--returns=tensors")
     lines, _ = lines_of(done)
     tensor = lines[0]["tensors"][0]
@@ -153,7 +153,7 @@ def test_tensors_are_returned_when_asked_for(address: str) -> None:
     assert "classes" not in lines[0]
 
 
-def test_without_a_terminal_it_says_a_line_now_and_then_and_a_summary(address: str) -> None:
+def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(address: str) -> None:
     done = stream(address, "--source=pattern", "--seconds=5", "--fps=20")
     assert done.returncode == 0, done.stdout
     plain = [line for line in done.stdout.splitlines() if re.match(r"\s*\d+\.\d s  camera  in ", line)]
@@ -177,7 +177,7 @@ def test_without_a_terminal_it_says_a_line_now_and_then_and_a_summary(address: s
         (["--source=pattern", "--tls-root=/nowhere.pem"], 2, "/nowhere.pem: cannot be read"),
     ],
 )
-def test_what_cannot_work_is_said_and_the_exit_code_tells(
+def test_an_impossible_stream_is_reported_and_sets_the_exit_code(
     address: str, arguments: list[str], code: int, words: str
 ) -> None:
     done = stream(address, *arguments)
@@ -185,14 +185,14 @@ def test_what_cannot_work_is_said_and_the_exit_code_tells(
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_model_and_a_server_that_is_not_there_end_it_at_once(address: str) -> None:
+def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(address: str) -> None:
     unknown = stream(address, "--source=pattern", model="nonsense")
     assert (unknown.returncode, "NOT_FOUND" in unknown.stdout) == (1, True)
     nobody = stream("127.0.0.1:1", "--source=pattern")
     assert (nobody.returncode, "UNAVAILABLE" in nobody.stdout) == (1, True)
 
 
-def test_a_reader_of_the_lines_may_leave(address: str) -> None:
+def test_a_closed_output_pipe_ends_the_stream_command(address: str) -> None:
     process = subprocess.Popen(
         # At --fps=0 no picture gives way to a newer one, the first not either.
         [str(COMMAND), "stream", f"--address={address}", f"--model={MODEL}", "--source=pattern", "--fps=0", "--json"],
@@ -235,7 +235,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it_with_the_summary_and_gives_the_terminal_back(
+def test_ctrl_c_prints_the_summary_and_restores_the_terminal(
     address: str, eventually: Callable[[Callable[[], bool]], bool], number: signal.Signals
 ) -> None:
     terminal = Terminal(f"--address={address}", f"--model={MODEL}", "--source=pattern", "--streams=2")
@@ -255,7 +255,7 @@ def test_ctrl_c_ends_it_with_the_summary_and_gives_the_terminal_back(
 
 
 @pytest.mark.full
-def test_a_server_that_is_started_anew_is_found_again_and_what_was_under_way_counts_as_lost(
+def test_after_a_restart_the_command_reconnects_and_counts_frames_in_flight_as_lost(
     serve: Callable[..., AbstractContextManager[Any]],
     bundled_repository: Path,
     eventually: Callable[[Callable[[], bool]], bool],

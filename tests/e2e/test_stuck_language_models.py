@@ -53,7 +53,7 @@ def stop_process(server: Any) -> None:
     [(lambda server: None, "hang"), (stop_process, "hello")],
     ids=["step_that_never_ends", "process_that_answers_nothing"],
 )
-def test_a_stuck_engine_is_killed_and_its_model_comes_back_by_itself(
+def test_a_stuck_engine_is_killed_and_its_model_restarts(
     server: Any, eventually: Callable[..., bool], begin: Callable[[Any], None], prompt: str
 ) -> None:
     assert eventually(lambda: complete(server, "hello")[0] == 200)
@@ -76,7 +76,7 @@ def test_a_stuck_engine_is_killed_and_its_model_comes_back_by_itself(
     assert "model.hung" in json.dumps(server.ask("/edge/v1/events?follow=false")[1])
 
 
-def test_a_client_that_leaves_before_its_first_token_frees_its_place_in_the_queue(
+def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(
     serve: Any, tmp_path: Path, eventually: Callable[..., bool]
 ) -> None:
     """One request fills the KV cache for a minute; two may wait."""
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_before_its_first_token_frees_its_place_in_the_queu
         assert eventually(lambda: counts(0, 0))
 
 
-def test_steps_that_follow_each_other_for_longer_than_the_limit_are_no_hang(serve: Any, tmp_path: Path) -> None:
+def test_many_short_steps_above_the_time_limit_are_no_hang(serve: Any, tmp_path: Path) -> None:
     (tmp_path / "slow/1").mkdir(parents=True)
     (tmp_path / "slow/config.pbtxt").write_text(
         'backend: "scripted_llm" parameters { key: "isolated" value { string_value: "1" } }'

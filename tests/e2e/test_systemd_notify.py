@@ -109,7 +109,7 @@ def test_readiness_is_reported_once_the_models_are_loaded_and_the_stop_before_th
     assert "EXTEND_TIMEOUT_USEC=45000000" in stopping
 
 
-def test_the_watchdog_is_fed_well_within_its_period_while_requests_come(
+def test_the_watchdog_is_notified_in_time_under_load(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     repository.add("same", identity())
@@ -122,7 +122,7 @@ def test_the_watchdog_is_fed_well_within_its_period_while_requests_come(
         assert eventually(has_enough)
 
 
-def test_a_blocked_event_loop_starves_the_watchdog_and_is_fed_again_afterwards(
+def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     folder = repository.add("greedy", identity().replace('"identity"', '"python"'))
@@ -141,7 +141,7 @@ def test_a_blocked_event_loop_starves_the_watchdog_and_is_fed_again_afterwards(
         assert longest_s > WATCHDOG_S
 
 
-def test_an_instance_that_hangs_starves_the_watchdog_and_the_status_says_which(
+def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     repository.add("same", identity())
@@ -163,7 +163,7 @@ def test_an_instance_that_hangs_starves_the_watchdog_and_the_status_says_which(
         asking.join(20)
 
 
-def test_the_signal_of_a_starved_watchdog_leaves_the_stacks_of_all_threads(
+def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
     serve: Any, repository: Any, identity: Any, manager: Manager
 ) -> None:
     repository.add("same", identity())
@@ -173,7 +173,7 @@ def test_the_signal_of_a_starved_watchdog_leaves_the_stacks_of_all_threads(
         assert server.log().count("Thread 0x") > 3
 
 
-def test_sighup_takes_over_log_settings_of_the_file_and_names_what_takes_a_restart(
+def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any, tmp_path: Path
 ) -> None:
     repository.add("same", identity())
@@ -205,7 +205,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.crt", folder / f"{name}.key"
 
 
-def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_changes_nothing(
+def test_sighup_renews_the_certificate_of_https_unless_it_does_not_match_the_key(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
 ) -> None:
     repository.add("same", identity())
@@ -229,7 +229,7 @@ def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_change
         assert eventually(lambda: shown().split() == second[0].read_text().split())
 
 
-def test_handshakes_go_on_while_the_certificate_is_renewed(
+def test_handshakes_succeed_while_the_certificate_is_renewed(
     serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
 ) -> None:
     repository.add("same", identity())
@@ -268,7 +268,7 @@ def test_handshakes_go_on_while_the_certificate_is_renewed(
         assert failures == []
 
 
-def test_sighup_has_the_repository_looked_at(serve: Any, repository: Any, identity: Any, eventually: Any) -> None:
+def test_sighup_scans_the_repository(serve: Any, repository: Any, identity: Any, eventually: Any) -> None:
     repository.add("same", identity())
     flags = ("--repository-poll-secs=86400", "--log-verbose=1")
     with serve(repository.path, *flags) as server:
@@ -277,7 +277,7 @@ def test_sighup_has_the_repository_looked_at(serve: Any, repository: Any, identi
         assert eventually(lambda: server.get("/v2/models/more/ready")[0] == 200)
 
 
-def test_a_server_in_a_terminal_ends_with_it(repository: Any, identity: Any) -> None:
+def test_a_server_in_a_terminal_ends_with_the_terminal(repository: Any, identity: Any) -> None:
     repository.add("same", identity())
     leader, follower = pty.openpty()
     # A process started where hang-ups are ignored (nohup) goes on ignoring them, and so would the server.
@@ -318,7 +318,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_the_order_to_end_drains_and_gives_the_code_that_means_it(repository: Any, identity: Any) -> None:
+def test_a_fatal_gpu_fault_drains_and_sets_its_exit_code(repository: Any, identity: Any) -> None:
     repository.add("same", identity())
     done = subprocess.run(
         [sys.executable, "-c", ENDS_ITSELF, "serve", f"--model-repository={repository.path}", "--http-port=0",

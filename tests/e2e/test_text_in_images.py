@@ -81,7 +81,7 @@ def texts(answer: Any) -> list[str]:
 
 @pytest.mark.parametrize("library", [triton_http, triton_grpc])
 @pytest.mark.parametrize("model", ["read_text", "isolated_read_text"])
-def test_rendered_lines_are_read_exactly_however_many_there_are(server: Any, library: Any, model: str) -> None:
+def test_any_number_of_rendered_lines_is_read_exactly(server: Any, library: Any, model: str) -> None:
     address = server.http if library is triton_http else server.grpc
     with library.InferenceServerClient(address) as client:
         for count in (0, 1, 2, 5, 12):
@@ -96,9 +96,7 @@ def test_rendered_lines_are_read_exactly_however_many_there_are(server: Any, lib
 
 @pytest.mark.parametrize("size", [20, 28, 44])
 @pytest.mark.parametrize("degrees", [-4.0, 0.0, 4.0])
-def test_lines_are_read_in_several_sizes_and_when_the_camera_is_held_askew(
-    server: Any, size: int, degrees: float
-) -> None:
+def test_lines_of_several_sizes_and_angles_are_read(server: Any, size: int, degrees: float) -> None:
     wanted = LINES[:4]
     with triton_grpc.InferenceServerClient(server.grpc) as client:
         assert texts(read(client, triton_grpc, page(wanted, size, degrees))) == wanted
@@ -143,7 +141,7 @@ def test_lines_of_one_width_go_through_the_recogniser_as_one_batch(server: Any) 
 
 
 @pytest.mark.parametrize("body", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 64], ids=["empty", "text", "png"])
-def test_what_is_no_picture_is_the_clients_mistake_and_the_next_one_is_read(server: Any, body: bytes) -> None:
+def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any, body: bytes) -> None:
     with triton_http.InferenceServerClient(server.http) as client:
         with pytest.raises(InferenceServerException, match=f"{len(body)} bytes that are not a picture") as caught:
             read(client, triton_http, body)
@@ -151,7 +149,7 @@ def test_what_is_no_picture_is_the_clients_mistake_and_the_next_one_is_read(serv
         assert texts(read(client, triton_http, page(LINES[:1]))) == LINES[:1]
 
 
-def test_a_network_that_is_gone_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:
     write_pipeline(tmp_path)
     flags = ("--model-control-mode=explicit", "--load-model=*")
     with serve(tmp_path, *flags) as server, triton_http.InferenceServerClient(server.http) as client:

@@ -114,7 +114,7 @@ def is_final(result: Any) -> bool:
     return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
-def test_each_token_is_a_response_and_the_final_flag_comes_alone_to_who_asked(stream: Stream, model: str) -> None:
+def test_each_token_is_a_response_and_the_final_flag_an_empty_one_on_request(stream: Stream, model: str) -> None:
     stream.ask(model, TEXT, "a", enable_empty_final_response=True)
     results = [stream.next() for _ in range(len(TOKENS) + 1)]
     assert [result.as_numpy("TOKEN")[0].decode() for result in results[:-1]] == TOKENS
@@ -125,7 +125,7 @@ def test_each_token_is_a_response_and_the_final_flag_comes_alone_to_who_asked(st
     assert {result.get_response().id for result in results} == {"a"}
 
 
-def test_who_did_not_ask_for_the_final_flag_sees_tokens_only(stream: Stream, model: str) -> None:
+def test_without_the_option_no_empty_final_response_is_sent(stream: Stream, model: str) -> None:
     stream.ask(model, TEXT, "first")
     stream.ask(model, "", "nothing")
     stream.ask(model, "end", "last")
@@ -154,7 +154,7 @@ def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream,
     assert found == texts
 
 
-def test_a_text_that_is_not_utf8_is_answered_with_an_error_and_the_stream_goes_on(stream: Stream, model: str) -> None:
+def test_a_text_that_is_not_utf8_gets_an_error_and_the_stream_continues(stream: Stream, model: str) -> None:
     stream.client.async_stream_infer(model, text_input(b"\xff\xfe"), request_id="bad")
     _, error = stream.got.get(timeout=30)
     assert "TEXT is not UTF-8" in str(error)
@@ -187,9 +187,7 @@ def test_curl_gets_each_token_as_an_event(server: Any, model: str, text: str) ->
 
 @needs_curl
 @pytest.mark.parametrize(("count", "status"), [(0, "503"), (2, "200")])
-def test_an_error_is_an_event_and_decides_the_status_where_it_is_the_first(
-    server: Any, count: int, status: str
-) -> None:
+def test_an_error_is_an_event_and_sets_the_status_if_it_comes_first(server: Any, count: int, status: str) -> None:
     """As Triton's own test of the endpoint has it (qa/L0_http, test_generate_stream_response_error)."""
     done = curl(server, "falters", "generate_stream", {"COUNT": count})
     assert done.stderr == status
@@ -199,7 +197,7 @@ def test_an_error_is_an_event_and_decides_the_status_where_it_is_the_first(
 
 
 @needs_curl
-def test_a_stream_of_events_comes_out_of_an_ensemble(server: Any) -> None:
+def test_an_ensemble_streams_events(server: Any) -> None:
     done = curl(server, "tidy_tokens", "generate_stream", {"TEXT": "  much   room \n here "})
     assert done.stderr == "200"
     assert [event["TOKEN"] for event in events(done.stdout)] == ["much", " ", "room", " ", "here"]
@@ -207,7 +205,7 @@ def test_a_stream_of_events_comes_out_of_an_ensemble(server: Any) -> None:
 
 
 @needs_curl
-def test_generate_on_an_ensemble_answers_with_the_last_steps_outputs(server: Any) -> None:
+def test_generate_on_an_ensemble_returns_the_last_steps_outputs(server: Any) -> None:
     done = curl(server, "tidy_twice", "generate", {"TEXT": "  much   room \n here ", "id": "7"})
     assert done.stderr == "200"
     answer = json.loads(done.stdout)
@@ -226,7 +224,7 @@ def test_generate_on_an_ensemble_answers_with_the_last_steps_outputs(server: Any
         ("tidy_tokens", {"TEXT": "two tokens"}, "500", "exactly 1 response"),
     ],
 )
-def test_generate_on_an_ensemble_says_what_does_not_fit(
+def test_generate_on_an_ensemble_reports_invalid_inputs(
     server: Any, model: str, body: object, status: str, told: str
 ) -> None:
     done = curl(server, model, "generate", body)
@@ -236,7 +234,7 @@ def test_generate_on_an_ensemble_says_what_does_not_fit(
 
 @needs_curl
 @pytest.mark.parametrize("model", ["token_stream", "isolated_token_stream", "tidy_tokens"])
-def test_curl_that_is_ended_stops_the_producer(server: Any, model: str, eventually: Eventually) -> None:
+def test_ending_curl_stops_the_producer(server: Any, model: str, eventually: Eventually) -> None:
     producer = model.replace("tidy_tokens", "token_stream")
     body = json.dumps({"TEXT": "over and over ", "parameters": {"over_and_over": True}})
     command = ["curl", "-sSN", "-d", body, server.url(f"/v2/models/{model}/generate_stream")]
@@ -282,7 +280,7 @@ def paused(server: Any) -> Iterator[Paused]:
     opened.close()
 
 
-def test_a_slow_reader_holds_nobody_up_and_misses_no_token(
+def test_a_slow_reader_delays_no_other_and_misses_no_token(
     server: Any, model: str, paused: Paused, stream: Stream, eventually: Eventually
 ) -> None:
     words = [f"w{chr(97 + number % 26)}" for number in range(2000)]
@@ -303,7 +301,7 @@ def test_a_slow_reader_holds_nobody_up_and_misses_no_token(
     assert "".join(found) == " ".join(words)
 
 
-def test_a_slow_reader_that_leaves_stops_the_producer(
+def test_a_slow_reader_that_disconnects_stops_the_producer(
     server: Any, model: str, paused: Paused, eventually: Eventually
 ) -> None:
     paused.ask(model, "over and over ", parameters={"over_and_over": True})

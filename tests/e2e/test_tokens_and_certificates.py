@@ -56,7 +56,7 @@ def curl(url: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
 
 
-def test_https_asks_for_a_client_certificate(serve: Any, repository: Any, identity: Any, tmp_path: Path) -> None:
+def test_https_requires_a_client_certificate(serve: Any, repository: Any, identity: Any, tmp_path: Path) -> None:
     repository.add("one", identity())
     make_certificates(tmp_path)
     flags = [f"--http-tls-cert={tmp_path}/server.crt", f"--http-tls-key={tmp_path}/server.key"]
@@ -91,7 +91,7 @@ def guarded(serve: Any, repository: Any, identity: Callable[..., str], tmp_path:
         assert "Traceback" not in server.log(), server.log()
 
 
-def test_a_token_opens_both_wires_and_frame_streams_until_it_is_taken_out(
+def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
     guarded: Any, eventually: Callable[..., bool]
 ) -> None:
     url, bearer = f"http://{guarded.http}", ("-H", f"Authorization: Bearer {guarded.token}")
@@ -127,7 +127,7 @@ def test_a_token_opens_both_wires_and_frame_streams_until_it_is_taken_out(
         assert eventually(lambda: "auth.tokens_file is unchanged" in guarded.log())
 
 
-def test_probes_scrapers_and_tools_need_a_token_only_where_a_line_names_them(
+def test_probes_and_scrapers_need_a_token_only_if_configured(
     serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path, eventually: Callable[..., bool]
 ) -> None:
     repository.add("one", identity())

@@ -162,7 +162,7 @@ def test_trace_is_among_the_extensions(server: Any) -> None:
     assert extensions.index("trace") == extensions.index("statistics") + 1
 
 
-def test_settings_are_read_changed_and_cleared_alike_over_both_wires(client: Any, server: Any) -> None:
+def test_settings_are_read_changed_and_cleared_alike_over_http_and_grpc(client: Any, server: Any) -> None:
     start = {
         "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
         "trace_file": f"{server.folder}/t", "trace_mode": "triton",
@@ -189,7 +189,7 @@ def test_settings_are_read_changed_and_cleared_alike_over_both_wires(client: Any
          "Attempting to set invalid trace setting :sample rate must be non-zero"),
     ],
 )  # fmt: skip
-def test_a_change_is_refused_alike_over_both_wires(
+def test_an_invalid_change_is_refused_alike_over_http_and_grpc(
     client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], words: str
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
@@ -219,7 +219,7 @@ def test_a_request_is_traced_from_its_arrival_to_its_answer(client: Any, traced:
     assert stamps["REQUEST_END"] >= stamps["COMPUTE_END"]
 
 
-def test_an_ensemble_and_what_its_models_ask_are_children_with_their_tensors(client: Any, traced: Any) -> None:
+def test_ensemble_steps_and_nested_calls_are_child_traces_with_tensors(client: Any, traced: Any) -> None:
     found = traced(lambda: infer(client, "chain", "X"), "TIMESTAMPS", "TENSORS")
     assert [trace["model_name"] for trace in found.values()] == STEPS
     chain, same, asks, asked = found
@@ -235,7 +235,7 @@ def test_an_ensemble_and_what_its_models_ask_are_children_with_their_tensors(cli
     assert [activity for activity, _ in found[asked]["tensors"]] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"]
 
 
-def test_settings_of_one_model_leave_the_others_untraced(client: Any, traced: Any) -> None:
+def test_settings_of_one_model_do_not_trace_others(client: Any, traced: Any) -> None:
     def both() -> None:
         infer(client, "chain", "X")
         infer(client, "same")
@@ -285,7 +285,7 @@ def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client
     assert {"GRPC_WAITREAD_START", "GRPC_SEND_END", "COMPUTE_END", "REQUEST_END"} <= set(trace["stamps"])
 
 
-def test_a_stream_that_the_client_leaves_ends_its_traces(server: Any, client: Any, traced: Any) -> None:
+def test_a_stream_that_the_client_ends_completes_its_traces(server: Any, client: Any, traced: Any) -> None:
     def ask() -> None:
         with triton_grpc.InferenceServerClient(server.grpc) as stream:
             first = threading.Event()
@@ -380,7 +380,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("isolation", ["", "process"])
-def test_spans_reach_a_collector_under_the_callers_span_over_both_wires(
+def test_spans_are_exported_below_the_callers_span_over_http_and_grpc(
     repository: Any, serve: Any, collector: Collector, isolation: str
 ) -> None:
     flags = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "opentelemetry,bsp_schedule_delay=100",
@@ -448,7 +448,7 @@ def test_log_settings_change_what_the_running_server_logs(repository: Any, serve
     assert file.read_text()[size:] == ""
 
 
-def test_settings_of_traces_and_log_can_be_kept_for_who_knows_the_secret(repository: Any, serve: Any) -> None:
+def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serve: Any) -> None:
     groups = ("--http-restricted-api=trace,logging:key=secret", "--grpc-restricted-protocol=trace,logging:key=secret")
     with serve(write(repository), f"--trace-config=triton,file={repository.path.parent}/t", *groups) as running:
         for module, address, header in (

@@ -88,7 +88,7 @@ class Stream:
         return self.answers.get(timeout=30)
 
 
-def test_every_data_type_goes_there_and_back_raw(any_client: Any, datatype: str, sample: Sample) -> None:
+def test_every_data_type_is_echoed_as_raw_contents(any_client: Any, datatype: str, sample: Sample) -> None:
     array = sample(datatype)
     answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
@@ -104,7 +104,7 @@ TYPED = {
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("typed", sorted(TYPED))
-def test_every_data_type_with_typed_contents_is_taken_and_answered_raw(
+def test_every_data_type_is_accepted_as_typed_contents_and_returned_raw(
     channel: grpc.Channel, typed: str, sample: Sample
 ) -> None:
     array = sample(typed)
@@ -127,20 +127,20 @@ def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: in
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first * -2)
 
 
-def test_a_message_larger_than_the_usual_four_mebibytes_goes_there_and_back(client: Any) -> None:
+def test_a_message_above_the_usual_four_mebibytes_is_echoed(client: Any) -> None:
     array = np.arange(8 * 1_000_000, dtype=np.int32).reshape(8, -1)
     answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_messages_are_taken(client: Any, algorithm: str) -> None:
+def test_compressed_messages_are_accepted(client: Any, algorithm: str) -> None:
     array = np.arange(4000, dtype=np.int32).reshape(1, -1)
     answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")], compression_algorithm=algorithm)
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
 
 
-def test_only_the_requested_outputs_come_back(client: Any) -> None:
+def test_only_the_requested_outputs_are_returned(client: Any) -> None:
     array = np.ones((1, 16), np.float32)
     wanted = [triton.InferRequestedOutput("OUTPUT1")]
     answer = client.infer(
@@ -159,7 +159,7 @@ def test_classification_names_the_best_classes_with_their_labels(any_client: Any
     ]
 
 
-def test_the_request_id_and_parameters_are_taken_and_the_id_comes_back(client: Any) -> None:
+def test_the_request_id_and_parameters_are_accepted_and_the_id_is_returned(client: Any) -> None:
     answer = client.infer(
         "same_INT32",
         [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")],
@@ -171,7 +171,7 @@ def test_the_request_id_and_parameters_are_taken_and_the_id_comes_back(client: A
     assert answer.get_response().id == "frame-17"
 
 
-def test_many_requests_in_flight_get_each_its_own_answer(any_client: Any) -> None:
+def test_concurrent_requests_each_get_their_own_response(any_client: Any) -> None:
     arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
     asked = [
         ("add_sub_onnxruntime", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays
@@ -275,7 +275,7 @@ def number_request(model: str, number: int) -> Any:
     return request
 
 
-def test_a_half_closed_stream_answers_everything_and_then_ends(channel: grpc.Channel) -> None:
+def test_a_half_closed_stream_is_answered_completely_and_then_ends(channel: grpc.Channel) -> None:
     requests = [number_request("same_INT32", 1), number_request("nobody", 2), number_request("slow", 3)]
     answers = stream_messages(channel, requests)
     assert [answer.infer_response.id for answer in answers] == ["n1", "n2", "n3"]
@@ -284,7 +284,7 @@ def test_a_half_closed_stream_answers_everything_and_then_ends(channel: grpc.Cha
         assert answer.infer_response.parameters["triton_final_response"].bool_param
 
 
-def test_a_client_that_wants_a_real_error_gets_the_stream_ended_with_its_status(channel: grpc.Channel) -> None:
+def test_on_request_an_error_ends_the_stream_with_its_status(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         stream_messages(channel, [number_request("nobody", 1)], metadata=(("triton_grpc_error", "true"),))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -344,7 +344,7 @@ def test_a_client_deadline_ends_the_call_and_the_next_one_is_answered(client: An
     assert client.infer("slow", inputs).as_numpy("OUTPUT0").tolist() == [[0]]
 
 
-def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
+def test_health_covers_the_server_and_each_model(any_client: Any) -> None:
     assert any_client.is_server_live()
     assert any_client.is_server_ready()
     assert any_client.is_model_ready("versions", "2")
@@ -352,7 +352,7 @@ def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
     assert not any_client.is_model_ready("nobody")
 
 
-def test_http_and_grpc_say_the_same_of_a_model(client: Any, zoo: Any) -> None:
+def test_model_metadata_is_the_same_over_http_and_grpc(client: Any, zoo: Any) -> None:
     for model in ("add_sub_onnxruntime", "conv_openvino", "versions", "labelled", "repeat"):
         metadata = client.get_model_metadata(model, as_json=True)
         status, expected = zoo.ask(f"/v2/models/{model}")
@@ -371,18 +371,18 @@ def test_http_and_grpc_say_the_same_of_a_model(client: Any, zoo: Any) -> None:
         assert len(config.instance_group) == len(wanted["instance_group"])
 
 
-def test_server_metadata_is_the_same_on_both_wires(client: Any, zoo: Any) -> None:
+def test_server_metadata_is_the_same_over_http_and_grpc(client: Any, zoo: Any) -> None:
     assert client.get_server_metadata(as_json=True) == zoo.ask("/v2")[1]
 
 
-def test_the_repository_index_is_the_same_on_both_wires(client: Any, zoo: Any) -> None:
+def test_the_repository_index_is_the_same_over_http_and_grpc(client: Any, zoo: Any) -> None:
     found = {(item.name, item.version, item.state) for item in client.get_model_repository_index().models}
     status, expected = zoo.ask("/v2/repository/index", {})
     assert status == 200
     assert found == {(item["name"], item["version"], item["state"]) for item in expected}
 
 
-def test_errors_carry_the_status_and_the_words(any_client: Any) -> None:
+def test_errors_have_their_status_and_message(any_client: Any) -> None:
     array = np.zeros((1, 8), np.float32)
     with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
         any_client.infer("nobody", [given("INPUT0", array, "FP32")])
@@ -416,7 +416,7 @@ def test_load_and_unload_are_refused_without_explicit_mode(client: Any) -> None:
         assert caught.value.status() == "StatusCode.UNAVAILABLE"
 
 
-def test_the_standard_health_check_says_serving(channel: grpc.Channel) -> None:
+def test_the_standard_health_check_returns_serving(channel: grpc.Channel) -> None:
     request, answer = (messages.message_class(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
     check = channel.unary_unary(
         "/grpc.health.v1.Health/Check",

@@ -47,16 +47,14 @@ def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first[::-1] * 0.5
 
 
-def test_every_data_type_goes_there_and_back_as_binary(any_client: Any, datatype: str, sample: Sample) -> None:
+def test_every_data_type_is_echoed_as_binary(any_client: Any, datatype: str, sample: Sample) -> None:
     array = sample(datatype)
     answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0")["datatype"] == datatype
 
 
-def test_every_data_type_that_json_can_carry_goes_there_and_back_as_json(
-    client: Any, datatype: str, sample: Sample
-) -> None:
+def test_every_data_type_of_json_is_echoed_as_json(client: Any, datatype: str, sample: Sample) -> None:
     array = sample(datatype)
     if datatype in ("FP16", "BF16"):
         pytest.skip("the protocol has no JSON form of it; the refusal is tested with the hostile requests")
@@ -81,7 +79,9 @@ def _text(item: bytes | str) -> str:
 @pytest.mark.sample
 @pytest.mark.parametrize("first_is_binary", [True, False])
 @pytest.mark.parametrize("out_is_binary", [True, False])
-def test_binary_and_json_tensors_mix_in_one_request(client: Any, first_is_binary: bool, out_is_binary: bool) -> None:
+def test_binary_and_json_tensors_can_be_mixed_in_one_request(
+    client: Any, first_is_binary: bool, out_is_binary: bool
+) -> None:
     first, second = pair(3)
     answer = client.infer(
         "add_sub_onnxruntime",
@@ -108,7 +108,7 @@ def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: in
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
 
 
-def test_only_the_requested_outputs_come_back(client: Any) -> None:
+def test_only_the_requested_outputs_are_returned(client: Any) -> None:
     first, second = pair(1)
     answer = client.infer(
         "add_sub_onnxruntime",
@@ -119,12 +119,12 @@ def test_only_the_requested_outputs_come_back(client: Any) -> None:
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
 
 
-def test_an_empty_tensor_goes_there_and_back(client: Any) -> None:
+def test_an_empty_tensor_is_echoed(client: Any) -> None:
     answer = client.infer("same_FP32", [given("INPUT0", np.empty((1, 0), np.float32), "FP32")])
     assert answer.as_numpy("OUTPUT0").shape == (1, 0)
 
 
-def test_a_large_tensor_goes_there_and_back(client: Any) -> None:
+def test_a_large_tensor_is_echoed(client: Any) -> None:
     array = np.arange(8 * 500_000, dtype=np.int32).reshape(8, -1)
     answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
@@ -141,7 +141,7 @@ def test_classification_names_the_best_classes_with_their_labels(any_client: Any
     assert answer.get_output("OUTPUT0")["datatype"] == "BYTES"
 
 
-def test_classification_of_more_classes_than_there_are_gives_all(client: Any) -> None:
+def test_classification_with_too_large_a_count_returns_all_classes(client: Any) -> None:
     wanted = triton.InferRequestedOutput("OUTPUT0", class_count=1000)
     answer = client.infer("labelled", [given("INPUT0", np.eye(4, dtype=np.float32)[:1], "FP32")], outputs=[wanted])
     assert answer.as_numpy("OUTPUT0").shape == (1, 4)
@@ -150,7 +150,7 @@ def test_classification_of_more_classes_than_there_are_gives_all(client: Any) ->
 @pytest.mark.sample
 @pytest.mark.parametrize("there", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("back", [None, "gzip", "deflate"])
-def test_bodies_travel_compressed_both_ways(any_client: Any, there: str | None, back: str | None) -> None:
+def test_bodies_are_compressed_in_both_directions(any_client: Any, there: str | None, back: str | None) -> None:
     first, second = pair(4)
     answer = any_client.infer(
         "add_sub_onnxruntime",
@@ -162,7 +162,9 @@ def test_bodies_travel_compressed_both_ways(any_client: Any, there: str | None, 
 
 
 @pytest.mark.parametrize(("encoding", "expand"), [("gzip", decompress), ("deflate", zlib.decompress)])
-def test_a_compressed_answer_says_so_in_its_headers(zoo: Any, encoding: str, expand: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_response_has_its_content_encoding(
+    zoo: Any, encoding: str, expand: Callable[[bytes], bytes]
+) -> None:
     body = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 400], "data": list(range(400))}]}
     connection = zoo.connection()
     try:
@@ -197,14 +199,14 @@ def test_a_raw_body_is_the_input_of_a_one_input_model(zoo: Any) -> None:
         connection.close()
 
 
-def test_the_request_id_comes_back(client: Any) -> None:
+def test_the_request_id_is_returned(client: Any) -> None:
     array = np.zeros((1, 1), np.int32)
     answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")], request_id="frame-000017")
     assert answer.get_response()["id"] == "frame-000017"
     assert "id" not in client.infer("same_INT32", [given("INPUT0", array, "INT32")]).get_response()
 
 
-def test_parameters_of_every_kind_are_taken(client: Any) -> None:
+def test_parameters_of_every_type_are_accepted(client: Any) -> None:
     answer = client.infer(
         "same_INT32",
         [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")],
@@ -222,7 +224,7 @@ def test_a_reserved_parameter_is_refused(zoo: Any) -> None:
     assert "parameter keys starting with 'triton_' are reserved" in answer["error"]
 
 
-def test_many_requests_in_flight_get_each_its_own_answer(any_client: Any) -> None:
+def test_concurrent_requests_each_get_their_own_response(any_client: Any) -> None:
     arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
     asked = [("add_sub_openvino", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays]
     for array, answer in zip(arrays, _at_once(any_client, asked), strict=True):
@@ -241,7 +243,7 @@ def _at_once(client: Any, asked: list[tuple[str, list[triton.InferInput]]]) -> l
     return answers
 
 
-def test_clients_on_many_threads_get_each_their_own_answers(zoo: Any) -> None:
+def test_clients_on_many_threads_each_get_their_own_responses(zoo: Any) -> None:
     def ask(thread: int) -> None:
         with triton.InferenceServerClient(zoo.http) as mine:
             for number in range(20):
@@ -255,7 +257,7 @@ def test_clients_on_many_threads_get_each_their_own_answers(zoo: Any) -> None:
         list(pool.map(ask, range(4)))
 
 
-def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
+def test_health_covers_the_server_and_each_model(any_client: Any) -> None:
     assert any_client.is_server_live()
     assert any_client.is_server_ready()
     assert any_client.is_model_ready("add_sub_onnxruntime")
@@ -313,7 +315,7 @@ def test_the_config_is_complete_and_normalised(any_client: Any) -> None:
     assert config["instance_group"][0]["count"] >= 1
 
 
-def test_errors_reach_the_client_with_their_status_and_words(any_client: Any) -> None:
+def test_errors_reach_the_client_with_status_and_message(any_client: Any) -> None:
     array = np.zeros((1, 8), np.float32)
     with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
         any_client.infer("nobody", [given("INPUT0", array, "FP32")])
@@ -323,7 +325,7 @@ def test_errors_reach_the_client_with_their_status_and_words(any_client: Any) ->
     assert caught.value.status() == "400"
 
 
-def test_a_fault_of_the_backend_is_an_error_and_not_the_end(client: Any) -> None:
+def test_a_fault_of_the_backend_is_an_error_and_the_server_continues(client: Any) -> None:
     for _ in range(3):
         with pytest.raises(InferenceServerException) as caught:
             client.infer("failing", [given("INPUT0", np.zeros((1, 4), np.float32), "FP32")])
@@ -344,7 +346,7 @@ def test_generate_answers_flat_json(zoo: Any) -> None:
     assert answer["id"] == "g1"
 
 
-def test_generate_stream_answers_every_response_of_a_decoupled_model_as_an_event(zoo: Any) -> None:
+def test_generate_stream_sends_each_response_of_a_decoupled_model_as_an_event(zoo: Any) -> None:
     body = json.dumps({"IN": [5, 6, 7], "DELAY": [0, 0, 0], "WAIT": 0}).encode()
     status, text = zoo.request("POST", "/v2/models/repeat/generate_stream", body)
     assert status == 200, text

@@ -70,7 +70,7 @@ def test_only_what_the_owner_of_the_key_signed_is_served(
         assert "Traceback" not in server.log()
 
 
-def test_a_corrupt_upload_leaves_the_old_serving_and_a_good_one_heals_it(
+def test_after_a_corrupt_upload_the_old_version_serves_until_a_valid_one(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
 ) -> None:
     first = stage(repository, tmp_path, identity(), 1)

@@ -170,7 +170,7 @@ def test_more_than_twenty_detections_leave_the_best(detector: Any) -> None:
         ("rows", np.complex64, "complex64"),
     ],
 )
-def test_what_fails_is_said_once_and_gives_no_detections(
+def test_a_failure_is_logged_once_and_gives_no_detections(
     detector: Any, caplog: pytest.LogCaptureFixture, model: str, dtype: Any, words: str
 ) -> None:
     made = detector(model)
@@ -181,7 +181,7 @@ def test_what_fails_is_said_once_and_gives_no_detections(
     assert words in record.getMessage()
 
 
-def test_a_slow_model_never_holds_frigate_longer_than_the_limit_and_the_next_frame_is_answered(detector: Any) -> None:
+def test_a_slow_model_never_delays_frigate_beyond_the_limit(detector: Any) -> None:
     made = detector("slow", timeout=0.2)
     assert not made.detect_raw(picture()).any()
     assert "timed out" in made.failure
@@ -189,7 +189,7 @@ def test_a_slow_model_never_holds_frigate_longer_than_the_limit_and_the_next_fra
     assert made.detect_raw(picture((0, 0, 30, 32, 2, 1)))[0].tolist() == [1, 2, 0, 0, 1, 1]
 
 
-def test_a_connection_that_the_server_has_closed_is_opened_again(detector: Any) -> None:
+def test_a_connection_closed_by_the_server_is_reopened(detector: Any) -> None:
     made = detector("rows")
     made.detect_raw(picture())
     made.connection.sock.shutdown(2)
@@ -197,7 +197,7 @@ def test_a_connection_that_the_server_has_closed_is_opened_again(detector: Any) 
     assert made.failure == ""
 
 
-def test_a_server_that_is_not_there_gives_no_detections(detector: Any) -> None:
+def test_an_absent_server_gives_no_detections(detector: Any) -> None:
     made = detector("rows", address="127.0.0.1:1")
     assert not made.detect_raw(picture()).any()
     assert "refused" in made.failure

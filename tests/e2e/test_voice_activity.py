@@ -237,7 +237,7 @@ def ids_for(variant: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_many_microphones_at_once_are_answered_bit_for_bit_as_each_alone(
+def test_concurrent_microphones_get_the_same_bits_as_each_alone(
     server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], variant: str
 ) -> None:
     model, ids = VARIANTS[variant], ids_for(variant)
@@ -252,7 +252,7 @@ def test_many_microphones_at_once_are_answered_bit_for_bit_as_each_alone(
 
 
 @pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
-def test_an_id_that_starts_again_starts_from_silence(
+def test_a_sequence_id_that_starts_again_starts_with_a_zero_state(
     server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], model: str
 ) -> None:
     frames, answers = microphones[0][:6], expected[0][:6]
@@ -268,7 +268,7 @@ def test_an_id_that_starts_again_starts_from_silence(
 
 @pytest.mark.parametrize("library", [triton_http, triton_grpc])
 @pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
-def test_a_frame_of_no_sequence_and_one_without_a_start_are_refused(
+def test_frames_without_a_sequence_or_a_start_are_refused(
     server: Any, microphones: list[np.ndarray], model: str, library: Any
 ) -> None:
     given = frame_input(library, microphones[0][0])

@@ -117,7 +117,7 @@ def state_of(server: Any, model: str) -> str:
     "jump_s",
     [pytest.param(jump_s, marks=pytest.mark.soak if jump_s == HOUR else pytest.mark.long) for jump_s in JUMPS_S],
 )
-def test_batches_deadlines_and_the_cache_count_no_wall_time(
+def test_batches_deadlines_and_the_cache_do_not_use_the_wall_clock(
     serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock, set_clock: Any, jump_s: int
 ) -> None:
     def batching(delay_us: int) -> str:
@@ -196,7 +196,7 @@ parameters { key: "image_fit" value { string_value: "stretch" } }
 
 
 @EACH_JUMP
-def test_sequences_streams_and_idle_models_count_no_wall_time(
+def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
     serve: Any, repository: Any, repeat_config: str, conv: Any, identity: Any, eventually: Any,
     clock: WallClock, set_clock: Any, jump_s: int,
 ) -> None:  # fmt: skip
@@ -263,7 +263,7 @@ def test_sequences_streams_and_idle_models_count_no_wall_time(
 
 
 @EACH_JUMP
-def test_loads_and_uploads_count_no_wall_time_and_no_half_of_an_upload_is_served(
+def test_loads_and_upload_detection_do_not_use_the_wall_clock(
     serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock, set_clock: Any, jump_s: int
 ) -> None:
     whole = repository.add_sub("whole", 'backend: "onnxruntime"') / "1" / "model.onnx"
@@ -301,7 +301,7 @@ def test_loads_and_uploads_count_no_wall_time_and_no_half_of_an_upload_is_served
 
 @EACH_JUMP
 @pytest.mark.parametrize(("exit_timeout_s", "is_answered"), [(900, True), (1, False)])
-def test_a_stopping_server_drains_by_no_wall_time(
+def test_the_drain_does_not_use_the_wall_clock(
     serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock,
     jump_s: int, exit_timeout_s: int, is_answered: bool,
 ) -> None:  # fmt: skip

@@ -438,7 +438,7 @@ def fleet_status(fleet: Fleet, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_rollout_of_a_damaged_a_slow_and_a_wrong_version_is_seen_each_time_and_loses_no_request(
+def test_rollouts_of_damaged_slow_and_wrong_versions_are_detected_and_lose_no_request(
     free_ports: Callable[[int], list[int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as cleanup:
@@ -506,7 +506,7 @@ def busy_server(fleet: Fleet, backend: str) -> Replica:
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_a_request_of_a_killed_server_is_repeated_but_not_one_of_a_sequence(fleet: Fleet, wire: str) -> None:
+def test_requests_of_a_killed_server_are_retried_except_those_of_sequences(fleet: Fleet, wire: str) -> None:
     module = tritonclient.http if wire == "http" else tritonclient.grpc
     for backend, is_repeated in ((wire, True), (f"{wire}_sequences", False)):
         outcome: list[Any] = []
@@ -566,7 +566,7 @@ def test_a_stream_gets_each_response_before_it_sends_the_next_request(fleet: Fle
             assert np.array_equal(result.as_numpy("OUTPUT0"), SMALL)
 
 
-def test_the_balancer_refuses_what_acts_on_one_machine(fleet: Fleet) -> None:
+def test_the_balancer_refuses_requests_that_affect_one_machine_only(fleet: Fleet) -> None:
     for method, path in (
         ("POST", "/v2/repository/models/fast/unload"),
         ("POST", "/v2/repository/models/fast/%75nload"),

@@ -119,7 +119,7 @@ def closed(schema: Any) -> Any:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 class TestEachFile:
-    def test_its_flags_are_those_of_the_server(self, path: Path) -> None:
+    def test_the_charts_flags_exist_in_the_server(self, path: Path) -> None:
         for container in containers(load(path)):
             config = parse_serve(container["args"], {}, own_plugins()).config
             grace_s = next(iter(find(load(path), "terminationGracePeriodSeconds")), DEFAULT_GRACE_S)
@@ -127,7 +127,7 @@ class TestEachFile:
             with pytest.raises(ConfigError, match="did you mean"):
                 parse_serve([*container["args"], "--model-repositry=/x"], {}, own_plugins())
 
-    def test_its_ports_are_those_of_the_flags(self, path: Path) -> None:
+    def test_the_charts_ports_match_the_flags(self, path: Path) -> None:
         for container in containers(load(path)):
             config = parse_serve(container["args"], {}, own_plugins()).config
             stated = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
@@ -138,10 +138,10 @@ class TestEachFile:
 
     @pytest.mark.full
     @pytest.mark.skipif(not has_schemas, reason="needs kubernetes-validate and jsonschema, of the extra test-all")
-    def test_it_fits_its_schema_and_a_misspelt_member_does_not(self, path: Path) -> None:
+    def test_values_match_their_schema_and_a_misspelt_member_does_not(self, path: Path) -> None:
         document = load(path)
         if document["kind"] in TYPES:
-            pytest.skip("test_resources_of_operators_fit_their_types has them")
+            pytest.skip("test_resources_of_operators_match_their_schemas has them")
         check_schema(document)
         misspelt = copy.deepcopy(document)
         misspelt["spec"]["replica"] = 2
@@ -239,7 +239,9 @@ SETTINGS = {
 @pytest.mark.full
 @pytest.mark.skipif(not has_schemas, reason="needs kubernetes-validate and jsonschema, of the extra test-all")
 @pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), COMPONENTS], ids=str)
-def test_the_chart_makes_what_the_base_with_the_component_makes(components: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_chart_renders_what_the_base_with_the_component_renders(
+    components: tuple[str, ...], tmp_path: Path
+) -> None:
     made = charted(*itertools.chain.from_iterable(SETTINGS[name] for name in components))
     assert made == kustomized(tmp_path, *components)
     for document in made:
@@ -270,7 +272,7 @@ def test_the_chart_refuses_an_autoscaler_that_it_does_not_know() -> None:
 
 
 @pytest.mark.full
-def test_resources_of_operators_fit_their_types(tmp_path: Path) -> None:
+def test_resources_of_operators_match_their_schemas(tmp_path: Path) -> None:
     documents = [document for document in map(load, FILES) if document["kind"] in TYPES]
     assert {document["kind"] for document in documents} == TYPES.keys()
     misspelt = copy.deepcopy(documents)

@@ -44,7 +44,7 @@ def test_alerts_name_the_problem_and_its_severity() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
-def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     panels = json.loads((MONITORING / "grafana-dashboard.json").read_text())["panels"]
     taken: set[tuple[int, int]] = set()
     for panel in panels:

@@ -253,7 +253,7 @@ def test_unmodified_clients_get_answers_errors_and_streams(cluster: Cluster) -> 
         assert numbers == [0, 1, 2]
 
 
-def test_of_two_applications_http_names_one_by_its_prefix_and_grpc_by_metadata(cluster: Cluster) -> None:
+def test_http_selects_an_application_by_prefix_and_grpc_by_metadata(cluster: Cluster) -> None:
     cluster.deploy(num_replicas=1)
     cluster.deploy(num_replicas=1, name="second", route_prefix="/second", id="the-second")
     try:
@@ -304,7 +304,7 @@ def test_the_metrics_of_each_replica_are_among_those_of_ray(cluster: Cluster) ->
         cluster.delete("measured")
 
 
-def test_two_replicas_do_almost_twice_the_work_and_scaling_loses_nothing(cluster: Cluster) -> None:
+def test_two_replicas_almost_double_throughput_and_scaling_loses_no_request(cluster: Cluster) -> None:
     def rate(load: Load) -> float:
         load.wait_for(20)
         load.wait_for(200)
@@ -323,7 +323,7 @@ def test_two_replicas_do_almost_twice_the_work_and_scaling_loses_nothing(cluster
     assert two / one >= 1.7
 
 
-def test_the_length_of_the_queue_decides_how_many_replicas_there_are(cluster: Cluster) -> None:
+def test_the_queue_length_sets_the_number_of_replicas(cluster: Cluster) -> None:
     def wait_for_replicas(count: int) -> None:
         end_s = time.monotonic() + 120
         while len(cluster.replicas()) != count:
@@ -340,7 +340,7 @@ def test_the_length_of_the_queue_decides_how_many_replicas_there_are(cluster: Cl
     assert load.lost == []
 
 
-def test_a_killed_replica_loses_at_most_what_was_in_it(cluster: Cluster) -> None:
+def test_a_killed_replica_loses_at_most_its_running_requests(cluster: Cluster) -> None:
     cluster.deploy(num_replicas=2)
     with Load(cluster) as load:
         load.wait_for(50)
@@ -394,7 +394,7 @@ def test_metrics_outlive_a_reload_and_an_unload_of_their_model(monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own use of pydantic
-def test_the_shipped_file_is_valid_and_its_settings_are_taken() -> None:
+def test_the_shipped_file_is_valid_and_its_settings_are_applied() -> None:
     import ray.serve.schema
     import yaml
 

@@ -46,7 +46,7 @@ def test_all_readers_pass_their_seeds_and_their_corpus() -> None:
 @needs_atheris
 @pytest.mark.soak
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_stands_foreign_bytes_for_seconds(name: str, tmp_path: Path) -> None:
+def test_a_reader_withstands_fuzzing_for_seconds(name: str, tmp_path: Path) -> None:
     run_for(name, 5, tmp_path, seed=1)
 
 
@@ -54,7 +54,7 @@ def test_a_reader_stands_foreign_bytes_for_seconds(name: str, tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_stands_foreign_bytes_for_minutes(name: str, tmp_path: Path) -> None:
+def test_a_reader_withstands_fuzzing_for_minutes(name: str, tmp_path: Path) -> None:
     print(run_for(name, 120, tmp_path))
 
 

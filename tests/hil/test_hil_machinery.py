@@ -36,7 +36,7 @@ def has_hardware() -> bool:
 
 
 @pytest.mark.full
-def test_elsewhere_every_test_skips_with_the_reason(tmp_path: Path) -> None:
+def test_on_other_machines_every_test_skips_with_the_reason(tmp_path: Path) -> None:
     if has_hardware():
         pytest.skip("this box has hardware that they run on")
     done = run("hil_tests", f"--report={tmp_path / 'report'}", "--ignore-glob=*/test_tensorrt*.py")
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.full
-def test_a_forced_run_measures_and_writes_a_report_that_says_it_was_forced(tmp_path: Path) -> None:
+def test_a_forced_run_writes_a_report_marked_as_forced(tmp_path: Path) -> None:
     report = tmp_path / "report"
     done = run(
         "hil_tests/test_soak.py", "hil_tests/test_frame_streams.py", "hil_tests/test_shared_memory.py", "-k", "not 4",
@@ -95,7 +95,7 @@ def test_a_forced_run_measures_and_writes_a_report_that_says_it_was_forced(tmp_p
     assert page.links == [], "the page needs a network"
     text = "".join(page.text)
     assert "this proves the tests, not any hardware" in text
-    assert "test_half_an_hour_of_load_costs_no_request_and_no_memory" in text
+    assert "test_half_an_hour_of_load_loses_no_request_and_leaks_no_memory" in text
 
 
 @pytest.mark.full
@@ -123,13 +123,13 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(ROOT / "hil_tests/tes
     assert re.search(r"<td class=failed>failed", (tmp_path / "index.html").read_text())
 
 
-def test_a_force_that_is_none_is_refused() -> None:
+def test_an_invalid_force_option_is_refused() -> None:
     done = run("hil_tests/test_energy.py", EDGE_HIL_FORCE="gpu")
     assert done.returncode != 0
     assert "expected cpu, given 'gpu'" in done.stdout + done.stderr
 
 
-def test_figures_that_are_no_numbers_are_null_in_the_report_and_gaps_in_the_plot(tmp_path: Path) -> None:
+def test_nan_values_are_null_in_the_report_and_gaps_in_the_plot(tmp_path: Path) -> None:
     """A reading that failed is one: the report is JSON all the same."""
     code = (
         "import sys; sys.path.insert(0, 'hil_tests')\n"

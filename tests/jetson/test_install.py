@@ -169,7 +169,7 @@ def test_a_second_run_changes_nothing_and_says_so(board: Callable[..., Board]) -
     assert "TensorRT: 10.3.0.30-1+cuda12.5" in done.stdout
 
 
-def test_a_change_of_the_clone_is_installed_and_the_service_started_anew(board: Callable[..., Board]) -> None:
+def test_a_change_of_the_clone_is_installed_and_the_service_restarted(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run().returncode == 0
     box.settle()
@@ -184,7 +184,7 @@ def test_a_change_of_the_clone_is_installed_and_the_service_started_anew(board: 
     assert (box.root / "etc/edge_server/config.toml").read_text() == "# the operator's own\n"
 
 
-def test_a_dry_run_says_it_all_and_changes_nothing(board: Callable[..., Board]) -> None:
+def test_a_dry_run_prints_all_steps_and_changes_nothing(board: Callable[..., Board]) -> None:
     box = board()
     before = box.files()
     done = box.run("--dry-run")
@@ -198,7 +198,7 @@ def test_a_dry_run_says_it_all_and_changes_nothing(board: Callable[..., Board]) 
     assert done_for_real == said
 
 
-def test_an_uninstall_takes_everything_but_models_settings_and_own_drop_ins(board: Callable[..., Board]) -> None:
+def test_an_uninstall_removes_everything_except_models_settings_and_own_drop_ins(board: Callable[..., Board]) -> None:
     box = board()
     before = box.files()
     assert box.run().returncode == 0
@@ -231,7 +231,7 @@ def test_a_dry_run_of_the_uninstall_changes_nothing(board: Callable[..., Board])
         ({"python": "3.12"}, ("Python 3.12", "JetPack 6 has 3.10")),
     ],
 )
-def test_what_it_cannot_install_on_is_one_clear_line_and_no_change(
+def test_an_unsupported_machine_is_one_clear_line_and_no_change(
     board: Callable[..., Board], changes: dict[str, str], words: tuple[str, ...]
 ) -> None:
     box = board(**changes)
@@ -243,12 +243,12 @@ def test_what_it_cannot_install_on_is_one_clear_line_and_no_change(
         assert word in done.stderr
 
 
-def test_the_package_tells_the_release_where_the_file_is_missing(board: Callable[..., Board]) -> None:
+def test_the_release_is_read_from_the_package_if_the_file_is_missing(board: Callable[..., Board]) -> None:
     done = board(release="", installed={"nvidia-l4t-core": "36.4.7-20250918154033"}).run("--dry-run")
     assert "L4T 36.4.7, JetPack 6" in done.stdout, done.stderr
 
 
-def test_wheels_in_a_folder_make_do_without_a_network(board: Callable[..., Board]) -> None:
+def test_wheels_in_a_folder_install_without_a_network(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run("--wheels", "/media/wheels", "--extras", "onnxruntime", "--no-start").returncode == 0
     pip = next(order for order in box.orders() if "pip install" in order)
@@ -258,7 +258,7 @@ def test_wheels_in_a_folder_make_do_without_a_network(board: Callable[..., Board
     assert box.orders()[-1] == "systemctl enable edge-server.service"
 
 
-def test_an_installation_that_broke_off_is_taken_up_again(board: Callable[..., Board]) -> None:
+def test_an_interrupted_installation_is_resumed(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3"})
     (box.programs / "fail_pip").touch()
     assert box.run().returncode != 0
@@ -268,7 +268,7 @@ def test_an_installation_that_broke_off_is_taken_up_again(board: Callable[..., B
     assert any("pip install" in order for order in box.orders())
 
 
-def test_a_service_that_was_not_started_anew_is_so_by_the_next_run(board: Callable[..., Board]) -> None:
+def test_a_service_that_was_not_restarted_is_restarted_by_the_next_run(board: Callable[..., Board]) -> None:
     """The new code and units are there already: only a note tells that the service still runs the old ones."""
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run().returncode == 0
@@ -284,7 +284,7 @@ def test_a_service_that_was_not_started_anew_is_so_by_the_next_run(board: Callab
     assert box.orders() == []
 
 
-def test_roots_umask_does_not_lock_the_services_user_out(board: Callable[..., Board]) -> None:
+def test_the_umask_of_root_does_not_exclude_the_services_user(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run(umask=0o077).returncode == 0
     for folder in ("opt", "opt/edge_server", "opt/edge_server/bin", "etc/edge_server"):
@@ -300,6 +300,6 @@ def test_a_wrong_flag_shows_the_usage(flags: list[str]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="this user is root")
-def test_without_root_it_says_how_to_get_there() -> None:
+def test_without_root_the_error_says_that_it_is_needed() -> None:
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=30, check=False)
     assert "needs root" in done.stderr

@@ -183,7 +183,7 @@ def gpu(*accelerators: Accelerator) -> Optimization:
     return Optimization(gpu_accelerators=accelerators)
 
 
-def test_a_gpu_instance_gets_cuda_and_behind_it_the_cpu(
+def test_a_gpu_instance_uses_cuda_with_the_cpu_as_fallback(
     backend: OnnxRuntimeBackend, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=1))
@@ -195,7 +195,7 @@ def test_a_gpu_instance_gets_cuda_and_behind_it_the_cpu(
     session.close()
 
 
-def test_tritons_parameters_reach_tensorrt_and_cuda_in_their_own_words(
+def test_tritons_parameters_are_passed_to_tensorrt_and_cuda_under_their_names(
     backend: OnnxRuntimeBackend, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     tensorrt = Accelerator(
@@ -241,7 +241,7 @@ def test_tritons_parameters_reach_tensorrt_and_cuda_in_their_own_words(
         ({}, "1.17.3", None),
     ],
 )
-def test_f32_is_not_rounded_to_tf32_unless_somebody_says_so(
+def test_f32_is_not_rounded_to_tf32_unless_configured(
     backend: Any,
     double: Double,
     linear: Any,
@@ -280,14 +280,14 @@ def test_int8_with_a_calibration_table(backend: Any, double: Double, linear: Any
         ("migraphx", {}, "does not offer the execution accelerator 'migraphx'; it offers: cuda, tensorrt"),
     ],
 )
-def test_an_option_without_sense_is_a_load_error(
+def test_an_invalid_option_is_a_load_error(
     backend: Any, linear: Any, job: Callable[..., Any], name: str, parameters: Any, problem: str
 ) -> None:
     with pytest.raises(LoadError, match=problem):
         backend.open(job(linear, device_id=0, optimization=gpu(Accelerator(name, parameters))))
 
 
-def test_a_provider_that_is_listed_and_did_not_start_is_a_load_error(
+def test_a_listed_provider_that_did_not_start_is_a_load_error(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     double.starts = ["CPUExecutionProvider"]
@@ -295,7 +295,7 @@ def test_a_provider_that_is_listed_and_did_not_start_is_a_load_error(
         backend.open(job(linear, device_id=0))
 
 
-def test_a_gpu_instance_without_a_driver_says_so_before_anything_is_opened(
+def test_a_gpu_instance_without_a_driver_fails_before_any_file_is_opened(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_driver, "unavailable_reason", lambda library=None: "there is no NVIDIA driver")
@@ -304,14 +304,14 @@ def test_a_gpu_instance_without_a_driver_says_so_before_anything_is_opened(
     assert double.opened == []
 
 
-def test_a_model_that_leaves_the_choice_gets_the_gpu_only_where_cuda_starts(backend: Any, double: Double) -> None:
+def test_a_model_without_instance_kind_uses_the_gpu_if_cuda_starts(backend: Any, double: Double) -> None:
     assert backend.runs_on_gpu
     assert len(double.opened) == 1, "found out once"
     assert backend.runs_on_gpu
     assert len(double.opened) == 1
 
 
-def test_where_cuda_does_not_start_a_model_that_leaves_the_choice_gets_the_cpu(
+def test_a_model_without_instance_kind_uses_the_cpu_if_cuda_does_not_start(
     backend: Any, double: Double, caplog: pytest.LogCaptureFixture
 ) -> None:
     double.starts = ["CPUExecutionProvider"]
@@ -319,20 +319,20 @@ def test_where_cuda_does_not_start_a_model_that_leaves_the_choice_gets_the_cpu(
     assert "lists CUDA but could not start it here" in caplog.text
 
 
-def test_the_ordinary_wheel_has_no_gpu_and_opens_nothing_to_find_out() -> None:
+def test_the_cpu_wheel_has_no_gpu_and_opens_no_session() -> None:
     made = OnnxRuntimeBackend("onnxruntime")
     if providers.CUDA in ort.get_available_providers():
         pytest.skip("this onnxruntime was built for CUDA")
     assert not made.runs_on_gpu
 
 
-def test_the_session_that_finds_out_is_a_true_model() -> None:
+def test_the_model_that_tests_cuda_is_valid_onnx() -> None:
     onnx.checker.check_model(onnx.load_from_string(providers.identity_model()))
     session = ort.InferenceSession(providers.identity_model(), providers=["CPUExecutionProvider"])
     assert session.run(None, {"X": np.array([4.0], "f4")})[0].tolist() == [4.0]
 
 
-def test_results_of_a_gpu_stay_there_until_all_are_ready(
+def test_gpu_outputs_are_copied_after_all_are_ready(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=1))
@@ -345,7 +345,7 @@ def test_results_of_a_gpu_stay_there_until_all_are_ready(
     session.close()
 
 
-def test_clients_memory_on_the_gpu_is_bound_where_it_lies_and_written_to_on_the_device(
+def test_client_memory_on_the_gpu_is_bound_and_written_without_host_copies(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=1))
@@ -367,7 +367,7 @@ def test_clients_memory_on_the_gpu_is_bound_where_it_lies_and_written_to_on_the_
 
 
 @pytest.mark.parametrize("more", [{"device_id": 0}, {"device_id": 1, "skew": 4}], ids=["another GPU", "unaligned"])
-def test_memory_that_cannot_be_bound_goes_by_way_of_the_host(
+def test_memory_that_cannot_be_bound_is_copied_through_the_host(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any], more: dict[str, int]
 ) -> None:
     session = backend.open(job(linear, device_id=1))
@@ -379,7 +379,7 @@ def test_memory_that_cannot_be_bound_goes_by_way_of_the_host(
     session.close()
 
 
-def test_a_joined_batch_goes_by_way_of_the_host(
+def test_a_joined_batch_is_copied_through_the_host(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=0))
@@ -390,7 +390,7 @@ def test_a_joined_batch_goes_by_way_of_the_host(
 
 
 @pytest.mark.parametrize("target", [Piece(63), Piece(64, device_id=1)], ids=["too small", "on another GPU"])
-def test_a_target_that_does_not_take_an_output_is_left_alone(
+def test_an_output_that_does_not_fit_its_target_is_not_written(
     backend: Any, linear: Any, job: Callable[..., Any], target: Piece
 ) -> None:
     session = backend.open(job(linear, device_id=0))
@@ -400,9 +400,7 @@ def test_a_target_that_does_not_take_an_output_is_left_alone(
     session.close()
 
 
-def test_a_session_on_the_cpu_takes_no_device_memory_and_is_given_the_hosts(
-    linear: Any, job: Callable[..., Any]
-) -> None:
+def test_a_cpu_session_gets_host_copies_of_device_memory(linear: Any, job: Callable[..., Any]) -> None:
     session = OnnxRuntimeBackend("onnxruntime").open(job(linear))
     assert not session.takes_device_memory
     given, target = Piece.holding(np.ones((2, 8), "f4")), Piece(64)
@@ -412,7 +410,7 @@ def test_a_session_on_the_cpu_takes_no_device_memory_and_is_given_the_hosts(
     session.close()
 
 
-def test_a_failed_run_on_a_gpu_is_quoted_and_the_next_one_starts_afresh(
+def test_a_failed_gpu_run_is_reported_and_the_next_run_works(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=0))
@@ -424,7 +422,7 @@ def test_a_failed_run_on_a_gpu_is_quoted_and_the_next_one_starts_afresh(
     session.close()
 
 
-def test_bound_results_belong_to_the_caller(linear: Any) -> None:
+def test_bound_outputs_belong_to_the_caller(linear: Any) -> None:
     true = ort.InferenceSession(str(linear.path), providers=["CPUExecutionProvider"])
     bound = BoundRun(true, ort.RunOptions(), "cpu", 0)
     (first,) = bound.run(["Y"], {"X": np.ones((2, 8), "f4")})

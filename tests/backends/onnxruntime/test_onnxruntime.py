@@ -80,9 +80,7 @@ def test_the_arena_is_shrunk_after_a_run_when_asked(backend: Backend, linear: Wr
     session.close()
 
 
-def test_a_models_parameters_go_before_the_servers_settings(
-    backend: Backend, linear: Write, job: Callable[..., Any]
-) -> None:
+def test_model_parameters_override_server_settings(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     settings = {"intra_op_thread_count": "1", "inter_op_thread_count": "4"}
     session = backend.open(job(linear(), settings=settings, parameters={"intra_op_thread_count": "2"}))
     assert session.info.options["intra_op_thread_count"] == "2"
@@ -100,7 +98,7 @@ def test_a_models_parameters_go_before_the_servers_settings(
         ("precision", "f64"),
     ],
 )
-def test_a_senseless_option_is_a_load_error_that_names_it(
+def test_an_invalid_option_is_a_load_error_that_names_it(
     key: str, value: str, backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     with pytest.raises(LoadError, match=f"model 'made'.*{key}.*{value}"):
@@ -129,7 +127,7 @@ def test_an_accelerator_that_this_build_lacks_is_a_load_error(
         backend.open(job(linear(), optimization=wanted))
 
 
-def test_weights_tell_the_precision(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+def test_the_precision_is_that_of_the_weights(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     for dtype, precision in (("f4", "f32"), ("f2", "f16")):
         session = backend.open(job(linear(dtype=dtype, model=f"of_{precision}")))
         assert session.info.precision == precision
@@ -137,7 +135,7 @@ def test_weights_tell_the_precision(backend: Backend, linear: Write, job: Callab
         session.close()
 
 
-def test_a_quantised_file_runs_in_int8_and_says_so(
+def test_a_quantised_file_runs_in_int8_and_reports_it(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
     weights = [
@@ -155,7 +153,7 @@ def test_a_quantised_file_runs_in_int8_and_says_so(
     session.close()
 
 
-def test_a_precision_that_the_file_does_not_have_is_refused_with_what_there_is(
+def test_a_precision_missing_from_the_file_is_refused_with_the_available_ones(
     backend: Backend, linear: Write, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -163,7 +161,7 @@ def test_a_precision_that_the_file_does_not_have_is_refused_with_what_there_is(
         backend.open(job(linear(), parameters={"precision": "bf16"}))
 
 
-def test_bf16_is_arms_fast_matrix_product(
+def test_bf16_uses_the_fast_matrix_product_of_arm(
     backend: Backend, linear: Write, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -185,7 +183,7 @@ def test_a_directory_with_external_weights_is_a_model(backend: Backend, linear: 
     session.close()
 
 
-def test_a_file_that_changed_is_read_again_while_the_old_one_still_serves(
+def test_a_changed_file_is_read_while_the_old_one_still_serves(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     old = backend.open(job(linear(2.0)))
@@ -213,7 +211,7 @@ def test_outputs_that_requests_cannot_carry_are_a_load_error(backend: Backend, w
         backend.inspect(file, {})
 
 
-def test_looking_into_a_file_prints_nothing_even_for_an_unknown_operator(
+def test_reading_a_file_with_an_unknown_operator_prints_nothing(
     backend: Backend, write_onnx: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = write_onnx([node("Nonsense", ["X"], ["Y"], domain="")], [("X", T.FLOAT, [1])], [("Y", T.FLOAT, [1])])

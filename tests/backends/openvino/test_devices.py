@@ -18,7 +18,7 @@ onnx = pytest.importorskip("onnx")
 T, node, numpy_helper = onnx.TensorProto, onnx.helper.make_node, onnx.numpy_helper
 
 
-def test_devices_that_are_there_are_taken_as_openvino_writes_them() -> None:
+def test_available_devices_are_accepted_in_openvinos_spelling() -> None:
     table = [
         ("cpu", ["CPU"], "CPU"),
         (" GPU ", ["CPU", "GPU"], "GPU"),
@@ -49,13 +49,13 @@ def test_devices_that_are_there_are_taken_as_openvino_writes_them() -> None:
         ("CPU;rm", "is not a list of devices"),
     ],
 )
-def test_a_device_that_is_not_here_is_refused_by_its_name(text: str, problem: str) -> None:
+def test_an_unavailable_device_is_refused_by_name(text: str, problem: str) -> None:
     with pytest.raises(LoadError, match="model 'm'") as caught:
         checked_device("m", text, ["CPU"])
     assert problem in caught.value.message
 
 
-def test_only_what_may_run_elsewhere_is_worth_keeping() -> None:
+def test_only_accelerator_devices_use_the_compile_cache() -> None:
     assert [involves_accelerator(device) for device in ("CPU", "GPU", "AUTO:GPU,CPU", "NPU")] == [
         False,
         True,
@@ -73,7 +73,7 @@ def doubling(write_onnx: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("device", ["AUTO:CPU", "MULTI:CPU", "AUTO"])
-def test_a_combined_device_computes_and_its_compiled_model_is_kept(
+def test_a_combined_device_runs_and_its_compiled_model_is_cached(
     device: str, doubling: Any, job: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = load_backend("openvino")
@@ -87,7 +87,7 @@ def test_a_combined_device_computes_and_its_compiled_model_is_kept(
     assert any(kept.rglob("*.blob")), "what was compiled was not kept"
 
 
-def test_the_cpu_and_a_model_with_a_folder_of_its_own_leave_the_servers_alone(
+def test_cpu_models_and_models_with_their_own_cache_folder_do_not_use_the_servers(
     doubling: Any, job: Callable[..., Any], tmp_path: Path
 ) -> None:
     backend = load_backend("openvino")

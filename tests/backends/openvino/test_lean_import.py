@@ -60,7 +60,7 @@ def write_model(repository: Path, runtime: str) -> Path:
 
 
 @pytest.mark.parametrize(("runtime", "other"), [("onnxruntime", "openvino"), ("openvino", "onnxruntime")])
-def test_a_served_model_brings_its_own_runtime_and_no_converters(tmp_path: Path, runtime: str, other: str) -> None:
+def test_a_served_model_imports_its_runtime_but_no_converters(tmp_path: Path, runtime: str, other: str) -> None:
     pytest.importorskip(runtime)
     write_model(tmp_path, runtime)
     modules = set(run(SERVE, str(tmp_path)))
@@ -73,5 +73,5 @@ def test_a_model_may_still_convert(tmp_path: Path) -> None:
     assert run(CONVERT, str(write_model(tmp_path, "openvino"))) == ["1"]
 
 
-def test_a_library_that_is_imported_already_is_taken_as_it_is() -> None:
+def test_a_library_that_is_already_imported_is_not_changed() -> None:
     assert run(OTHERS_FIRST) == ["openvino.tools.ovc.convert"]

@@ -57,9 +57,7 @@ def result(session: Any, rows: int = 1) -> np.ndarray:
     return found
 
 
-def test_its_own_format_with_weights_beside_it_is_read(
-    backend: Backend, linear: Write, job: Callable[..., Any]
-) -> None:
+def test_ir_with_its_weights_file_is_read(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     file = as_ir(linear())
     signature = backend.inspect(file, {})
     assert signature is not None
@@ -102,7 +100,7 @@ def test_a_broken_tensorflow_lite_file_is_a_load_error_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_ir_tensors_without_a_name_go_by_their_layers_name(
+def test_unnamed_ir_tensors_are_named_after_their_layer(
     backend: Backend, tmp_path: Path, job: Callable[..., Any]
 ) -> None:
     opset = pytest.importorskip("openvino.opset8")
@@ -122,14 +120,14 @@ def test_ir_tensors_without_a_name_go_by_their_layers_name(
     session.close()
 
 
-def test_a_model_that_says_f32_is_computed_in_f32(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+def test_a_model_with_f32_precision_runs_in_f32(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     session = backend.open(job(linear()))
     assert session.info.precision == "f32"
     assert session.info.options["INFERENCE_PRECISION_HINT"] == "f32"
     session.close()
 
 
-def test_a_precision_the_cpu_lacks_is_refused_and_the_hint_for_it_is_only_a_hint(
+def test_a_precision_that_the_cpu_lacks_is_refused_but_the_hint_is_not(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -145,7 +143,7 @@ def test_a_precision_the_cpu_lacks_is_refused_and_the_hint_for_it_is_only_a_hint
             backend.open(job(linear(), parameters={"precision": "bf16"}))
 
 
-def test_a_quantised_file_runs_in_int8_and_says_so(
+def test_a_quantised_file_runs_in_int8_and_reports_it(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
     random = np.random.default_rng(0)
@@ -166,21 +164,19 @@ def test_a_quantised_file_runs_in_int8_and_says_so(
     session.close()
 
 
-def test_int8_insists_on_a_quantised_file(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+def test_int8_requires_a_quantised_file(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     with pytest.raises(LoadError, match="not quantised"):
         backend.open(job(linear(), parameters={"precision": "int8"}))
 
 
-def test_each_instance_gets_a_stream_unless_the_configuration_says_otherwise(
-    backend: Backend, linear: Write, job: Callable[..., Any]
-) -> None:
+def test_each_instance_gets_one_stream_by_default(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     for instances, parameters, streams in ((1, {}, "1"), (2, {}, "2"), (2, {"NUM_STREAMS": "1"}, "1")):
         session = backend.open(job(linear(), instances=instances, parameters=parameters))
         assert session.info.options["NUM_STREAMS"] == streams
         session.close()
 
 
-def test_threads_follow_a_limit_of_processor_time_unless_the_configuration_says_otherwise(
+def test_the_number_of_threads_follows_the_cpu_quota_by_default(
     backend: Backend, linear: Write, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "limited_cores", lambda: 1)
@@ -190,7 +186,7 @@ def test_threads_follow_a_limit_of_processor_time_unless_the_configuration_says_
         session.close()
 
 
-def test_properties_reach_openvino_and_settings_give_the_defaults(
+def test_properties_are_passed_to_openvino_and_default_to_the_settings(
     backend: Backend, linear: Write, job: Callable[..., Any], tmp_path: Path
 ) -> None:
     settings = {"INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "throughput", "default-max-batch-size": "4"}
@@ -213,7 +209,7 @@ def test_properties_reach_openvino_and_settings_give_the_defaults(
         ({"SKIP_OV_DYNAMIC_BATCHSIZE": "perhaps"}, "SKIP_OV_DYNAMIC_BATCHSIZE"),
     ],
 )
-def test_a_senseless_option_is_a_load_error_in_one_line(
+def test_an_invalid_option_is_a_load_error_in_one_line(
     parameters: dict[str, str], words: str, backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     with pytest.raises(LoadError, match=f"model 'made'.*{words}") as caught:
@@ -221,7 +217,7 @@ def test_a_senseless_option_is_a_load_error_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_a_fixed_first_dimension_is_opened_when_the_model_is_to_batch(
+def test_a_fixed_first_dimension_becomes_dynamic_if_the_model_batches(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear(rows=1), inputs=X, outputs=Y, max_batch_size=8))
@@ -229,7 +225,7 @@ def test_a_fixed_first_dimension_is_opened_when_the_model_is_to_batch(
     session.close()
 
 
-def test_batches_are_filled_up_when_the_model_is_compiled_for_exactly_max_batch_size(
+def test_batches_are_padded_if_the_model_is_compiled_for_max_batch_size_only(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     fixed = {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"}
@@ -246,7 +242,7 @@ def test_batches_are_filled_up_when_the_model_is_compiled_for_exactly_max_batch_
     exact.close()
 
 
-def test_a_switch_that_is_none_is_refused_before_anything_is_read_and_held(
+def test_an_invalid_boolean_is_refused_before_any_file_is_read(
     backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
     file = linear()
@@ -256,7 +252,7 @@ def test_a_switch_that_is_none_is_refused_before_anything_is_read_and_held(
         backend.open(job(file, inputs=X, outputs=Y, max_batch_size=4, parameters=parameters))
 
 
-def test_inputs_take_the_configurations_dims_when_asked(
+def test_inputs_get_the_configured_dims_on_request(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
     file = write_onnx([node("Neg", ["X"], ["Y"])], [("X", T.FLOAT, ["N", "M"])], [("Y", T.FLOAT, ["N", "M"])])
@@ -284,9 +280,7 @@ print(session.run({"X": np.ones((1, 64), dtype="f4")}, ["Y"])["Y"].sum())
 """
 
 
-def test_a_weights_file_overwritten_in_place_does_not_disturb_the_model_that_serves(
-    backend: Backend, linear: Write
-) -> None:
+def test_overwriting_the_weights_file_does_not_change_the_loaded_model(backend: Backend, linear: Write) -> None:
     file = as_ir(linear())
     done = subprocess.run(
         [sys.executable, "-c", OVERWRITE, str(file.model_dir)], capture_output=True, text=True, timeout=60, check=False
@@ -294,7 +288,7 @@ def test_a_weights_file_overwritten_in_place_does_not_disturb_the_model_that_ser
     assert (done.returncode, done.stdout.strip()) == (0, "128.0"), done.stderr
 
 
-def test_a_request_of_a_shape_that_does_not_run_costs_the_next_one_nothing(
+def test_a_request_whose_shape_fails_does_not_fail_the_next_one(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
     """After such a run OpenVINO's CPU graph believes itself at the shapes of the one before, and refused those."""
@@ -315,7 +309,7 @@ def test_a_request_of_a_shape_that_does_not_run_costs_the_next_one_nothing(
     session.close()
 
 
-def test_a_request_of_a_shape_that_does_not_run_leaves_nothing_in_the_next_ones_answer(
+def test_a_request_whose_shape_fails_does_not_change_the_next_response(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:
     """The next one was answered in the shape of the one that failed, filled up with what lay in memory."""

@@ -20,7 +20,7 @@ def conversation(target: Any, wire: Any) -> bytes:
     )
 
 
-def test_a_conversation_in_two_pieces_cut_at_every_byte(target: Any) -> None:
+def test_a_connection_cut_into_two_pieces_at_every_byte(target: Any) -> None:
     count = len(conversation(target, target.connect(greets=False)))
     wires = [target.connect(greets=False) for _ in range(1, count)]
     rest = []
@@ -54,7 +54,7 @@ def test_a_call_on_a_connection_in_use_cut_at_every_byte(target: Any) -> None:
             return
 
 
-def test_a_conversation_one_byte_at_a_time(target: Any) -> None:
+def test_a_connection_sent_one_byte_at_a_time(target: Any) -> None:
     wire, other = target.connect(greets=False), target.connect()
     for number, octet in enumerate(conversation(target, wire)):
         wire.send(bytes([octet]))
@@ -105,7 +105,7 @@ def test_a_header_block_split_into_continuations_at_every_byte(target: Any) -> N
             return
 
 
-def test_a_connection_that_ends_at_any_byte_disturbs_nobody(target: Any) -> None:
+def test_a_connection_that_ends_at_any_byte_does_not_disturb_others(target: Any) -> None:
     count = len(conversation(target, target.connect(greets=False)))
     for cut in range(0, count, 3):
         wire = target.connect(greets=False)

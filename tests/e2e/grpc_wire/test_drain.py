@@ -60,7 +60,7 @@ def next_goaway(wire: Any) -> GoAwayFrame:
     return wire.goaways[-1]
 
 
-def test_for_the_drain_delay_clients_are_asked_to_go_and_everybody_is_answered(start: Any) -> None:
+def test_during_the_drain_delay_clients_get_goaway_and_all_calls_are_answered(start: Any) -> None:
     target = start("--drain-delay-secs=600")
     idle, busy, streaming = target.connect(), target.connect(), target.connect()
     idle.ping()
@@ -125,7 +125,7 @@ def test_without_a_delay_running_calls_are_answered(start: Any) -> None:
     assert target.server.process.wait(30) == 0
 
 
-def test_silent_and_hostile_clients_do_not_keep_a_server_from_ending(start: Any) -> None:
+def test_silent_and_hostile_clients_do_not_delay_the_stop(start: Any) -> None:
     target = start("--exit-timeout-secs=5")
     _silent = [target.connect(greets=False) for _ in range(5)]
     half_greeted = target.connect(greets=False)
@@ -140,7 +140,7 @@ def test_silent_and_hostile_clients_do_not_keep_a_server_from_ending(start: Any)
 
 
 @pytest.mark.parametrize("shape", ["one address", pytest.param("two addresses", marks=pytest.mark.full)])
-def test_a_client_that_sends_all_the_while_loses_no_call_when_one_of_two_servers_ends(
+def test_a_sending_client_loses_no_call_when_one_of_two_servers_stops(
     start: Any, free_ports: Callable[[int], list[int]], eventually: Callable[..., bool], shape: str
 ) -> None:
     """grpcio's own client as it comes: no retry policy, no waiting for a connection. Both servers are ready before."""

@@ -77,7 +77,7 @@ EDGES = (1, 16_384, 65_535, 1 << 20, pytest.param((1 << 24) - 1, marks=pytest.ma
 
 
 @pytest.mark.parametrize("size", EDGES)
-def test_messages_around_the_sizes_of_frames_and_windows_go_there_and_back(target: Any, size: int) -> None:
+def test_messages_near_frame_and_window_sizes_are_echoed(target: Any, size: int) -> None:
     infer = target.channel().unary_unary(INFER)
     # What is around the tensor takes some 40 bytes of the message.
     for count in {max(1, size - 45), max(1, size - 1), size}:
@@ -86,7 +86,7 @@ def test_messages_around_the_sizes_of_frames_and_windows_go_there_and_back(targe
         assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
 
 
-def test_a_message_of_many_mebibytes_goes_there_and_back(target: Any) -> None:
+def test_a_message_of_many_mebibytes_is_echoed(target: Any) -> None:
     request = target.numbers(count=18 << 20)
     response = messages.ModelInferResponse.FromString(target.channel().unary_unary(INFER)(request, timeout=60))
     assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
@@ -122,7 +122,7 @@ def test_padding_and_empty_frames_are_no_part_of_a_message(target: Any) -> None:
     target.assert_right(wire.finish(stream))
 
 
-def test_padding_counts_in_the_window_and_the_window_comes_back(target: Any) -> None:
+def test_padding_counts_against_the_window_and_is_credited_back(target: Any) -> None:
     """More padding than the first window holds: a server that forgets to count it never opens the window again."""
     without_padding(target)
     wire = target.connect()
@@ -140,7 +140,7 @@ def test_padding_counts_in_the_window_and_the_window_comes_back(target: Any) -> 
     target.assert_right(wire.finish(stream))
 
 
-def test_many_calls_at_once_on_one_connection_get_each_its_own_answer(target: Any) -> None:
+def test_concurrent_calls_on_one_connection_each_get_their_response(target: Any) -> None:
     infer = target.channel().unary_unary(INFER)
     calls = [infer.future(target.numbers(id=str(number), count=1 + number), timeout=60) for number in range(200)]
     for number, call in enumerate(calls):
@@ -148,7 +148,7 @@ def test_many_calls_at_once_on_one_connection_get_each_its_own_answer(target: An
         assert (response.id, len(response.raw_output_contents[0])) == (str(number), 1 + number)
 
 
-def test_frames_of_two_calls_may_alternate(target: Any) -> None:
+def test_frames_of_two_calls_may_be_interleaved(target: Any) -> None:
     wire = target.connect()
     bodies = {wire.new_stream(): target.framed(target.numbers(count=count, id=str(count))) for count in (50, 60)}
     wire.send(*(wire.head(stream) for stream in bodies))
@@ -164,7 +164,7 @@ def test_frames_of_two_calls_may_alternate(target: Any) -> None:
 # -- streams
 
 
-def test_ping_pong_each_question_is_answered_before_the_next(target: Any) -> None:
+def test_each_request_of_a_stream_is_answered_before_the_next(target: Any) -> None:
     questions = Questions()
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
     for count in (27_182, 8, 1_828, 45_904):
@@ -176,26 +176,26 @@ def test_ping_pong_each_question_is_answered_before_the_next(target: Any) -> Non
     assert answers.code() is Code.OK
 
 
-def test_many_requests_and_then_the_end_of_them_are_all_answered(target: Any) -> None:
+def test_all_requests_before_the_end_of_the_stream_are_answered(target: Any) -> None:
     requests = [target.numbers(count=count, id=str(index)) for index, count in enumerate([27_182, 8, 1_828, 45_904])]
     answers = target.channel().stream_stream(STREAM_INFER)(iter(requests * 25), timeout=60)
     assert [stream_response(data).id for data in answers] == ["0", "1", "2", "3"] * 25
     assert answers.code() is Code.OK
 
 
-def test_one_request_many_responses(target: Any) -> None:
+def test_one_request_gets_many_responses(target: Any) -> None:
     answers = target.channel().stream_stream(STREAM_INFER)(iter([target.repeat(range(300))]), timeout=30)
     assert [out(data) for data in answers] == list(range(300))
 
 
 @pytest.mark.parametrize("path", [STREAM_INFER, REFLECTION, STREAM_PATH])
-def test_an_empty_stream_ends_well(target: Any, path: str) -> None:
+def test_an_empty_stream_ends_with_status_ok(target: Any, path: str) -> None:
     answers = target.channel().stream_stream(path)(iter(()), timeout=30)
     assert list(answers) == []
     assert answers.code() is Code.OK
 
 
-def test_many_messages_in_one_frame_and_a_message_in_many_are_the_same(target: Any) -> None:
+def test_messages_are_independent_of_frame_boundaries(target: Any) -> None:
     body = b"".join(target.framed(target.numbers(id=str(number))) for number in range(20))
     wire = target.connect()
     for size in (16_384, 10, 1):
@@ -207,7 +207,7 @@ def test_many_messages_in_one_frame_and_a_message_in_many_are_the_same(target: A
         assert answer.status is Code.OK
 
 
-def test_the_schema_can_be_asked_for(target: Any) -> None:
+def test_reflection_returns_the_schema(target: Any) -> None:
     request_class = messages.message_class("grpc.reflection.v1.ServerReflectionRequest")
     response_class = messages.message_class("grpc.reflection.v1.ServerReflectionResponse")
     questions = [request_class(list_services=""), request_class(file_containing_symbol=messages.GRPC_SERVICE)]
@@ -272,7 +272,9 @@ def is_taken_back(target: Any, eventually: Callable[..., bool]) -> Callable[[Cal
     return check
 
 
-def test_a_call_cancelled_while_it_waits_is_taken_back(target: Any, is_taken_back: Any, eventually: Any) -> None:
+def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
+    target: Any, is_taken_back: Any, eventually: Any
+) -> None:
     def call() -> Callable[[], None]:
         waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=60)
         assert eventually(lambda: pending(target, "slow") == 2)
@@ -281,7 +283,7 @@ def test_a_call_cancelled_while_it_waits_is_taken_back(target: Any, is_taken_bac
     is_taken_back(call)
 
 
-def test_a_call_reset_on_the_wire_is_taken_back_and_its_connection_goes_on(
+def test_a_reset_call_is_cancelled_and_its_connection_continues(
     target: Any, is_taken_back: Any, eventually: Any
 ) -> None:
     wire = target.connect()
@@ -297,7 +299,7 @@ def test_a_call_reset_on_the_wire_is_taken_back_and_its_connection_goes_on(
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_a_call_whose_connection_breaks_is_taken_back(target: Any, is_taken_back: Any, eventually: Any) -> None:
+def test_a_call_whose_connection_breaks_is_cancelled(target: Any, is_taken_back: Any, eventually: Any) -> None:
     def call() -> Callable[[], None]:
         wire = target.connect()
         stream = wire.new_stream()
@@ -321,7 +323,7 @@ def test_a_deadline_that_passes_while_a_call_waits_ends_it(target: Any, is_taken
 
 
 @pytest.mark.parametrize("timeout", ["100m", "100000u", "99999999n"])
-def test_the_server_keeps_the_deadline_itself(target: Any, is_taken_back: Any, timeout: str) -> None:
+def test_the_server_enforces_the_deadline_itself(target: Any, is_taken_back: Any, timeout: str) -> None:
     """A client that tells its deadline and then does nothing."""
     wire = target.connect()
 
@@ -341,24 +343,24 @@ def test_the_server_keeps_the_deadline_itself(target: Any, is_taken_back: Any, t
 
 
 @pytest.mark.parametrize("timeout", ["1H", "60M", "99999999S", "99999999H", "30000m"])
-def test_a_deadline_far_away_changes_nothing(target: Any, timeout: str) -> None:
+def test_a_distant_deadline_has_no_effect(target: Any, timeout: str) -> None:
     answer = target.connect().call("ModelInfer", target.numbers(), metadata=[("grpc-timeout", timeout)])
     target.assert_right(answer)
 
 
 @pytest.mark.parametrize("timeout", ["", "S", "10", "-1S", "1.5S", "10s", "123456789S", "1S1S", "\u0661S"])
-def test_a_deadline_that_is_none_is_ignored_or_refused(target: Any, timeout: str) -> None:
+def test_an_invalid_deadline_is_ignored_or_refused(target: Any, timeout: str) -> None:
     wire = target.connect()
     answer = wire.call("ModelInfer", target.numbers(), metadata=[("grpc-timeout", timeout.encode())])
     assert answer.status in (Code.OK, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED) or answer.reset
 
 
-def test_a_deadline_that_is_over_before_the_call_comes(target: Any) -> None:
+def test_a_deadline_that_passed_before_the_call_arrives(target: Any) -> None:
     answer = target.connect().call("ModelInfer", target.numbers("slow"), metadata=[("grpc-timeout", "0n")])
     assert answer.status is Code.DEADLINE_EXCEEDED or answer.reset == 8, answer
 
 
-def test_a_stream_cancelled_when_it_has_begun(target: Any) -> None:
+def test_a_stream_cancelled_after_its_start(target: Any) -> None:
     questions = Questions()
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
     answers.cancel()
@@ -419,7 +421,7 @@ def open_frame_streams(target: Any) -> int:
         "é" * 50,
     ],
 )
-def test_the_words_of_a_status_come_as_they_were_said(target: Any, name: str) -> None:
+def test_status_messages_arrive_unchanged(target: Any, name: str) -> None:
     words = f"'{name}' is not found"
     error = refused(target.channel().unary_unary(INFER), target.numbers(name))
     assert error.code() is Code.NOT_FOUND
@@ -432,14 +434,14 @@ def test_the_words_of_a_status_come_as_they_were_said(target: Any, name: str) ->
     assert text.count(b"%") == sum(octet in b"%" or not 0x20 <= octet <= 0x7E for octet in error.details().encode())
 
 
-def test_a_status_of_many_words_is_cut_rather_than_lost(target: Any) -> None:
+def test_a_long_status_message_is_truncated(target: Any) -> None:
     """Peers refuse trailers of more than 8 KiB; every letter of this name takes nine bytes there."""
     error = refused(target.channel().unary_unary(INFER), target.numbers("\u263a" * 50_000))
     assert error.code() is Code.NOT_FOUND
     assert "\u263a" * 500 in error.details()
 
 
-def test_an_error_without_a_message_comes_as_trailers_alone(target: Any) -> None:
+def test_an_error_without_a_message_is_trailers_only(target: Any) -> None:
     wire = target.connect()
     answer = wire.call("ModelInfer", target.numbers("nobody"))
     assert answer.value(b":status") == b"200"
@@ -448,7 +450,7 @@ def test_an_error_without_a_message_comes_as_trailers_alone(target: Any) -> None
     assert answer.data == b""
 
 
-def test_an_answer_is_headers_message_and_trailers(target: Any) -> None:
+def test_a_response_is_headers_message_and_trailers(target: Any) -> None:
     wire = target.connect()
     answer = wire.call("ModelInfer", target.numbers())
     names = [name for name, _ in answer.headers]
@@ -462,7 +464,7 @@ def test_an_answer_is_headers_message_and_trailers(target: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 1 << 20])
-def test_answers_keep_to_the_table_size_that_the_client_states(target: Any, size: int) -> None:
+def test_responses_respect_the_clients_header_table_size(target: Any, size: int) -> None:
     """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the begin of the next block."""
     wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
     wire.decoder.max_allowed_table_size = size
@@ -491,7 +493,7 @@ def test_unknown_methods_are_unimplemented(target: Any, path: str) -> None:
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_an_unimplemented_stream_is_refused_before_its_messages_come(target: Any) -> None:
+def test_an_unimplemented_stream_is_refused_before_its_messages(target: Any) -> None:
     questions = Questions()
     call = target.channel().stream_stream(SERVICE + "Nonsense")(iter(questions), timeout=30)
     with pytest.raises(grpc.RpcError) as caught:
@@ -500,7 +502,7 @@ def test_an_unimplemented_stream_is_refused_before_its_messages_come(target: Any
     questions.end()
 
 
-def test_a_body_that_is_no_message_of_the_rpc_is_an_error_of_the_client(target: Any) -> None:
+def test_an_undecodable_message_is_an_error_of_the_client(target: Any) -> None:
     wire = target.connect()
     for method in ("ModelInfer", "ModelConfig", "RepositoryIndex"):
         answer = wire.call(method, b"\xff\xff\xff")
@@ -519,25 +521,25 @@ def forwarded(target: Any, metadata: list[tuple[str, str | bytes]]) -> str:
     return raw[4:].decode()
 
 
-def test_metadata_that_matches_becomes_parameters_of_the_request(target: Any) -> None:
+def test_matching_metadata_becomes_request_parameters(target: Any) -> None:
     found = forwarded(target, [("x-camera", "front left"), ("y-camera", "rear"), ("x-long", "a" * 4000)])
     assert '"x-camera": "front left"' in found
     assert '"x-long": "' + "a" * 4000 + '"' in found
     assert "y-camera" not in found
 
 
-def test_binary_metadata_is_taken_and_never_forwarded(target: Any) -> None:
+def test_binary_metadata_is_accepted_but_not_forwarded(target: Any) -> None:
     found = forwarded(target, [("x-raw-bin", bytes(range(256))), ("x-camera", "front"), ("x-empty-bin", b"")])
     assert '"x-camera": "front"' in found
     assert "-bin" not in found
 
 
-def test_repeated_metadata_is_taken_and_its_last_value_forwarded(target: Any) -> None:
+def test_the_last_value_of_repeated_metadata_is_forwarded(target: Any) -> None:
     found = forwarded(target, [("x-camera", "front"), ("x-camera", "rear"), ("x-raw-bin", b"1"), ("x-raw-bin", b"2")])
     assert '"x-camera": "rear"' in found
 
 
-def test_the_same_metadata_is_read_alike_in_every_call_of_a_connection(target: Any) -> None:
+def test_equal_metadata_is_read_alike_in_every_call_of_a_connection(target: Any) -> None:
     """A client's header table makes the second block of the same headers much shorter than the first."""
     infer = target.channel().unary_unary(INFER)
     for number in range(12):
@@ -557,7 +559,7 @@ def test_metadata_larger_than_the_limit_is_refused_and_the_next_call_is_answered
     assert messages.ModelInferResponse.FromString(again).model_name == "same"
 
 
-def test_metadata_of_four_kilobytes_in_hundred_fields_is_taken(target: Any) -> None:
+def test_metadata_of_four_kilobytes_in_hundred_fields_is_accepted(target: Any) -> None:
     metadata = [(f"y-field-{number}", "v" * 20) for number in range(100)]
     target.assert_right(target.connect().call("ModelInfer", target.numbers(), metadata=metadata))
 
@@ -573,7 +575,7 @@ ENCODINGS = {"gzip": gzip.compress, "deflate": deflated}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_compressed_messages_are_taken_alone_and_in_streams(target: Any, encoding: str) -> None:
+def test_compressed_messages_are_accepted_in_unary_calls_and_streams(target: Any, encoding: str) -> None:
     compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[encoding]
     channel = target.channel()
     request = target.numbers(count=100_000, id="z")
@@ -596,7 +598,7 @@ def test_a_compressed_message_beside_a_plain_one_in_a_stream(target: Any, encodi
     assert all(stream_response(data).model_name == "same" for data in answer.messages)
 
 
-def test_an_encoding_that_the_server_lacks_is_unimplemented_and_it_says_what_it_has(target: Any) -> None:
+def test_an_unknown_encoding_is_unimplemented_and_the_known_ones_are_named(target: Any) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream, INFER, ("grpc-encoding", "snappy")))
@@ -637,7 +639,7 @@ def test_a_damaged_compressed_message_is_an_error(target: Any, encoding: str, da
 
 
 @pytest.mark.parametrize("flag", [2, 128, 255])
-def test_a_flag_that_means_nothing_is_an_error(target: Any, flag: int) -> None:
+def test_an_unknown_message_flag_is_an_error(target: Any, flag: int) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream))
@@ -651,7 +653,7 @@ def test_a_flag_that_means_nothing_is_an_error(target: Any, flag: int) -> None:
 
 
 @pytest.mark.parametrize("length", [2**31, 2**32 - 1])
-def test_a_message_announced_as_larger_than_the_limit_is_refused_at_once(target: Any, length: int) -> None:
+def test_a_message_whose_announced_length_exceeds_the_limit_is_refused_at_once(target: Any, length: int) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream))
@@ -678,7 +680,7 @@ def test_another_content_type_is_unsupported(target: Any, content_type: str | No
 @pytest.mark.parametrize(
     "content_type", ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"]
 )
-def test_the_content_types_of_grpc_are_taken(target: Any, content_type: str) -> None:
+def test_the_content_types_of_grpc_are_accepted(target: Any, content_type: str) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream, content_type=content_type))
@@ -714,7 +716,7 @@ def test_a_request_without_a_pseudo_header_is_refused(target: Any, missing: str)
     assert wire.finish(stream).status is not Code.OK
 
 
-def test_a_call_without_te_is_answered_or_refused_alike_each_time(target: Any) -> None:
+def test_calls_without_the_te_header_are_all_treated_alike(target: Any) -> None:
     wire = target.connect()
     found = set()
     for _ in range(3):
@@ -725,7 +727,7 @@ def test_a_call_without_te_is_answered_or_refused_alike_each_time(target: Any) -
     assert len(found) == 1
 
 
-def test_two_messages_in_a_unary_call_are_an_error_or_the_second_is_left_alone(target: Any) -> None:
+def test_a_second_message_in_a_unary_call_is_an_error_or_ignored(target: Any) -> None:
     wire = target.connect()
     answer = wire.call("ModelInfer", target.numbers(), target.numbers())
     if target.transport == "http2":
@@ -756,7 +758,7 @@ def test_a_call_that_ends_within_a_message_is_an_error(target: Any) -> None:
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_trailers_of_a_client_end_its_call(target: Any) -> None:
+def test_trailers_from_a_client_end_its_request(target: Any) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     trailers = HeadersFrame(stream, flags=["END_HEADERS", "END_STREAM"])
@@ -767,7 +769,7 @@ def test_trailers_of_a_client_end_its_call(target: Any) -> None:
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_calls_from_many_threads_over_one_channel_are_all_right(target: Any) -> None:
+def test_calls_from_many_threads_over_one_channel_succeed(target: Any) -> None:
     infer = target.channel().unary_unary(INFER)
     wrong: list[Any] = []
 

@@ -102,7 +102,7 @@ def test_random_frames_end_their_connections(bounded: Any, seed: int) -> None:
             wire.flood(head + b"".join(frames))
 
 
-def test_a_right_conversation_with_one_octet_changed(bounded: Any) -> None:
+def test_a_valid_connection_with_one_changed_octet(bounded: Any) -> None:
     chance = random.Random(1)
     for _ in range(150):
         with contextlib.closing(bounded.connect(greets=False)) as wire:
@@ -161,7 +161,7 @@ WRONG_FRAMES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("fault", WRONG_FRAMES)
-def test_a_frame_that_breaks_a_rule_disturbs_nobody_else(target: Any, fault: str) -> None:
+def test_an_invalid_frame_does_not_disturb_other_clients(target: Any, fault: str) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream))
@@ -190,7 +190,7 @@ WRONG_HEADERS: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("fault", WRONG_HEADERS)
-def test_headers_that_break_a_rule_disturb_nobody_else(target: Any, fault: str) -> None:
+def test_invalid_headers_do_not_disturb_other_clients(target: Any, fault: str) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream, INFER, *WRONG_HEADERS[fault]))
@@ -217,7 +217,7 @@ def test_calls_reset_as_fast_as_they_are_opened(bounded: Any) -> None:
     reset_calls(bounded)
 
 
-def test_no_reset_call_is_run_or_waits(target: Any, eventually: Callable[..., bool]) -> None:
+def test_reset_calls_neither_run_nor_wait(target: Any, eventually: Callable[..., bool]) -> None:
     reset_calls(target)
     runs = target.server.statistics("slow")["execution_count"]
     # Refused, at worst, until the resets have been read.
@@ -231,7 +231,7 @@ def leaves_room_for_others(target: Any) -> None:
         pytest.skip("a single client may open all calls that grpcio's server serves at once")
 
 
-def test_calls_that_the_server_itself_has_to_reset(bounded: Any) -> None:
+def test_calls_that_the_server_resets(bounded: Any) -> None:
     """The other side of rapid reset: each call makes the server reset it, by a window that overflows."""
     leaves_room_for_others(bounded)
     wire = bounded.connect()
@@ -330,7 +330,7 @@ def test_a_flood_of_empty_calls(bounded: Any) -> None:
     wire.flood(b"".join(wire.head(wire.new_stream(), ends=True).serialize() for _ in range(5_000)))
 
 
-def test_a_flood_of_calls_to_nobody(bounded: Any) -> None:
+def test_a_flood_of_calls_to_unknown_methods(bounded: Any) -> None:
     wire = bounded.connect()
     wire.flood(b"".join(wire.head(wire.new_stream(), f"/a/{n}", ends=True).serialize() for n in range(5_000)))
 
@@ -344,7 +344,7 @@ def test_valid_calls_whose_headers_are_never_the_same(bounded: Any) -> None:
             bounded.assert_right(wire.call("ModelInfer", bounded.numbers(), metadata=metadata))
 
 
-def test_connections_that_come_and_go(bounded: Any) -> None:
+def test_connections_that_open_and_close(bounded: Any) -> None:
     for _ in range(500):
         bounded.connect(greets=False).close()
     for _ in range(200):
@@ -355,7 +355,7 @@ def test_connections_that_come_and_go(bounded: Any) -> None:
 # -- clients that stand still
 
 
-def test_a_window_of_nothing_is_waited_for_and_others_are_served(bounded: Any) -> None:
+def test_a_call_with_a_zero_window_waits_while_others_are_served(bounded: Any) -> None:
     wire = bounded.connect(settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     streams = [wire.new_stream() for _ in range(20)]
     for stream in streams:
@@ -376,7 +376,7 @@ def test_a_window_of_nothing_is_waited_for_and_others_are_served(bounded: Any) -
         bounded.assert_right(wire.finish(stream), count=1000)
 
 
-def test_a_window_that_is_taken_back_and_given_again(bounded: Any) -> None:
+def test_a_window_that_is_reduced_and_restored(bounded: Any) -> None:
     """A setting may make the window of an open call negative."""
     wire = bounded.connect(settings={SettingsFrame.INITIAL_WINDOW_SIZE: 100})
     stream = wire.new_stream()
@@ -392,7 +392,7 @@ def test_a_window_that_is_taken_back_and_given_again(bounded: Any) -> None:
     bounded.assert_right(wire.finish(stream), count=5000)
 
 
-def test_the_window_of_a_connection_is_kept(bounded: Any) -> None:
+def test_the_connection_window_is_respected(bounded: Any) -> None:
     wire = bounded.connect(settings={SettingsFrame.INITIAL_WINDOW_SIZE: 2**31 - 1})
     streams = [wire.new_stream() for _ in range(4)]
     for stream in streams:
@@ -407,13 +407,13 @@ def test_the_window_of_a_connection_is_kept(bounded: Any) -> None:
         bounded.assert_right(wire.finish(stream), count=30_000)
 
 
-def test_frames_are_no_larger_than_the_client_takes(bounded: Any) -> None:
+def test_frames_do_not_exceed_the_clients_maximum_size(bounded: Any) -> None:
     wire = bounded.connect()
     bounded.assert_right(wire.call("ModelInfer", bounded.numbers(count=200_000)), count=200_000)
     assert max(len(frame.data) for frame in wire.frames if isinstance(frame, DataFrame)) <= 16_384
 
 
-def test_a_client_that_reads_slowly_gets_everything(bounded: Any) -> None:
+def test_a_slow_reader_gets_all_data(bounded: Any) -> None:
     wire = bounded.connect(buffer_bytes=4_096)
     streams = [wire.new_stream() for _ in range(8)]
     for stream in streams:
@@ -457,7 +457,7 @@ def test_data_of_a_refused_call_does_not_stop_its_connection(bounded: Any) -> No
     bounded.assert_right(wire.call("ModelInfer", bounded.numbers(count=200_000)), count=200_000)
 
 
-def test_messages_promised_and_never_sent_take_no_memory(bounded: Any) -> None:
+def test_announced_messages_that_are_never_sent_take_no_memory(bounded: Any) -> None:
     """Four hundred times a gigabyte."""
     for _ in range(8):
         wire = bounded.connect()
@@ -467,7 +467,7 @@ def test_messages_promised_and_never_sent_take_no_memory(bounded: Any) -> None:
     bounded.assert_serves()
 
 
-def test_a_client_that_closes_its_half_of_the_connection_is_answered_or_cut(bounded: Any) -> None:
+def test_a_half_closed_connection_is_answered_or_closed(bounded: Any) -> None:
     wire = bounded.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream))

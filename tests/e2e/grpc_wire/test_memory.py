@@ -67,7 +67,7 @@ def begin(target: Any, size: int, sent: int, path: str = INFER) -> Any:
 
 
 @pytest.mark.parametrize("path", [INFER, pytest.param(STREAM_INFER, marks=pytest.mark.full)])
-def test_messages_half_sent_are_bounded_together_and_others_are_served(narrow: Any, path: str) -> None:
+def test_memory_of_incomplete_messages_is_bounded_and_others_are_served(narrow: Any, path: str) -> None:
     honest = narrow.connect()
     for _ in range(16):
         begin(narrow, 1 << 30, 18 * MIB, path)
@@ -75,7 +75,7 @@ def test_messages_half_sent_are_bounded_together_and_others_are_served(narrow: A
     narrow.assert_right(honest.call("ModelInfer", narrow.numbers(count=MIB)), count=MIB)
 
 
-def test_messages_half_sent_on_one_connection_are_bounded_together(narrow: Any) -> None:
+def test_memory_of_incomplete_messages_of_one_connection_is_bounded(narrow: Any) -> None:
     wire = narrow.connect()
     streams = [wire.new_stream() for _ in range(20)]
     for stream in streams:
@@ -85,7 +85,7 @@ def test_messages_half_sent_on_one_connection_are_bounded_together(narrow: Any) 
     narrow.assert_serves()
 
 
-def test_a_client_that_does_not_ask_for_room_is_bounded(narrow: Any) -> None:
+def test_a_client_that_ignores_the_flow_control_window_is_bounded(narrow: Any) -> None:
     wire = narrow.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream), DataFrame(stream, b"\0" + struct.pack(">I", 1 << 30)))
@@ -94,7 +94,7 @@ def test_a_client_that_does_not_ask_for_room_is_bounded(narrow: Any) -> None:
 
 
 @pytest.mark.full
-def test_requests_that_wait_for_a_slow_model_are_bounded_together(narrow: Any) -> None:
+def test_memory_of_requests_waiting_for_a_slow_model_is_bounded(narrow: Any) -> None:
     """Streams of large requests to a model that takes one at a time: reading has to wait."""
     body = narrow.framed(narrow.numbers("slow", count=2 * MIB)) * 24
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_requests_that_wait_for_a_slow_model_are_bounded_together(narrow: Any) -
 
 
 @pytest.mark.full
-def test_answers_that_nobody_reads_are_bounded_by_what_may_be_held(narrow: Any) -> None:
+def test_memory_of_unread_responses_is_bounded(narrow: Any) -> None:
     """Twelve answers of four mebibytes to each of eight clients, who do not open their windows."""
     body = narrow.framed(narrow.numbers(count=4 * MIB))
     for _ in range(8):
@@ -121,7 +121,7 @@ def test_answers_that_nobody_reads_are_bounded_by_what_may_be_held(narrow: Any) 
     narrow.assert_serves()
 
 
-def test_responses_that_nobody_reads_stop_the_stream_that_makes_them(narrow: Any) -> None:
+def test_unread_responses_pause_the_stream_that_produces_them(narrow: Any) -> None:
     wire = narrow.connect(settings={SettingsFrame.INITIAL_WINDOW_SIZE: 100})
     stream = wire.new_stream()
     wire.send(wire.head(stream, STREAM_INFER))
@@ -141,7 +141,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", pytest.param("deflate", marks=pytest.mark.full)])
-def test_a_small_message_that_unpacks_into_a_huge_one_is_refused(narrow: Any, encoding: str) -> None:
+def test_a_small_message_that_decompresses_to_a_huge_one_is_refused(narrow: Any, encoding: str) -> None:
     wire = narrow.connect()
     stream = wire.new_stream()
     wire.send(wire.head(stream, INFER, ("grpc-encoding", encoding)))
@@ -171,7 +171,7 @@ def compressed_echo(target: Any, count: int) -> None:
 
 
 @pytest.mark.full
-def test_calls_one_after_another_leave_nothing_behind(target: Any) -> None:
+def test_sequential_calls_leak_no_memory(target: Any) -> None:
     """Each on a connection of its own, refused ones and compressed ones among them."""
     for round_number in range(2):
         bound = 400 * MIB if round_number == 0 else 16 * MIB
@@ -185,7 +185,7 @@ def test_calls_one_after_another_leave_nothing_behind(target: Any) -> None:
 
 
 @pytest.mark.soak
-def test_memory_comes_back_after_a_message_of_hundreds_of_mebibytes(
+def test_memory_is_freed_after_a_message_of_hundreds_of_mebibytes(
     serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...], eventually: Any, make_target: Any
 ) -> None:
     if transport == "grpcio":

@@ -87,7 +87,7 @@ def oldest_grpcio() -> str:
 
 
 @pytest.mark.parametrize("requirement", [f"grpcio=={oldest_grpcio()}", "grpcio~=1.70.0", "grpcio"])
-def test_grpcio_of_every_age(target: Any, tmp_path: Path, requirement: str) -> None:
+def test_old_and_new_versions_of_grpcio(target: Any, tmp_path: Path, requirement: str) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     install = [python, "-m", "pip", "install", "-q", "--only-binary=:all:", "--disable-pip-version-check", requirement]
@@ -159,7 +159,9 @@ def flags(option: str) -> list[str]:
         (2, 4, ["--header-table-size=0"]),
     ],
 )
-def test_h2load_is_answered_every_time(target: Any, body: Path, clients: int, streams: int, more: list[str]) -> None:
+def test_all_requests_of_h2load_are_answered(
+    target: Any, body: Path, clients: int, streams: int, more: list[str]
+) -> None:
     options = ["-n", "2000", "-c", str(clients), "-m", str(streams), "-d", str(body), *flags("-H"), *more]
     output = run(*program("h2load"), *options, f"http://{target.address}{INFER}")
     assert "2000 total, 2000 started, 2000 done, 2000 succeeded, 0 failed, 0 errored, 0 timeout" in output
@@ -179,7 +181,7 @@ def test_nghttp_reads_headers_message_and_trailers(target: Any, body: Path) -> N
     assert "GOAWAY" not in output.split("recv", 1)[1].split("send GOAWAY")[0]
 
 
-def test_nghttp_asks_with_padding_and_priorities(target: Any, body: Path) -> None:
+def test_nghttp_sends_padding_and_priorities(target: Any, body: Path) -> None:
     if target.transport == "grpcio":
         pytest.skip("gRPC's core refuses DATA frames with padding")
     command = [*program("nghttp"), "-v", "-n", "-b", "77", "-m", "5", "-d", str(body), *flags("-H")]

@@ -69,7 +69,7 @@ def body() -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120 + 60 * KILLS)
-def test_after_a_kill_at_any_moment_of_a_storm_a_restart_serves_what_the_files_ask_for(
+def test_after_a_kill_during_a_storm_a_restart_serves_the_desired_state(
     serve_here: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_KILLS={KILLS}")
@@ -106,7 +106,7 @@ def test_after_a_kill_while_a_model_loads_a_restart_loads_it(
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 3.0])
-def test_after_a_kill_around_the_load_of_a_changed_model_a_restart_serves_the_change(
+def test_after_a_kill_during_the_load_of_a_changed_model_a_restart_serves_the_change(
     serve_here: Any, repository: Any, identity: Callable[..., str], seconds: float
 ) -> None:
     repository.add("changing", identity(batch=2))
@@ -124,7 +124,7 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 1.0])
-def test_after_a_kill_around_an_override_load_the_disk_decides_and_no_file_of_the_load_is_left(
+def test_after_a_kill_during_an_override_load_the_files_on_disk_are_served(
     serve: Any, serve_here: Any, shelf: Any, temp_folder: Path, seconds: float
 ) -> None:
     shelf.add_model("model", 'backend: "onnxruntime"', (1,))
@@ -171,7 +171,7 @@ def busy(server: Any, model: str, eventually: Callable[..., bool]) -> Iterator[l
         assert all(isinstance(one.exception(30), OSError) for one in asked)
 
 
-def test_after_a_kill_while_it_drains_a_restart_takes_the_same_ports_and_serves(
+def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(
     serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", identity(more='parameters { key: "execute_delay_ms" value { string_value: "60000" } }'))
@@ -186,7 +186,7 @@ def test_after_a_kill_while_it_drains_a_restart_takes_the_same_ports_and_serves(
         assert server.stop() == 0
 
 
-def test_after_a_kill_while_a_version_drains_a_restart_serves_the_successor_alone(
+def test_after_a_kill_while_a_version_drains_a_restart_serves_only_its_successor(
     serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "60000" } }'

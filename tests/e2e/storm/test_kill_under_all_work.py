@@ -263,7 +263,7 @@ def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
         pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(6000)]),
     ],
 )
-def test_after_a_kill_at_a_random_moment_of_all_work_a_restart_serves_whole_contents_and_nothing_is_left(
+def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leaves_no_files(
     kills: int, serve: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
     conv: Any, site: Site, free_ports: Any, eventually: Any, tmp_path: Path,
 ) -> None:  # fmt: skip

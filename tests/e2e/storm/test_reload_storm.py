@@ -20,7 +20,7 @@ STEPS_BETWEEN_LOOKS = 25
 
 
 @pytest.mark.timeout(max(300, 3 * OPERATIONS))
-def test_no_request_fails_and_no_answer_is_wrong_while_models_come_and_go(
+def test_no_request_fails_and_no_response_is_wrong_while_models_are_reloaded(
     serve: Any, shelf: Any, new_storm: Any, new_load: Any, judge: Any, agree: Any
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_OPERATIONS={OPERATIONS}")
@@ -63,7 +63,7 @@ def weights_beside(folder: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_weights_that_are_cut_off_in_place_end_neither_the_server_nor_the_version_made_from_them(
+def test_truncated_weights_end_neither_the_server_nor_the_loaded_version(
     serve: Any, repository: Any, eventually: Any, backend: str
 ) -> None:
     folder = repository.add("beside", f'backend: "{backend}"\nmax_batch_size: 4')

@@ -20,7 +20,7 @@ def read(tmp_path, text):
     return read_entries(SourcesConfig(file=str(path)))
 
 
-def test_flags_give_sources_and_sinks():
+def test_flags_define_sources_and_sinks():
     config = parse(
         f"--source={DOOR},fps=5,sinks=log+home", "--source=name=x,url=demo,model=m",
         "--sink=name=log,url=/tmp/x.jsonl,interval_s=0.5,on_change=true", "--sink=name=home,url=mqtt://broker",
@@ -33,7 +33,7 @@ def test_flags_give_sources_and_sinks():
     assert config.sinks[0] == SinkEntry("log", "/tmp/x.jsonl", interval_s=0.5, on_change=True)
 
 
-def test_a_file_gives_the_same_entries(tmp_path):
+def test_a_file_defines_the_same_entries(tmp_path):
     sources, sinks = read(
         tmp_path,
         """
@@ -64,7 +64,7 @@ def test_an_empty_file_has_no_cameras(tmp_path):
     assert read(tmp_path, "") == ({}, {})
 
 
-def test_a_file_cannot_be_checked_at_the_start_so_that_a_mistake_in_it_does_not_stop_the_models():
+def test_an_invalid_cameras_file_does_not_stop_the_models():
     assert parse("--sources-file=/nowhere.toml").config.sources.file == "/nowhere.toml"
 
 
@@ -93,7 +93,7 @@ def test_a_file_cannot_be_checked_at_the_start_so_that_a_mistake_in_it_does_not_
         ("name=a,url=demo,model=m,sinks=no", "there is no sink 'no'"),
     ],
 )
-def test_a_wrong_flag_is_refused_with_the_reason_and_without_the_password(text, words):
+def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(text, words):
     with pytest.raises(ConfigError, match=words) as caught:
         parse(f"--source={text}")
     assert "geheim" not in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_wrong_flag_is_refused_with_the_reason_and_without_the_password(text, 
         ("\x00", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_reason_and_without_the_password(tmp_path, text, words):
+def test_an_invalid_file_is_refused_with_the_reason_and_without_the_password(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words) as caught:
         read(tmp_path, text)
     assert "geheim" not in str(caught.value)
@@ -138,17 +138,17 @@ def test_a_wrong_file_is_refused_with_the_reason_and_without_the_password(tmp_pa
         ("demo", "demo"),
     ],
 )
-def test_what_is_shown_of_a_url_holds_no_password(url, shown):
+def test_a_url_is_shown_without_its_password(url, shown):
     assert shown_url(url) == shown
 
 
-def test_no_text_of_the_configuration_holds_a_password():
+def test_no_text_of_the_configuration_contains_a_password():
     parsed = parse(f"--source={DOOR}", "--sink=name=home,url=mqtt://me:geheim@broker")
     assert "geheim" not in describe(parsed)
     assert "name=door,url=rtsp://cam:554,model=faces" in describe(parsed)
     assert "geheim" not in repr(parsed.config)
 
 
-def test_the_environment_gives_sources_too():
+def test_the_environment_defines_sources_too():
     environ = {"EDGE_SERVER_SOURCE": "name=a,url=demo,model=m name=b,url=pattern,model=m"}
     assert [entry.name for entry in parse(environ=environ).config.sources.sources] == ["a", "b"]

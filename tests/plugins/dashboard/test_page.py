@@ -19,7 +19,7 @@ PANELS = sorted(PLUGINS.glob("*/panel.js"))
 GUARDED = (RestrictedGroup(("model-repository", "view"), "x-key", "s3cret"),)
 
 
-def test_the_page_comes_with_a_strict_policy(site: Any) -> None:
+def test_the_page_has_a_strict_content_security_policy(site: Any) -> None:
     for path in ("/", "/docs/api"):
         reply = site.get(path)
         assert (reply.status, reply.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -49,7 +49,7 @@ def test_no_file_names_another_site(path: Path) -> None:
         assert not re.search(r"<style|style=|<script(?![^>]*src=)| on\w+=", path.read_text())
 
 
-def test_all_files_together_have_at_most_150_kb() -> None:
+def test_all_files_together_are_at_most_150_kb() -> None:
     assert sum(path.stat().st_size for path in [*FILES, *PANELS]) <= 150_000
 
 
@@ -59,14 +59,14 @@ def test_no_other_file_is_served(site: Any, name: str) -> None:
     assert (reply.status, "has no file" in reply.error) == (404, True)
 
 
-def test_without_keys_the_page_shows_everything_here_and_changes_nothing(site: Any) -> None:
+def test_without_keys_the_page_shows_everything_locally_and_changes_nothing(site: Any) -> None:
     found = site.get("/edge/v1/page").json
     assert found["allowed"] == dict.fromkeys(CATEGORIES, True)
     assert not found["may_change_models"]
     assert (found["takes_tokens"], found["key_headers"], found["metrics_port"]) == (False, [], None)
 
 
-def test_other_machines_see_no_pictures_without_a_key(open_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_machines_see_no_images_without_a_key(open_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_check, "is_this_machine", lambda address: False)
     for is_view_open in (False, True):
         allowed = open_site(is_view_open=is_view_open).get("/edge/v1/page").json["allowed"]
@@ -84,7 +84,7 @@ def test_with_a_key_the_page_may_change_models(open_site: Any) -> None:
         assert found["may_change_models"] == found["allowed"]["view"] == (key == "s3cret")
 
 
-def test_the_version_needs_what_the_metadata_need(open_site: Any) -> None:
+def test_the_version_needs_the_same_key_as_the_metadata(open_site: Any) -> None:
     site = open_site(restricted=(RestrictedGroup(("metadata", "health"), "x-key", "s3cret"),))
     found = site.get("/edge/v1/page").json
     assert (found["version"], found["is_ready"]) == ("", None)

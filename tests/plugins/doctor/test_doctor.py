@@ -52,7 +52,7 @@ def named(findings: list[Finding], name: str) -> Finding:
         ("thor_jp7", "Thor", "JetPack 7"),
     ],
 )
-def test_it_reports_board_jetpack_and_sensors(make_board: Any, name: str, board: str, release: str) -> None:
+def test_the_doctor_reports_board_jetpack_and_sensors(make_board: Any, name: str, board: str, release: str) -> None:
     box = make_board(name)
     code, found = ask(f"--sysfs-root={box.root}", "--skip-runtimes")
     sections = found["sections"]
@@ -74,7 +74,7 @@ def test_an_x86_machine_has_no_section_about_jetpack(make_board: Any) -> None:
     assert any(item["name"] == "heat" and "°C" in item["text"] for item in found["sections"]["sensors"])
 
 
-def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_it_is_about(make_board: Any) -> None:
+def test_the_text_report_ends_with_the_verdict(make_board: Any) -> None:
     done = subprocess.run(
         [str(COMMAND), "doctor", "--skip-runtimes", f"--sysfs-root={make_board('thor_jp7').root}"],
         capture_output=True, text=True, timeout=60, check=False,
@@ -87,7 +87,7 @@ def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_
 
 
 @pytest.mark.full
-def test_runtimes_of_this_environment_are_tried_for_real_and_the_fastest_is_named() -> None:
+def test_installed_runtimes_are_run_and_the_fastest_is_named() -> None:
     findings = list(check_runtimes({}, is_jetson=False))
     assert f"onnxruntime {onnxruntime.__version__} on CPU, f32" in named(findings, "onnxruntime").text
     assert named(findings, "openvino").text.startswith("openvino ")
@@ -106,7 +106,7 @@ def prober(**answers: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
     return lambda name: answers.get(name, missing)
 
 
-def test_a_machine_without_any_runtime_cannot_serve_and_advice_names_what_to_install() -> None:
+def test_without_a_runtime_the_advice_names_what_to_install() -> None:
     findings = list(check_runtimes({}, is_jetson=False, probe=prober()))
     assert not can_serve(findings)
     assert "pip install" in named(findings, "all").advice
@@ -131,7 +131,7 @@ def test_two_distributions_of_onnx_runtime_are_reported_by_their_metadata(
     assert (found.level, "pip uninstall onnxruntime onnxruntime-gpu" in found.advice) == (FindingLevel.WARNING, True)
 
 
-def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_crashes_does_not_end_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "onnxruntime"
     package.mkdir()
     # As a wheel does that was built for a processor with other instructions.
@@ -145,7 +145,7 @@ def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monke
     assert "another processor" in found.advice
 
 
-def test_a_runtime_that_prints_while_it_is_imported_does_not_spoil_the_answer(
+def test_a_runtime_that_prints_on_import_does_not_corrupt_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "openvino").mkdir()
@@ -158,7 +158,7 @@ def test_a_runtime_that_prints_while_it_is_imported_does_not_spoil_the_answer(
     ("installed", "words"),
     [({"python3-libnvinfer": "10.3.0.30"}, "--system-site-packages"), ({}, "apt-get install python3-libnvinfer")],
 )
-def test_on_a_jetson_it_says_how_tensorrt_is_had(installed: dict[str, str], words: str) -> None:
+def test_on_a_jetson_the_report_says_how_to_install_tensorrt(installed: dict[str, str], words: str) -> None:
     answer = {"problem": "runtime tensorrt does not import"}
     from edge_server.plugins.doctor.runtimes import _finding
 
@@ -167,7 +167,7 @@ def test_on_a_jetson_it_says_how_tensorrt_is_had(installed: dict[str, str], word
     assert _finding("tensorrt", answer, {}, is_jetson=False).level is FindingLevel.NOTE
 
 
-def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) -> None:
+def test_nvidia_packages_are_those_installed_according_to_dpkg(tmp_path: Path) -> None:
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     (tmp_path / "var/lib/dpkg/status").write_text(
         "Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: 36.4.3-2025\n\n"
@@ -207,7 +207,7 @@ def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
 @pytest.mark.parametrize(
     ("available_mib", "level"), [(4000, FindingLevel.OK), (400, FindingLevel.WARNING), (100, FindingLevel.PROBLEM)]
 )
-def test_little_memory_is_reported_and_too_little_keeps_from_serving(
+def test_low_memory_is_a_warning_and_too_little_a_failure(
     tmp_path: Path, available_mib: int, level: FindingLevel
 ) -> None:
     findings = meminfo(tmp_path, available_mib)
@@ -216,7 +216,7 @@ def test_little_memory_is_reported_and_too_little_keeps_from_serving(
     assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
 
 
-def test_a_lost_gpu_keeps_the_machine_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
+def test_a_lost_gpu_is_a_failure_and_a_replaced_driver_needs_a_restart() -> None:
     lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
     assert "restart the machine" in named(list(check_sensors(lost)), "NVIDIA A2").advice
     assert not can_serve(list(check_sensors(lost)))
@@ -245,7 +245,7 @@ def devices(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(devices: Path) -> None:
+def test_inaccessible_devices_are_named_with_the_group_that_may_open_them(devices: Path) -> None:
     stranger = ServerUser("edge", 12345, frozenset({12345}), is_me=False)
     findings = list(check_permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
     assert named(findings, "devices").text == "user edge may open 1 of 3 GPU devices"
@@ -257,7 +257,7 @@ def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(de
     assert can_serve(findings)
 
 
-def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_are_looked_up_by_name_and_an_unknown_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_user("nobody").name == "nobody"
     assert find_user("").is_me
     with pytest.raises(SystemExit) as caught:
@@ -266,7 +266,7 @@ def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pyt
     assert "nobody-of-this-name" in capsys.readouterr().err
 
 
-def test_a_port_of_another_process_is_reported_with_that_process_and_the_option_to_avoid_it() -> None:
+def test_a_used_port_is_reported_with_its_process_and_the_option_to_change_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (found,) = check_ports({"metrics": taken.getsockname()[1]})
     assert "in use by" in found.text
@@ -274,7 +274,7 @@ def test_a_port_of_another_process_is_reported_with_that_process_and_the_option_
     assert (found.level, "--metrics-port" in found.advice) == (FindingLevel.NOTE, True)
 
 
-def test_a_port_that_nobody_uses_is_free() -> None:
+def test_an_unused_port_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (found,) = check_ports({"HTTP": port})
@@ -290,7 +290,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 @pytest.mark.parametrize("words", [["edge-server", "serve", "--http-port=0"], ["-m", "edge_server", "serve"]])
-def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, words: list[str]) -> None:
+def test_a_port_of_a_running_edge_server_is_no_problem(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "edge-server").write_text(LISTENS)
     (tmp_path / "edge_server.py").write_text(LISTENS)
     with subprocess.Popen(
@@ -308,7 +308,7 @@ def test_a_problem_always_comes_with_advice() -> None:
         Finding("memory", "available", "little", FindingLevel.WARNING)
 
 
-def test_text_of_the_machine_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_the_machine_cannot_control_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
     box = make_board("orin_nano_jp6")
     box.write("/proc/device-tree/model", b"evil\x1b[2J board\0")
     doctor.run(["--skip-runtimes", f"--sysfs-root={box.root}"])
@@ -317,7 +317,7 @@ def test_text_of_the_machine_cannot_steer_the_terminal(make_board: Any, capsys: 
     assert "\x1b" not in out
 
 
-def test_the_sample_model_is_what_the_onnx_library_calls_a_model() -> None:
+def test_the_sample_model_is_valid_onnx() -> None:
     data = sample_model.sample_model()
     assert data == sample_model.sample_model()
     model = onnx.load_from_string(data)

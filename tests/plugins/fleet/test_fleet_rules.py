@@ -20,7 +20,7 @@ def report(version: str = "1.0", **served: str) -> dict[str, Any]:
     return {"version": version, "models": models}
 
 
-def test_hosts_are_names_addresses_urls_or_files_with_one_a_line(tmp_path: Path) -> None:
+def test_hosts_are_names_addresses_urls_or_files_with_one_per_line(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# the yard\ncamera-1\n\ncamera-2:8100  # new\nhttps://camera-3:8443\n")
     assert read_hosts(["box", "[::1]", "camera-1", str(tmp_path / "hosts")]) == [
         "http://box:8000", "http://[::1]:8000", "http://camera-1:8000", "http://camera-2:8100", "https://camera-3:8443",

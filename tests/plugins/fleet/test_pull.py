@@ -244,7 +244,7 @@ def in_folder(files: dict[str, bytes], name: str) -> dict[str, bytes]:
         ("echo.zip", zipped(in_folder(MODEL, "echo"))),
     ],
 )
-def test_an_archive_of_a_model_or_of_its_folder_becomes_the_model(
+def test_an_archive_of_a_model_or_its_folder_is_installed(
     file: str, content: bytes, site: Site, pull: Edge, models: Path
 ) -> None:
     done = pull(*site.add(file, content))
@@ -263,7 +263,7 @@ def test_one_model_file_becomes_version_1(site: Site, pull: Edge, models: Path) 
     assert sorted(os.listdir(models)) == ["detector", "small"]
 
 
-def test_an_interrupted_download_is_resumed_where_it_ended(site: Site, pull: Edge, models: Path) -> None:
+def test_an_interrupted_download_is_resumed(site: Site, pull: Edge, models: Path) -> None:
     content = os.urandom(300_000)
     arguments = site.add("m.onnx", content)
     site.cut_after = 100_000
@@ -290,7 +290,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(site: Site, pull: Ed
     assert (models / "m/1/model.onnx").read_bytes() == content
 
 
-def test_a_file_that_changed_in_between_is_downloaded_from_its_begin(site: Site, pull: Edge, models: Path) -> None:
+def test_a_file_changed_between_attempts_is_downloaded_from_the_start(site: Site, pull: Edge, models: Path) -> None:
     old, new = os.urandom(300_000), os.urandom(300_000)
     site.add("m.onnx", old)
     url, sha256 = f"{site.url}/m.onnx", f"--sha256={hashlib.sha256(new).hexdigest()}"
@@ -302,7 +302,7 @@ def test_a_file_that_changed_in_between_is_downloaded_from_its_begin(site: Site,
     assert (models / "m/1/model.onnx").read_bytes() == new
 
 
-def test_a_part_of_another_file_is_not_used(site: Site, pull: Edge, models: Path) -> None:
+def test_a_partial_download_of_another_file_is_not_used(site: Site, pull: Edge, models: Path) -> None:
     site.cut_after = 1000
     assert pull(*site.add("m.onnx", os.urandom(2000))).returncode == 1
     site.cut_after = None
@@ -372,9 +372,7 @@ def test_an_archive_with_too_many_files_is_refused(
         assert "too many files: expected at most 2" in done.stderr
 
 
-def test_an_archive_has_at_most_10000_files_and_folders_of_which_each_counts_as_often_as_it_is_named(
-    site: Site, pull: Edge, models: Path
-) -> None:
+def test_an_archive_has_at_most_10000_entries_including_repeated_ones(site: Site, pull: Edge, models: Path) -> None:
     folder = special(name="1", type=tarfile.DIRTYPE)[:512]
     assert pull(*site.add("m.tar", folder * 10_000 + bytes(1024))).returncode == 0
     done = pull(*site.add("n.tar", folder * 10_001 + bytes(1024)))
@@ -394,7 +392,7 @@ ZEROS = bytes(40_000)
         ("m.tar", special(size=100_001)),
     ],
 )
-def test_an_archive_that_unpacks_to_more_than_max_bytes_is_refused_and_leaves_nothing(
+def test_an_archive_that_unpacks_above_max_bytes_is_refused_and_leaves_no_file(
     file: str, content: bytes, site: Site, pull: Edge, models: Path
 ) -> None:
     done = pull(*site.add(file, content), "--max-bytes=100000")
@@ -402,7 +400,7 @@ def test_an_archive_that_unpacks_to_more_than_max_bytes_is_refused_and_leaves_no
     assert "the archive unpacks to more than 100000 bytes: expected at most --max-bytes=100000" in done.stderr
 
 
-def test_max_bytes_counts_what_an_archive_unpacks_to_and_no_model_file(site: Site, pull: Edge, models: Path) -> None:
+def test_max_bytes_limits_unpacked_archives_and_not_single_model_files(site: Site, pull: Edge, models: Path) -> None:
     assert pull(*site.add("m.tar.gz", tar(MODEL)), f"--max-bytes={5000 + len(CONFIG)}").returncode == 0
     assert pull(*site.add("n.onnx", bytes(5000)), "--max-bytes=1000").returncode == 0
     assert sorted(os.listdir(models)) == ["m", "n"]
@@ -422,7 +420,7 @@ def test_an_archive_takes_at_most_nine_tenths_of_the_free_space(
     assert "more than 36000000 bytes: expected at most nine tenths of the 40000000 bytes that are free" in done.stderr
 
 
-def test_all_files_are_on_the_disk_before_the_model_is_in_place_by_one_sync(
+def test_one_sync_writes_all_files_before_the_model_is_renamed_into_place(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -438,7 +436,7 @@ def test_all_files_are_on_the_disk_before_the_model_is_in_place_by_one_sync(
     assert calls == ["rename", "sync", "in place", "fsync"]
 
 
-def test_another_content_than_the_hash_says_is_deleted(site: Site, pull: Edge, models: Path) -> None:
+def test_content_with_another_hash_is_deleted(site: Site, pull: Edge, models: Path) -> None:
     url, _ = site.add("m.onnx", b"forged")
     done = pull(url, f"--sha256={'0' * 64}")
     assert done.returncode == 1
@@ -446,7 +444,7 @@ def test_another_content_than_the_hash_says_is_deleted(site: Site, pull: Edge, m
     assert os.listdir(models) == []
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(
+def test_a_full_disk_is_reported_and_no_file_is_left(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = site.add("m.onnx", b"content")
@@ -478,14 +476,14 @@ def test_a_model_that_exists_is_replaced_only_on_request(site: Site, pull: Edge,
     assert os.listdir(models) == ["m"]
 
 
-def test_a_refused_replacement_leaves_the_model_as_it_was(site: Site, pull: Edge, models: Path) -> None:
+def test_a_refused_replacement_does_not_change_the_model(site: Site, pull: Edge, models: Path) -> None:
     assert pull(*site.add("m.onnx", b"first")).returncode == 0
     assert pull(*site.add("m.tar", b"no tar"), "--replace").returncode == 1
     assert (models / "m/1/model.onnx").read_bytes() == b"first"
     assert os.listdir(models) == ["m"]
 
 
-def test_a_model_whose_replacement_was_killed_halfway_is_put_back(site: Site, pull: Edge, models: Path) -> None:
+def test_a_model_is_restored_if_its_replacement_was_killed(site: Site, pull: Edge, models: Path) -> None:
     (models / ".pull-m/replaced/1").mkdir(parents=True)
     (models / ".pull-m/replaced/1/model.onnx").write_bytes(b"first")
     done = pull(*site.add("m.onnx", b"second"))
@@ -549,9 +547,7 @@ print(changes)
         pytest.param(True, "", marks=pytest.mark.full),
     ],
 )
-def test_what_a_pull_that_is_killed_at_any_change_of_the_disk_leaves_is_gone_after_the_next(
-    is_same: bool, old: str, site: Site, tmp_path: Path
-) -> None:
+def test_files_of_a_killed_pull_are_removed_by_the_next(is_same: bool, old: str, site: Site, tmp_path: Path) -> None:
     new = {"config.pbtxt": CONFIG, "1/a": b"a" * 5000, "1/b": b"b"}
     killed = [*site.add("m.tar.gz", tar(new)), *["--replace"] * bool(old)]
     after = [killed[0], killed[1], "--replace"] if is_same else site.add("other.onnx", b"other")
@@ -586,7 +582,7 @@ def test_a_pull_leaves_alone_the_download_that_another_resumes(site: Site, pull:
     assert sorted(os.listdir(models)) == ["m", "other"]
 
 
-def test_a_replaced_model_that_cannot_be_put_back_is_not_deleted(
+def test_a_replaced_model_that_cannot_be_restored_is_kept(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pull(*site.add("m.onnx", b"first")).returncode == 0
@@ -608,7 +604,7 @@ def test_a_replaced_model_that_cannot_be_put_back_is_not_deleted(
     assert (models / "m/1/model.onnx").read_bytes() == b"first"
 
 
-def test_a_model_is_put_back_where_its_replacement_cannot_be_moved(
+def test_a_model_is_restored_if_its_replacement_cannot_be_moved(
     site: Site, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pull(*site.add("m.onnx", b"first")).returncode == 0
@@ -644,7 +640,7 @@ def test_a_model_is_put_back_where_its_replacement_cannot_be_moved(
         (("m", "--index=http://host/index.json"), "can be changed on its way"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_sent(
+def test_invalid_arguments_are_refused_before_a_request_is_sent(
     arguments: tuple[str, ...], words: str, pull: Edge
 ) -> None:
     done = pull(*arguments)
@@ -652,7 +648,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(
     assert words in done.stderr
 
 
-def test_a_missing_file_and_a_host_that_does_not_answer_have_their_reason(site: Site, pull: Edge, models: Path) -> None:
+def test_a_missing_file_and_an_unreachable_host_are_reported(site: Site, pull: Edge, models: Path) -> None:
     done = pull(f"{site.url}/absent.onnx", f"--sha256={'0' * 64}")
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert "the server answers 404 Not Found" in done.stderr
@@ -663,7 +659,7 @@ def test_a_missing_file_and_a_host_that_does_not_answer_have_their_reason(site: 
     assert "timed out" in done.stderr
 
 
-def test_a_second_pull_into_the_same_repository_is_refused_and_leaves_what_the_first_stages(
+def test_a_second_pull_into_the_same_repository_is_refused_and_changes_nothing(
     site: Site, pull: Edge, models: Path
 ) -> None:
     from edge_server.plugins.fleet.pull import _locked
@@ -696,7 +692,7 @@ def test_a_redirect_from_https_to_http_is_refused(
     assert "redirects to" in done.stderr
 
 
-def test_headers_go_only_to_the_host_that_was_named_and_each_host_is_printed(site: Site, pull: Edge) -> None:
+def test_headers_are_sent_only_to_the_named_host(site: Site, pull: Edge) -> None:
     other, server = start_site()
     try:
         target, sha256 = other.add("m.onnx", b"content")
@@ -739,7 +735,7 @@ def test_the_index_is_listed_without_control_characters(index: str, pull: Edge, 
     assert "\x1b" not in done.stdout
 
 
-def test_a_name_of_the_index_is_pulled_from_its_relative_url(
+def test_a_model_of_the_index_is_pulled_from_its_relative_url(
     index: str, secure_site: Site, pull: Edge, models: Path
 ) -> None:
     done = pull("echo", f"--index={index}")
@@ -771,7 +767,7 @@ GOOD = {"name": "m", "url": "m.onnx", "sha256": "0" * 64}
         ({"models": [GOOD, GOOD]}, "models[1]: there is a second model 'm'"),
     ],
 )
-def test_an_index_that_is_wrong_is_refused_with_the_place(
+def test_an_invalid_index_is_refused_with_the_location(
     text: object, words: str, index: str, secure_site: Site, pull: Edge
 ) -> None:
     secure_site.add("models/index.json", (text if isinstance(text, str) else json.dumps(text)).encode())

@@ -54,19 +54,19 @@ def test_a_model_that_declares_no_class_is_normal() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "urgent", "1"])
-def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) -> None:
+def test_an_unknown_class_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(BadModelConfig, match=r"'detector'.*'priority_class'.*control, normal or bulk, given"):
         priority_class(_spec(text))
 
 
-def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
+def test_without_limits_requests_are_charged_and_never_rejected() -> None:
     admission = GovernorAdmission()
     assert (admission.is_open, admission.allowed_fraction) == (True, 1.0)
     assert admission.refuse_frame("m", 3) is None
     assert admission.state().level == "NORMAL"
 
 
-def test_a_refusal_says_why_in_plain_words_and_when_to_come_back() -> None:
+def test_a_refusal_has_a_reason_and_a_retry_time() -> None:
     clock = Clock()
     admission = GovernorAdmission(clock=clock)
     admission.apply(HOT, 1.0)
@@ -81,7 +81,7 @@ def test_a_refusal_says_why_in_plain_words_and_when_to_come_back() -> None:
     assert admission.admit(_spec(), _request(), 0.05) > 0
 
 
-def test_a_request_s_own_priority_goes_before_the_model_s_class() -> None:
+def test_the_priority_of_a_request_overrides_the_class_of_its_model() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
     _exhaust(admission)
@@ -91,7 +91,7 @@ def test_a_request_s_own_priority_goes_before_the_model_s_class() -> None:
     assert admission.admit(_spec("control"), _request(), 0.01) > 0
 
 
-def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took() -> None:
+def test_work_of_unknown_cost_is_charged_an_estimate_and_corrected_afterwards() -> None:
     clock = Clock()
     admission = GovernorAdmission(clock=clock)
     admission.apply(HOT, 1.0)
@@ -103,13 +103,13 @@ def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took
     assert caught.value.retry_after_s == pytest.approx(2.0 / 0.3, abs=0.5)
 
 
-def test_a_plain_number_can_be_settled_too() -> None:
+def test_a_plain_number_can_be_corrected_too() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
     admission.correct_charge(0.01, 0.01)
 
 
-def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
+def test_under_memory_pressure_only_bulk_is_refused() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(
         PolicyDecision(ThermalLevel.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0
@@ -122,7 +122,7 @@ def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
     assert admission.shed() == {(BULK, "memory"): 2}
 
 
-def test_when_critical_nothing_but_control_goes_on() -> None:
+def test_in_state_critical_only_control_is_admitted() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(
         PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0
@@ -133,7 +133,7 @@ def test_when_critical_nothing_but_control_goes_on() -> None:
 
 
 @pytest.mark.parametrize("word", ["heat", "power_budget", "sensor_lost", "thermal"])
-def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None:
+def test_refusals_are_counted_by_the_limiting_cause(word: str) -> None:
     admission = GovernorAdmission(clock=Clock())
     causes = frozenset({Cause.OVER_CURRENT, Cause.POWER_MODE})
     admission.apply(PolicyDecision(ThermalLevel.WARM, 0.3, limited_by=word, causes=causes), 1.0)
@@ -141,7 +141,7 @@ def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None
     assert admission.shed() == {(NORMAL, word): 1}
 
 
-def test_a_machine_that_is_well_again_admits_everything_again() -> None:
+def test_a_recovered_machine_admits_everything_again() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
     assert (admission.is_open, admission.allowed_fraction, admission.state().detail) == (False, 0.3, HOT.detail)
@@ -152,7 +152,7 @@ def test_a_machine_that_is_well_again_admits_everything_again() -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("share", [0.12, 0.3, 0.5])
 @pytest.mark.parametrize("priority", [2, 3])
-def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priority: int) -> None:
+def test_equal_synchronous_streams_lose_frames_evenly(share: float, priority: int) -> None:
     clock = Clock()
     admission = GovernorAdmission(0.0, clock, seed=1)
     admission.apply(PolicyDecision(ThermalLevel.HOT, share, limited_by="heat"), 1.0)
@@ -168,7 +168,7 @@ def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priori
     assert min(taken.values()) > 0.8 * max(taken.values())
 
 
-def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is_lost() -> None:
+def test_refusals_and_charges_are_exact_with_many_threads() -> None:
     admission = GovernorAdmission()
     admission.apply(HOT, 1.0)
     refused: Counter[PriorityClass] = Counter()

@@ -43,7 +43,7 @@ def sensors(box: Any) -> MachineSensors:
 @pytest.mark.sample
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("content", ["", "-1", "not a number", "9" * 30, "\0\0", None])
-def test_any_file_may_say_anything_or_vanish_at_any_moment(name: str, content: str | None, board: Any) -> None:
+def test_any_file_may_have_any_content_or_vanish_at_any_time(name: str, content: str | None, board: Any) -> None:
     box = board(name)
     sensor = sensors(box)
     sensor.read(0.0)
@@ -58,7 +58,7 @@ def test_any_file_may_say_anything_or_vanish_at_any_moment(name: str, content: s
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_controlled_sensor_is_silent_while_it_is_gone(name: str, board: Any) -> None:
+def test_the_controlling_sensor_is_silent_while_it_is_missing(name: str, board: Any) -> None:
     box = board(name)
     if name == "x86_box":
         # It would stand in.
@@ -82,7 +82,7 @@ def test_the_controlled_sensor_is_silent_while_it_is_gone(name: str, board: Any)
     assert sensor.read(62.0).silent == set()
 
 
-def test_power_of_a_processor_follows_from_two_readings_of_its_energy_across_a_wrap(board: Any) -> None:
+def test_processor_power_is_the_difference_of_two_energy_readings(board: Any) -> None:
     box = board("x86_box")
     package, memory = "/sys/class/powercap/intel-rapl:0", "/sys/class/powercap/intel-rapl:0:2"
     box.write(f"{package}/energy_uj", 262143328850 - 4_000_000)
@@ -102,7 +102,7 @@ def test_power_of_a_processor_follows_from_two_readings_of_its_energy_across_a_w
     assert counters["package-0"] == (262143328850 - 4_000_000 + 10_000_000) // 1000
 
 
-def test_energy_that_only_root_may_read_is_left_out_and_reported(board: Any) -> None:
+def test_energy_that_only_root_may_read_is_omitted_and_reported(board: Any) -> None:
     box = board("x86_box")
 
     def as_user(path: Path) -> bytes:
@@ -130,7 +130,7 @@ def test_throttling_of_a_processor_is_counted_by_package_and_over_its_cores(boar
     assert ThrottleReason.THERMAL in reading.slowed_by
 
 
-def test_the_graphics_of_an_intel_processor(board: Any) -> None:
+def test_readings_of_intel_graphics(board: Any) -> None:
     (gpu,) = sensors(board("x86_box")).read(0.0).gpus
     assert (gpu.key, gpu.is_integrated, gpu.clock_hz, gpu.highest_clock_hz) == (
         "card0", True, 650_000_000, 1_300_000_000,
@@ -138,7 +138,7 @@ def test_the_graphics_of_an_intel_processor(board: Any) -> None:
     assert gpu.reasons == {"pl1"}
 
 
-def test_an_amd_processor_goes_by_its_die_and_not_by_the_value_for_its_fan(box: Any) -> None:
+def test_an_amd_processor_uses_its_die_temperature_and_not_the_fan_value(box: Any) -> None:
     monitor = "/sys/class/hwmon/hwmon0"
     for name, content in {
         "name": "k10temp", "temp1_label": "Tctl", "temp1_input": 82_500, "temp1_max": 70_000,
@@ -148,13 +148,13 @@ def test_an_amd_processor_goes_by_its_die_and_not_by_the_value_for_its_fan(box: 
     assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 62.5, None, None, None)
 
 
-def test_the_kernels_own_zone_replaces_a_driver_that_is_not_loaded(board: Any) -> None:
+def test_the_acpi_zone_replaces_a_driver_that_is_not_loaded(board: Any) -> None:
     box = board("x86_box")
     box.remove("/sys/class/hwmon/hwmon2")
     assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 56.0, None, None, None)
 
 
-def test_a_board_of_another_maker_is_read_by_its_zones(box: Any) -> None:
+def test_an_unknown_board_is_read_by_its_thermal_zones(box: Any) -> None:
     box.write("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     zone = "/sys/class/thermal/thermal_zone0"
     for name, content in {

@@ -102,7 +102,7 @@ HEAT = {
 
 
 @pytest.mark.parametrize("name", HEAT)
-def test_the_temperature_that_matters(name: str, board: Any) -> None:
+def test_the_controlling_temperature_of_each_board(name: str, board: Any) -> None:
     assert sensors(board(name)).read(100.0).heat == HEAT[name]
 
 
@@ -125,7 +125,7 @@ ZONES: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("name", ZONES)
-def test_every_zone_with_its_temperature_or_why_there_is_none(name: str, board: Any) -> None:
+def test_every_zone_has_its_temperature_or_a_reason(name: str, board: Any) -> None:
     zones = sensors(board(name)).read(100.0).zones
     assert {zone.name: zone.temperature_c for zone in zones} == ZONES[name]
     for zone in zones:
@@ -146,7 +146,7 @@ POWER = {
 
 
 @pytest.mark.parametrize("name", POWER)
-def test_the_power_of_each_rail_and_no_rail_counted_twice(name: str, board: Any) -> None:
+def test_the_power_of_each_rail_is_counted_once(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
     total_mw, rails, counted = POWER[name]
     assert {rail.name: rail.power_mw for rail in reading.rails} == rails
@@ -169,7 +169,7 @@ def test_rails_of_an_unknown_board_are_reported_and_not_added_up(board: Any) -> 
     assert "VDD_SOMETHING, VDD_CPU_GPU_CV, VDD_SOC" in reading.missing["power_mw"]
 
 
-def test_rails_carry_their_current_limits_and_alarms(board: Any) -> None:
+def test_rails_have_their_current_limits_and_alarms(board: Any) -> None:
     box = board("orin_nano_jp6")
     box.write("/sys/class/hwmon/hwmon1/curr1_crit_alarm", 1)
     rail = next(item for item in sensors(box).read(100.0).rails if item.name == "VDD_IN")
@@ -243,13 +243,13 @@ def test_the_gpu_of_a_module(name: str, board: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["orin_nano_jp6", "orin_nx_jp5", "thor_jp7", "x86_box"])
-def test_a_machine_at_rest_is_not_slowed_down(name: str, board: Any) -> None:
+def test_an_idle_machine_is_not_throttled(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
     # The one in the NUC is held back by its package's power limit, and says so.
     assert reading.slowed_by == ({ThrottleReason.POWER_CAP} if name == "x86_box" else set())
 
 
-def test_a_throttle_alert_is_heat_and_a_hot_surface_is_not(board: Any) -> None:
+def test_a_throttle_alert_counts_as_heat_and_a_hot_surface_does_not(board: Any) -> None:
     box = board("agx_orin_jp6")
     sensor = sensors(box)
     reading = sensor.read(100.0)
@@ -277,7 +277,7 @@ def test_over_current_is_reported_as_a_rate(board: Any) -> None:
     assert sensor.read(101.0).slowed_by == {ThrottleReason.UNDER_VOLTAGE}
 
 
-def test_a_burst_of_over_current_is_reported_apart_from_a_minute_of_it(board: Any) -> None:
+def test_a_burst_of_over_current_is_distinguished_from_a_sustained_one(board: Any) -> None:
     box = board("orin_nano_jp6")
     sensor = sensors(box)
     for second in range(61):
@@ -299,7 +299,7 @@ def test_the_load_of_a_short_moment_is_smoothed(board: Any) -> None:
     assert after[-1] == pytest.approx(1.0, abs=0.02)
 
 
-def test_memory_and_pressure_where_the_kernel_keeps_that_account(board: Any) -> None:
+def test_memory_and_pressure_are_read_if_the_kernel_has_them(board: Any) -> None:
     memory = sensors(board("orin_nano_jp6")).read(100.0).memory
     assert (memory.total_bytes, memory.available_bytes) == (7802936 * 1024, 4311220 * 1024)
     assert (memory.some_percent, memory.full_percent) == (1.25, 0.5)
@@ -338,7 +338,7 @@ def test_the_jetpack_of_a_release() -> None:
     assert [(l4t, jetpack_of_release(l4t)) for l4t, _ in table] == table
 
 
-def test_a_release_without_its_file_is_found_in_the_list_of_packages(board: Any) -> None:
+def test_without_its_file_the_release_is_read_from_the_package_list(board: Any) -> None:
     box = board("orin_nano_jp6")
     box.remove("/etc/nv_tegra_release")
     box.write(
@@ -362,7 +362,7 @@ def test_attributes_of_a_power_mode_come_in_any_order(board: Any) -> None:
     assert reading.missing["power_limit_mw"] == "power mode MAXN_SUPER names no watts"
 
 
-def test_a_power_mode_that_is_not_known_says_why(board: Any) -> None:
+def test_an_unknown_power_mode_has_a_reason(board: Any) -> None:
     box = board("orin_nano_jp6")
     sensor = sensors(box)
     box.remove("/var/lib/nvpmodel/status")

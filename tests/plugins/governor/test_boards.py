@@ -13,12 +13,12 @@ import pytest
 BOARDS = ["orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box"]
 
 
-def test_every_board_written_down_is_tested(boards: Any) -> None:
+def test_every_recorded_board_is_tested(boards: Any) -> None:
     assert sorted(boards.NAMES) == sorted(BOARDS) == sorted(path.stem for path in boards.BOARDS.glob("*.txt"))
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_board_says_that_it_is_reconstructed_and_fills_a_folder(name: str, boards: Any, make_board: Any) -> None:
+def test_a_board_is_marked_as_reconstructed_and_written_to_a_folder(name: str, boards: Any, make_board: Any) -> None:
     board = make_board(name)
     assert f"`{name}`" in (boards.BOARDS / "README.md").read_text()
     for path, content in board.files.items():
@@ -34,12 +34,12 @@ def test_lines_of_the_format(boards: Any) -> None:
 
 
 @pytest.mark.parametrize("line", ["a = b", "/a", "/a =", "/a ! EIO", "nonsense"])
-def test_a_line_that_is_none_of_the_format_is_refused(line: str, boards: Any) -> None:
+def test_an_invalid_line_is_refused(line: str, boards: Any) -> None:
     with pytest.raises(ValueError, match=f"line 1: .*{line}"):
         boards.read_board(line)
 
 
-def test_a_sensor_that_is_switched_off_answers_eagain_in_another_process(make_board: Any) -> None:
+def test_a_disabled_sensor_returns_eagain_in_another_process(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     path = f"{board.zone('cpu-thermal')}/temp"
     read = f"import os; os.read(os.open({str(board.at(path))!r}, os.O_RDONLY | os.O_NONBLOCK), 9)"
@@ -50,7 +50,7 @@ def test_a_sensor_that_is_switched_off_answers_eagain_in_another_process(make_bo
     assert subprocess.run([sys.executable, "-c", read], capture_output=True).returncode == 0
 
 
-def test_a_file_that_is_replaced_is_never_seen_empty_or_half(make_board: Any) -> None:
+def test_a_replaced_file_is_never_seen_empty_or_incomplete(make_board: Any) -> None:
     board = make_board("thor_jp7")
     path = f"{board.zone('tj-thermal')}/temp"
     seen: set[str] = set()
@@ -72,7 +72,7 @@ def test_a_file_that_is_replaced_is_never_seen_empty_or_half(make_board: Any) ->
 @pytest.mark.sample
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_new_numbers_for_folders_keep_what_is_in_them(name: str, seed: int, make_board: Callable[[str], Any]) -> None:
+def test_renumbered_folders_keep_their_contents(name: str, seed: int, make_board: Callable[[str], Any]) -> None:
     board = make_board(name)
     before = sorted(content for content in board.files.values() if isinstance(content, bytes))
     zones = {path: board.files[path] for path in board.files if path.startswith("/sys/class/thermal")}
@@ -84,7 +84,7 @@ def test_new_numbers_for_folders_keep_what_is_in_them(name: str, seed: int, make
     assert not list(board.root.rglob("*.aside"))
 
 
-def test_what_a_rail_draws_is_set_by_its_label(make_board: Any) -> None:
+def test_the_power_of_a_rail_is_set_by_its_label(make_board: Any) -> None:
     board = make_board("agx_orin_jp6")
     board.set_rail("VDD_CPU_CV", 9.0)
     folder = board.monitor("ina3221", "VDD_CPU_CV")
@@ -94,7 +94,7 @@ def test_what_a_rail_draws_is_set_by_its_label(make_board: Any) -> None:
         board.set_rail("VDD_NONE", 1.0)
 
 
-def test_a_file_that_was_broken_in_any_way_is_given_back(make_board: Any) -> None:
+def test_a_broken_file_can_be_restored(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     path = f"{board.zone('tj-thermal')}/temp"
     for break_ in (board.remove, board.block, board.switch_off, lambda path: board.write(path, b"\xff\0")):

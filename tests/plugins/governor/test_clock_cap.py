@@ -14,14 +14,14 @@ from edge_server.plugins.governor.sensors.devfreq_cap import DevfreqCap
 SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
 
 
-def test_the_clock_goes_down_by_steps_and_never_below_its_floor() -> None:
+def test_the_clock_is_lowered_in_steps_and_never_below_its_minimum() -> None:
     rule = ClockRule()
     parts = [rule.step(SHORT, second / 2) for second in range(400)]
     assert parts[0] == 1.0
     assert sorted(set(parts), reverse=True) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
 
 
-def test_the_clock_comes_back_slowly_and_whole() -> None:
+def test_the_clock_is_raised_slowly_and_completely() -> None:
     rule = ClockRule()
     for second in range(100):
         rule.step(SHORT, float(second))
@@ -29,7 +29,7 @@ def test_the_clock_comes_back_slowly_and_whole() -> None:
     assert [rule.step(PolicyDecision(), 159.0 + second) for second in range(400)][-1] == 1.0
 
 
-def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:
+def test_a_lost_sensor_does_not_change_the_clock() -> None:
     rule = ClockRule()
     lost = SHORT._replace(lost=frozenset({"temperature"}))
     assert [rule.step(lost, float(second)) for second in range(100)][-1] == 1.0
@@ -40,7 +40,7 @@ def squeeze(cap: ClockCap, begin_s: float = 0.0) -> None:
         cap.step(SHORT, begin_s + second)
 
 
-def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board: Any, tmp_path: Path) -> None:
+def test_a_jetsons_clock_is_capped_to_an_available_frequency_and_restored(make_board: Any, tmp_path: Path) -> None:
     board = make_board("orin_nano_jp6")
     actuator = DevfreqCap(board.root)
     before_hz = actuator.highest_hz()
@@ -56,7 +56,7 @@ def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board
     assert not (tmp_path / "clock_cap.json").exists()
 
 
-def test_a_cap_left_behind_by_a_crash_is_lifted_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
+def test_a_cap_left_by_a_crash_is_removed_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
     board = make_board("orin_nano_jp6")
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     before_hz = int(path.read_text())
@@ -77,7 +77,7 @@ class Refusing(DevfreqCap):
         raise PermissionError("max_freq: Permission denied")
 
 
-def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_board: Any) -> None:
+def test_without_permission_the_clock_is_not_changed_and_the_reason_reported(make_board: Any) -> None:
     actuator = Refusing(make_board("orin_nano_jp6").root)
     cap = ClockCap(actuator)
     squeeze(cap)
@@ -86,7 +86,7 @@ def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_boar
     assert "Permission denied" in cap.problem
 
 
-def test_a_cap_that_is_refused_leaves_nothing_for_the_next_run_to_lift(
+def test_a_refused_cap_leaves_nothing_for_the_next_run(
     make_board: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = make_board("orin_nano_jp6")
@@ -104,7 +104,7 @@ def test_a_cap_that_is_refused_leaves_nothing_for_the_next_run_to_lift(
     assert "left behind" not in caplog.text
 
 
-def test_a_cap_left_behind_that_cannot_be_lifted_is_remembered_for_who_can(make_board: Any, tmp_path: Path) -> None:
+def test_a_leftover_cap_that_cannot_be_removed_is_remembered(make_board: Any, tmp_path: Path) -> None:
     board = make_board("orin_nano_jp6")
     memory = tmp_path / "clock_cap.json"
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))

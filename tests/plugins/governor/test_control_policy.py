@@ -136,25 +136,25 @@ def test_the_temperature_stays_near_the_set_point_and_the_machine_never_throttle
 
 
 @pytest.mark.parametrize("ambient_c", [45.0, 50.0, 55.0])
-def test_what_the_machine_can_bear_is_used(ambient_c: float) -> None:
+def test_the_available_thermal_budget_is_used(ambient_c: float) -> None:
     course = live(World(always(ambient_c)), ControlPolicy()).after(1800)
     assert sum(course.chip_c) / len(course.chip_c) == pytest.approx(SET_POINT_C, abs=0.5)
 
 
-def test_a_sensor_that_reads_two_degrees_too_few_still_keeps_the_machine_from_throttling() -> None:
+def test_a_sensor_that_reads_two_degrees_low_still_prevents_throttling() -> None:
     course = live(World(always(50.0), offset_c=-2.0), ControlPolicy()).after(120)
     assert not any(course.is_throttled)
     assert max(course.chip_c) <= SET_POINT_C + 2.0 + 2.5
 
 
-def test_a_sensor_that_reads_far_too_few_is_found_out_by_the_machines_own_throttling() -> None:
+def test_throttling_reveals_a_sensor_that_reads_far_too_low() -> None:
     course = live(World(always(50.0), offset_c=-6.0), ControlPolicy()).after(120)
     assert sum(course.is_throttled) / len(course.is_throttled) < 0.05
     set_points = [decision.set_point_c for decision in course.decisions]
     assert min(item for item in set_points if item is not None) < SET_POINT_C - 1.0
 
 
-def test_a_cool_machine_is_not_held_back() -> None:
+def test_a_cool_machine_is_not_limited() -> None:
     course = live(World(always(25.0)), ControlPolicy())
     for decision in course.after(0, 300).decisions:
         assert decision == PolicyDecision()._replace(
@@ -164,7 +164,7 @@ def test_a_cool_machine_is_not_held_back() -> None:
         )
 
 
-def test_the_share_rises_without_a_step_back_once_the_heat_is_gone() -> None:
+def test_the_allowed_rate_rises_monotonically_after_cooling() -> None:
     course = live(World(_heat_wave, noise_c=0.0, missing=0.0), ControlPolicy())
     recovery = [decision.share for decision in course.after(2405).decisions]
     assert recovery[0] < 0.7
@@ -172,7 +172,7 @@ def test_the_share_rises_without_a_step_back_once_the_heat_is_gone() -> None:
     assert recovery[-1] == 1.0
 
 
-def test_with_noise_too_the_way_back_up_has_no_dent_worth_the_name() -> None:
+def test_the_allowed_rate_recovers_smoothly_even_with_noise() -> None:
     shares = [decision.share for decision in live(World(_heat_wave), ControlPolicy()).after(2405).decisions]
     highest = 0.0
     for share in shares:
@@ -182,7 +182,7 @@ def test_with_noise_too_the_way_back_up_has_no_dent_worth_the_name() -> None:
 
 
 @pytest.mark.parametrize("budget_w", [8.0, 12.0, 15.0, 20.0])
-def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
+def test_mean_power_equals_the_budget(budget_w: float) -> None:
     policy = ControlPolicy(PolicyConstants(power_limit_w=budget_w))
     course = live(World(always(20.0), duration_s=1200.0), policy, knows_power=True)
     assert sum(course.power_w[:1200]) / 1200 == pytest.approx(budget_w, rel=0.01)
@@ -191,7 +191,7 @@ def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
     assert f"{budget_w:.1f} W" in course.decisions[-1].detail
 
 
-def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None:
+def test_a_short_burst_above_the_power_budget_is_compensated_later() -> None:
     policy = ControlPolicy(PolicyConstants(power_limit_w=12.0))
     now_s = 0.0
 
@@ -211,7 +211,7 @@ def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None
     assert hold(5.0, 60)[-1] == 1.0
 
 
-def test_the_limit_that_the_machine_enforces_is_kept_with_some_distance() -> None:
+def test_power_stays_below_the_limit_that_the_machine_enforces() -> None:
     decision = ControlPolicy().step(PolicyInput(50.0, power_w=10.0, power_limit_w=20.0), 0.0)
     assert decision.power_set_point_w == pytest.approx(19.0)
     decision = ControlPolicy(PolicyConstants(power_limit_w=15.0)).step(
@@ -220,7 +220,7 @@ def test_the_limit_that_the_machine_enforces_is_kept_with_some_distance() -> Non
     assert decision.power_set_point_w == pytest.approx(15.0)
 
 
-def test_without_any_limit_power_controls_nothing() -> None:
+def test_without_a_limit_power_has_no_effect() -> None:
     policy = ControlPolicy()
     for index in range(100):
         decision = policy.step(PolicyInput(50.0, TRIP_C, power_w=1000.0), index * PERIOD_S)
@@ -249,7 +249,7 @@ DELAYS_S = st.one_of(st.just(0.5), st.floats(0.0, 3.0), st.sampled_from([0.0, 1e
 
 
 @given(steps=st.lists(st.tuples(OBSERVATIONS, DELAYS_S), max_size=40), budget_w=st.sampled_from([0.0, 12.0]))
-def test_whatever_is_read_the_share_is_a_share_and_moves_no_faster_than_it_may(
+def test_for_any_readings_the_allowed_rate_stays_in_range_and_moves_at_most_at_its_maximum_speed(
     steps: list[tuple[PolicyInput, float]], budget_w: float
 ) -> None:
     constants = PolicyConstants(power_limit_w=budget_w)
@@ -266,7 +266,7 @@ def test_whatever_is_read_the_share_is_a_share_and_moves_no_faster_than_it_may(
 
 
 @given(seen=OBSERVATIONS)
-def test_after_any_single_nonsense_a_cool_machine_is_free_again_within_a_minute(seen: PolicyInput) -> None:
+def test_after_any_invalid_reading_a_cool_machine_recovers_within_a_minute(seen: PolicyInput) -> None:
     policy = ControlPolicy()
     for index in range(20):
         policy.step(PolicyInput(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
@@ -278,7 +278,7 @@ def test_after_any_single_nonsense_a_cool_machine_is_free_again_within_a_minute(
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong_c", [-256.0, 0.0, 20.0, 150.0, math.nan, math.inf, -math.inf])
-def test_a_single_wrong_reading_changes_nothing(wrong_c: float) -> None:
+def test_a_single_outlier_changes_nothing(wrong_c: float) -> None:
     policy = ControlPolicy()
     for index in range(60):
         temperature_c = wrong_c if index == 30 else 80.0
@@ -287,7 +287,7 @@ def test_a_single_wrong_reading_changes_nothing(wrong_c: float) -> None:
         assert decision.temperature_c == pytest.approx(80.0)
 
 
-def test_a_machine_that_goes_on_at_minus_256_has_lost_its_sensor() -> None:
+def test_a_constant_reading_of_minus_256_is_a_lost_sensor() -> None:
     policy = ControlPolicy()
     policy.step(PolicyInput(60.0, TRIP_C), 0.0)
     for index in range(1, 11):
@@ -295,7 +295,7 @@ def test_a_machine_that_goes_on_at_minus_256_has_lost_its_sensor() -> None:
     assert decision.lost == {"temperature"}
 
 
-def test_frost_is_a_temperature_like_any_other() -> None:
+def test_temperatures_below_zero_are_valid() -> None:
     policy = ControlPolicy()
     for index in range(20):
         decision = policy.step(PolicyInput(-20.0, TRIP_C), index * PERIOD_S)
@@ -303,6 +303,6 @@ def test_frost_is_a_temperature_like_any_other() -> None:
     assert decision.temperature_c == pytest.approx(-20.0)
 
 
-def test_the_thermal_models_constants_fit_the_ones_used_here() -> None:
+def test_the_constants_equal_those_of_the_thermal_model() -> None:
     constants = ThermalModelConstants()
     assert (constants.trip_c, constants.critical_c) == (TRIP_C, CRITICAL_C)

@@ -23,7 +23,7 @@ def test_a_rate_needs_two_readings_and_a_minute_to_be_sustained() -> None:
     assert sustained == pytest.approx(3.0, abs=0.2)
 
 
-def test_a_counter_that_went_back_has_no_past() -> None:
+def test_a_counter_that_went_back_is_started_again() -> None:
     rate = EventRate()
     rate.feed(100, 0.0)
     rate.feed(200, 1.0)
@@ -31,7 +31,7 @@ def test_a_counter_that_went_back_has_no_past() -> None:
     assert rate.feed(5, 3.0) == (2.0, None)
 
 
-def test_two_readings_at_one_moment_make_no_rate() -> None:
+def test_two_readings_at_the_same_time_give_no_rate() -> None:
     rate = EventRate()
     rate.feed(100, 1.0)
     rate.feed(110, 2.0)
@@ -55,19 +55,19 @@ def test_energy_is_the_same_whether_the_counter_wraps_or_not(range_: int, start:
 
 
 @given(counts=st.lists(st.integers(0, 10**12), min_size=1, max_size=50), range_=st.none() | st.integers(1, 10**12))
-def test_energy_never_goes_back_whatever_the_counter_does(counts: list[int], range_: int | None) -> None:
+def test_energy_never_decreases_whatever_the_counter_does(counts: list[int], range_: int | None) -> None:
     meter = EnergyMeter(range_)
     sums = [meter.feed(count, float(second))[0] for second, count in enumerate(counts)]
     assert sums == sorted(sums)
 
 
-def test_a_counter_without_a_range_that_was_set_back_goes_on_from_there() -> None:
+def test_a_reset_counter_without_a_range_continues_from_its_value() -> None:
     meter = EnergyMeter()
     meter.feed(1000, 0.0)
     assert meter.feed(40, 1.0) == (1040, 40.0)
 
 
-def test_power_over_a_silence_in_which_the_counter_may_have_wrapped_is_not_reported() -> None:
+def test_power_over_a_gap_with_a_possible_wrap_is_not_reported() -> None:
     meter = EnergyMeter(1000)
     meter.feed(100, 0.0)
     assert meter.feed(200, 100.0, 30.0) == (200, None)
@@ -82,7 +82,7 @@ def test_a_mean_stays_between_the_values(values: list[float], gaps: list[float])
         assert min(values) - 1e-9 <= smooth.feed(value, now_s) <= max(values) + 1e-9
 
 
-def test_places_are_looked_for_at_once_while_there_are_none_and_now_and_then_after_that() -> None:
+def test_paths_are_searched_at_once_if_none_is_known_and_periodically_afterwards() -> None:
     there: list[str] = []
     looks = []
 
@@ -104,7 +104,7 @@ def test_places_are_looked_for_at_once_while_there_are_none_and_now_and_then_aft
     assert len(looks) == 5
 
 
-def test_why_a_file_has_no_value(tmp_path: Path) -> None:
+def test_the_reason_why_a_file_has_no_value(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1 2\n")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -120,14 +120,14 @@ def test_why_a_file_has_no_value(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_file_that_this_user_may_not_read_is_reported_as_that(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_as_permission_denied(tmp_path: Path) -> None:
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     assert SysfsFiles(tmp_path, read=refuse).number("/x") == MissingReason("/x may not be read by this user")
 
 
-def test_names_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_names_are_sorted_by_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1):
         (tmp_path / f"zone{number}").mkdir()
     assert SysfsFiles(tmp_path).names("/", r"zone\d+") == ["zone1", "zone2", "zone10"]

@@ -23,7 +23,7 @@ def limit_hz(board: Any) -> int:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_clock_is_lowered_to_a_step_that_there_is_and_put_back(name: str, make_board: Any) -> None:
+def test_the_clock_is_lowered_to_an_available_frequency_and_restored(name: str, make_board: Any) -> None:
     board = make_board(name)
     before_hz = limit_hz(board)
     steps = {int(word) for word in board.at(f"{FOLDERS[name]}/available_frequencies").read_text().split()}
@@ -40,7 +40,7 @@ def test_the_clock_is_lowered_to_a_step_that_there_is_and_put_back(name: str, ma
     assert limit_hz(board) == before_hz
 
 
-def test_a_limit_that_somebody_else_sets_is_theirs(make_board: Any) -> None:
+def test_a_limit_set_by_another_program_is_kept(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     path = f"{FOLDERS['orin_nano_jp6']}/max_freq"
     cap = DevfreqCap(board.root)
@@ -56,7 +56,7 @@ def test_a_limit_that_somebody_else_sets_is_theirs(make_board: Any) -> None:
     assert limit_hz(board) == 1_020_000_000
 
 
-def test_what_an_earlier_process_left_behind_is_put_back(make_board: Any) -> None:
+def test_a_cap_left_by_an_earlier_process_is_removed(make_board: Any) -> None:
     board = make_board("thor_jp7")
     before_hz = limit_hz(board)
     gone = DevfreqCap(board.root)
@@ -66,7 +66,7 @@ def test_what_an_earlier_process_left_behind_is_put_back(make_board: Any) -> Non
     assert limit_hz(board) == before_hz
 
 
-def test_without_the_right_to_write_it_says_who_may(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_write_permission_the_error_names_who_may(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     board = make_board("orin_nano_jp6")
     before_hz = limit_hz(board)
     cap = DevfreqCap(board.root)
@@ -84,7 +84,7 @@ def test_without_the_right_to_write_it_says_who_may(make_board: Any, monkeypatch
     assert (limit_hz(board), cap.highest_hz()) == (before_hz, before_hz)
 
 
-def test_a_machine_without_such_a_clock_has_nothing_to_cap(make_board: Any) -> None:
+def test_a_machine_without_devfreq_has_no_cap(make_board: Any) -> None:
     board = make_board("x86_box")
     cap = DevfreqCap(board.root)
     assert (cap.highest_hz(), cap.memo()) == (None, {})
@@ -94,7 +94,7 @@ def test_a_machine_without_such_a_clock_has_nothing_to_cap(make_board: Any) -> N
     cap.release()
 
 
-def test_a_driver_that_went_away_is_an_error_and_creates_no_file(make_board: Any) -> None:
+def test_a_removed_driver_is_an_error_and_creates_no_file(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     cap = DevfreqCap(board.root)
     cap.cap(500_000_000)
@@ -106,7 +106,7 @@ def test_a_driver_that_went_away_is_an_error_and_creates_no_file(make_board: Any
     assert not board.at(f"{FOLDERS['orin_nano_jp6']}/max_freq").exists()
 
 
-def test_a_limit_that_cannot_be_read_for_a_moment_is_put_back_all_the_same(
+def test_a_limit_that_is_temporarily_unreadable_is_still_restored(
     make_board: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = make_board("orin_nano_jp6")
@@ -121,7 +121,7 @@ def test_a_limit_that_cannot_be_read_for_a_moment_is_put_back_all_the_same(
     assert limit_hz(board) == before_hz
 
 
-def test_a_limit_that_is_not_known_is_left_alone(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_limit_is_not_changed(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     board = make_board("orin_nano_jp6")
     before_hz = limit_hz(board)
     cap = DevfreqCap(board.root)

@@ -84,7 +84,7 @@ def truth(seed: int = 1) -> Truth:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_truth_is_found_for_models_that_always_run_in_mixtures(seed: int) -> None:
+def test_the_energy_of_models_in_changing_mixtures_is_recovered(seed: int) -> None:
     box, learner = truth(seed), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for _ in range(3000):
@@ -110,7 +110,7 @@ def test_noise_in_the_measurement_averages_out() -> None:
         assert cost.joules == pytest.approx(box.joules(key), rel=0.15)
 
 
-def test_measurements_that_are_missing_change_nothing_but_the_number_of_those_that_count() -> None:
+def test_missing_measurements_only_lower_the_number_of_samples() -> None:
     box, learner = truth(), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for second in range(600):
@@ -121,7 +121,7 @@ def test_measurements_that_are_missing_change_nothing_but_the_number_of_those_th
     assert cost.joules == pytest.approx(box.joules(("big", 1)), rel=1e-6)
 
 
-def test_what_an_inference_costs_now_replaces_what_it_cost_long_ago() -> None:
+def test_the_energy_per_inference_follows_recent_measurements() -> None:
     learner = EnergyModel(half_life_s=60.0)
     learner.learn(0.0, 60.0, {})
     for joules, seconds in ((1.0, 600), (3.0, 600)):
@@ -134,7 +134,7 @@ def test_what_an_inference_costs_now_replaces_what_it_cost_long_ago() -> None:
     assert cost.total_j == pytest.approx(40.0 * 600)
 
 
-def test_idle_power_is_put_down_to_nobody() -> None:
+def test_idle_power_is_not_attributed_to_models() -> None:
     learner = EnergyModel()
     for _ in range(10):
         assert learner.learn(5.0, 1.0, {}) == {}
@@ -142,7 +142,7 @@ def test_idle_power_is_put_down_to_nobody() -> None:
     assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 50)}) == {("m", 1): 7.0}
 
 
-def test_a_busy_machine_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
+def test_a_lower_power_under_load_corrects_the_idle_power() -> None:
     learner = EnergyModel()
     learner.learn(9.0, 1.0, {})
     for _ in range(60):
@@ -150,14 +150,14 @@ def test_a_busy_machine_that_draws_less_than_the_idle_one_did_corrects_the_idle_
     assert learner.idle_w == pytest.approx(6.0, abs=0.01)
 
 
-def test_one_reading_of_no_power_does_not_make_the_idle_power_nothing() -> None:
+def test_one_reading_of_zero_does_not_make_the_idle_power_zero() -> None:
     learner = EnergyModel()
     learner.learn(9.0, 1.0, {})
     learner.learn(0.0, 0.5, {("m", 1): ModelWorkload(0.2, 5)})
     assert learner.idle_w == pytest.approx(9.0, rel=0.1)
 
 
-def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> None:
+def test_estimates_from_before_the_idle_power_was_known_are_replaced() -> None:
     learner = EnergyModel()
     for _ in range(20):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
@@ -175,7 +175,7 @@ def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> 
 
 @pytest.mark.parametrize("interval_s", [0.5, 1.0])
 @pytest.mark.parametrize("run_s", [2.0, 7.0])
-def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, interval_s: float) -> None:
+def test_a_run_longer_than_an_interval_gets_all_its_energy(run_s: float, interval_s: float) -> None:
     """20 W above 5 W at rest while it runs, reported when a run ends."""
     learner = EnergyModel()
     learner.learn(5.0 * 60, 60.0, {})
@@ -193,7 +193,7 @@ def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, 
 
 
 @pytest.mark.parametrize("energy_j", [-1.0, -1e300, 1e300, math.nan, math.inf, None])
-def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -> None:
+def test_impossible_energy_is_ignored(energy_j: float | None) -> None:
     learner = EnergyModel()
     learner.learn(5.0, 1.0, {})
     for _ in range(10):
@@ -208,7 +208,7 @@ def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -
 
 
 @pytest.mark.parametrize("busy_s", [-1.0, 0.0, 1e300, math.nan, math.inf])
-def test_nothing_is_put_down_to_work_that_cannot_be(busy_s: float) -> None:
+def test_impossible_work_gets_no_energy(busy_s: float) -> None:
     learner = EnergyModel()
     learner.learn(5.0, 1.0, {})
     assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(busy_s, 10)}) == {}
@@ -235,7 +235,7 @@ def test_confidence_is_small_after_one_interval() -> None:
     assert cost.confidence == pytest.approx(1 / 6)
 
 
-def test_nothing_is_known_of_what_never_ran_or_was_forgotten() -> None:
+def test_models_that_never_ran_or_were_forgotten_have_no_estimate() -> None:
     learner = EnergyModel()
     assert learner.cost("m", 1) is None
     learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5), ("n", 1): ModelWorkload(0.5, 5)})
@@ -244,7 +244,7 @@ def test_nothing_is_known_of_what_never_ran_or_was_forgotten() -> None:
     assert set(learner.costs()) == {("n", 1)}
 
 
-def test_forgetting_a_model_leaves_what_was_learned_of_those_that_ran_beside_it() -> None:
+def test_forgetting_a_model_keeps_the_estimates_of_others() -> None:
     box, learner = truth(), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for _ in range(600):
@@ -259,7 +259,7 @@ def test_forgetting_a_model_leaves_what_was_learned_of_those_that_ran_beside_it(
     assert cost.joules == pytest.approx(box.joules(("big", 1)), rel=0.05)
 
 
-def test_models_that_always_run_together_share_by_the_time_that_they_were_busy() -> None:
+def test_models_that_always_run_together_share_energy_by_busy_time() -> None:
     learner = EnergyModel()
     learner.learn(0.0, 60.0, {})
     for _ in range(100):
@@ -279,25 +279,25 @@ def reading(
     return MachineReading(at_s, rails=rails, power_mw=power_mw, energy=energy)
 
 
-def test_counters_of_all_counted_rails_go_before_power() -> None:
+def test_energy_counters_are_preferred_to_power() -> None:
     before = reading(10.0, 1000, {"gpu0": 5000, "package-0": 100, "psys": 1})
     after = reading(60.0, 1000, {"gpu0": 8000, "package-0": 600, "psys": 9999})
     assert measured_j(before, after) == 3.5
 
 
-def test_power_is_used_where_a_rail_has_no_counter_and_the_gap_is_short() -> None:
+def test_power_is_used_if_a_rail_has_no_counter_and_the_gap_is_short() -> None:
     before, after = reading(10.0, 4000, {"gpu0": 1}), reading(12.0, 6000, {"gpu0": 2})
     assert measured_j(before, after) == 10.0
     assert measured_j(before, reading(10.1 + LONGEST_GAP_S, 6000, {"gpu0": 2})) is None
 
 
-def test_a_counter_that_jumped_is_no_energy() -> None:
+def test_a_jump_of_a_counter_is_not_counted_as_energy() -> None:
     before, after = reading(10.0, 1000, {"gpu0": 5}, "gpu0"), reading(11.0, 1000, {"gpu0": 10**12}, "gpu0")
     assert measured_j(before, after) is None
     assert measured_j(after, reading(12.0, 1000, {"gpu0": 5}, "gpu0")) is None
 
 
-def test_no_energy_is_measured_across_a_rail_that_came_or_went_or_is_silent() -> None:
+def test_no_energy_is_measured_while_a_rail_appears_vanishes_or_is_silent() -> None:
     before = reading(10.0, 4000, {}, "gpu0")
     assert measured_j(before, reading(11.0, 4000, {})) is None
     assert measured_j(before, reading(11.0, None, {}, "gpu0")) is None

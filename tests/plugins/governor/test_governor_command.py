@@ -28,14 +28,14 @@ def _words(path: Path) -> list[str]:
     return ["".join(item.itertext()) for item in root.iter(f"{SVG}text")]
 
 
-def test_the_table_has_a_row_for_each_way_to_deal_with_heat(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     assert _simulate() == 0
     out = capsys.readouterr().out
     assert out.startswith("scenario ambient-45, set-point 95 °C\nWAY")
     assert [line.split("  ")[0] for line in out.splitlines()[3:]] == [item.value for item in Strategy]
 
 
-def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_seed_prints_the_same_output(capsys: pytest.CaptureFixture[str]) -> None:
     outs = []
     for seed in ("3", "3", "4"):
         assert _simulate("--json", "--seed", seed) == 0
@@ -66,7 +66,7 @@ def test_json_of_several_scenarios_is_one_document_and_progress_goes_through_all
     ]
 
 
-def test_the_picture_is_svg_with_a_column_for_each_way_and_names_its_lines(tmp_path: Path) -> None:
+def test_the_chart_is_svg_with_a_column_per_strategy_and_a_legend(tmp_path: Path) -> None:
     picture = tmp_path / "box.svg"
     assert _simulate("--scenario", "ambient-55", "--svg", str(picture)) == 0
     words = _words(picture)
@@ -98,9 +98,7 @@ def test_constants_of_the_machine_can_be_set(capsys: pytest.CaptureFixture[str])
         (("--scenario", "moon"), "invalid choice: 'moon'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_refused(options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         _simulate(*options)
     assert caught.value.code == 2
@@ -113,7 +111,7 @@ def test_a_picture_that_cannot_be_written_is_reported(tmp_path: Path, capsys: py
     assert "No such file or directory" in capsys.readouterr().err
 
 
-def test_a_replay_tells_the_states_over_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_prints_the_states_over_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["governor", "replay", str(TRACE)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["FROM", "TO", "STATE", "LEAST", "SHARE", "HOTTEST", "C", "WHY"]
@@ -123,7 +121,7 @@ def test_a_replay_tells_the_states_over_time(capsys: pytest.CaptureFixture[str])
     assert any("no reading of temperature" in line for line in lines)
 
 
-def test_a_replay_as_json_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_as_json_and_as_a_chart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "replay.svg"
     assert main.main(["governor", "replay", str(TRACE), "--json", "--svg", str(picture)]) == 0
     stretches = json.loads(capsys.readouterr().out)
@@ -133,14 +131,14 @@ def test_a_replay_as_json_and_as_a_picture(tmp_path: Path, capsys: pytest.Captur
     assert {"recorded power, W", "set-point", "NORMAL", "CRITICAL", "state"} <= set(_words(picture))
 
 
-def test_a_replay_heeds_a_budget_and_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_respects_a_budget_and_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["governor", "replay", str(TRACE), "--power-budget-watts", "10"]) == 0
     assert "the power budget of 10.0 W is used up" in capsys.readouterr().out
     assert main.main(["governor", "replay", str(TRACE), "--temperature-limit", "60"]) == 0
     assert "to be kept at 60 °C" in capsys.readouterr().out
 
 
-def test_a_trace_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "noise.csv"
     trace.write_bytes(bytes(range(256)) * 4)
     assert main.main(["governor", "replay", str(trace)]) == 2

@@ -117,7 +117,7 @@ def work(name: str, executions: int, seconds: float, size: int = 1, refused: int
 # -- state and news
 
 
-def test_a_cool_machine_holds_nothing_back_and_says_nothing(machine: Machine) -> None:
+def test_a_cool_machine_limits_nothing_and_reports_nothing(machine: Machine) -> None:
     decision = machine.run(10)
     assert (decision.level, decision.share, machine.admission.is_open) == (ThermalLevel.NORMAL, 1.0, True)
     assert (machine.events, machine.resume_count) == ([], 0)
@@ -136,7 +136,7 @@ def test_a_hot_machine_sheds_and_what_changed_is_reported_once(machine: Machine)
     assert len(machine.events) == told
 
 
-def test_what_was_held_back_is_looked_at_again_when_more_may_run(machine: Machine) -> None:
+def test_limited_models_are_scheduled_again_when_more_may_run(machine: Machine) -> None:
     machine.temperature_c = 98.0
     machine.run(10)
     assert machine.resume_count == 0
@@ -145,7 +145,7 @@ def test_what_was_held_back_is_looked_at_again_when_more_may_run(machine: Machin
     assert machine.resume_count > 5
 
 
-def test_a_sensor_that_falls_silent_is_missed_within_five_seconds_and_greeted_when_it_is_back(machine: Machine) -> None:
+def test_a_silent_sensor_is_lost_after_five_seconds_and_its_return_is_reported(machine: Machine) -> None:
     machine.run(10)
     machine.temperature_c = None
     machine.more = {"silent": frozenset({"zone tj"})}
@@ -161,7 +161,7 @@ def test_a_sensor_that_falls_silent_is_missed_within_five_seconds_and_greeted_wh
     assert machine.kinds().count("governor.sensor_back") == machine.kinds().count("governor.sensor_lost")
 
 
-def test_a_junction_that_falls_silent_is_missed_although_another_zone_stands_in(machine: Machine) -> None:
+def test_a_silent_junction_sensor_is_lost_although_another_zone_replaces_it(machine: Machine) -> None:
     machine.run(10)
     machine.more = {"silent": frozenset({"zone tj"})}
     decision = machine.run(4.5)
@@ -171,7 +171,7 @@ def test_a_junction_that_falls_silent_is_missed_although_another_zone_stands_in(
     assert machine.run(10).share == pytest.approx(0.5)
 
 
-def test_pressure_on_memory_shuts_out_bulk_work_alone(machine: Machine) -> None:
+def test_memory_pressure_refuses_bulk_work_only(machine: Machine) -> None:
     machine.more = {"memory": MemoryState(some_percent=80.0)}
     decision = machine.run(5)
     assert (decision.sheds_bulk, decision.share, machine.admission.is_open) == (True, 1.0, False)
@@ -199,7 +199,7 @@ def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
 # -- work, capacity, energy
 
 
-def test_work_is_what_the_counts_grew_by() -> None:
+def test_work_is_the_increase_of_the_counters() -> None:
     watch = CompletedWorkMeter()
     assert watch.update([work("a", 10, 1.0)], {"a": 5}).models == {}
     done = watch.update([work("a", 14, 1.5, refused=3)], {"a": 7})
@@ -221,7 +221,7 @@ def tokens(prefill_s: float, prompt: int, decode_s: float, output: int) -> Itera
         )
 
 
-def test_the_work_of_a_language_model_is_that_of_its_tokens_and_not_of_its_requests() -> None:
+def test_work_of_a_language_model_is_counted_in_tokens() -> None:
     watch = CompletedWorkMeter()
     watch.update([work("talker", 1, 1.0), work("a", 1, 1.0)], {}, token_work(tokens(0.5, 100, 1.0, 20)))
     done = watch.update([work("talker", 9, 90.0), work("a", 3, 2.0)], {}, token_work(tokens(0.75, 300, 1.25, 30)))
@@ -235,13 +235,13 @@ def test_the_work_of_a_language_model_is_that_of_its_tokens_and_not_of_its_reque
     assert again.batches["talker", "decode"] == ModelWorkload(0.2, 5)
 
 
-def test_a_reload_begins_its_counts_again() -> None:
+def test_a_reload_restarts_its_counts() -> None:
     watch = CompletedWorkMeter()
     watch.update([work("a", 100, 10.0, size=4)], {})
     assert watch.update([work("a", 2, 0.25, size=4)], {}).models["a"] == ModelWork(0.25, 8, 0)
 
 
-def test_capacity_is_the_busiest_of_late_and_not_forgotten_while_work_is_held_back() -> None:
+def test_capacity_is_the_recent_maximum_and_kept_while_work_is_limited() -> None:
     capacity = ComputeCapacity()
     assert capacity.update(0.0, 0.5, is_held_back=False) == 1.0
     for _ in range(60):
@@ -294,7 +294,7 @@ def ask(machine: Machine, name: str, served: int, cost_s: float, refused: int) -
     return grow
 
 
-def test_the_lighter_variant_answers_when_a_hot_machine_cannot_do_all_work(machine: Machine) -> None:
+def test_the_lighter_variant_runs_if_a_hot_machine_cannot_do_all_work(machine: Machine) -> None:
     machine.pairs = {"heavy": "light"}
     machine.run(20, ask(machine, "heavy", 9, 0.05, 0))
     assert machine.chosen == []
@@ -357,7 +357,7 @@ def sensors() -> Iterator[Switch]:
     switch.may_answer.set()
 
 
-def test_a_sensor_that_raises_reports_nothing_and_ends_nothing(sensors: Switch) -> None:
+def test_a_sensor_that_raises_reports_nothing_and_the_loop_continues(sensors: Switch) -> None:
     sensor_thread = SensorThread(sensors)
     sensors.error = RuntimeError("the driver is gone")
     assert "the driver is gone" in sensor_thread.sample().missing["sensors"]
@@ -387,7 +387,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
     return condition()
 
 
-def test_the_loop_goes_on_after_whatever_fails_and_ends_when_reported(sensors: Switch) -> None:
+def test_the_loop_continues_after_any_failure_and_ends_on_close(sensors: Switch) -> None:
     problems = 3
 
     def statistics() -> list[VersionStatistics]:
@@ -428,18 +428,18 @@ def test_a_load_that_waited_long_enough_goes_on() -> None:
     assert throttle.wrap(lambda file, count: None)(FILE, 1) is None
 
 
-def test_a_machine_that_is_about_to_switch_itself_off_loads_nothing() -> None:
+def test_a_machine_near_shutdown_loads_nothing() -> None:
     throttle = LoadThrottle(lambda: PolicyDecision(ThermalLevel.CRITICAL, may_load=False, detail="102 °C"), 60.0)
     assert throttle.wrap(lambda file, count: None)(FILE, 1) == "the box is CRITICAL: 102 °C"
 
 
-def test_nobody_waits_for_a_cool_machine_once_the_server_stops() -> None:
+def test_loads_stop_waiting_for_cooling_when_the_server_stops() -> None:
     throttle = LoadThrottle(lambda: PolicyDecision(ThermalLevel.HOT, may_load=False), 600.0)
     throttle.close()
     assert throttle.wrap(lambda file, count: None)(FILE, 1) == "the server stops"
 
 
-def test_memory_is_asked_for_before_the_wait_and_after_it() -> None:
+def test_memory_is_checked_before_and_after_the_wait() -> None:
     decisions = iter([PolicyDecision(ThermalLevel.HOT, may_load=False), PolicyDecision()])
     answers = iter([None, "memory is short"])
     throttle = LoadThrottle(lambda: next(decisions), 60.0)

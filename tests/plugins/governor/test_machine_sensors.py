@@ -53,7 +53,7 @@ def power_of(reading: MachineReading, name: str) -> int:
     ("name", "zone"),
     [("orin_nano_jp6", "gpu-thermal"), ("orin_nx_jp5", "GPU-therm"), ("agx_orin_jp6", "gpu-thermal")],
 )
-def test_the_files_of_a_jetson_hold_against_what_nvml_makes_up(
+def test_on_a_jetson_sysfs_values_override_invented_nvml_values(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, name: str, zone: str
 ) -> None:
     board = make_board(name)
@@ -72,9 +72,7 @@ def test_the_files_of_a_jetson_hold_against_what_nvml_makes_up(
     assert reading.zones == alone.zones
 
 
-def test_nvml_fills_in_what_the_files_of_a_thor_do_not_tell(
-    make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
-) -> None:
+def test_nvml_adds_what_the_sysfs_of_a_thor_lacks(make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors) -> None:
     nvidia.add_gpu(name="NVIDIA Thor", memory_total=None, utilization=97, power=1_000, energy=None)
     reading = sensors_of(make_board("thor_jp7")).read(1.0)
     both = gpu(reading, "igpu")
@@ -83,7 +81,7 @@ def test_nvml_fills_in_what_the_files_of_a_thor_do_not_tell(
     assert "igpu" not in {rail.name for rail in reading.rails}, "its power is part of the module's"
 
 
-def test_a_card_in_a_jetson_adds_its_power_and_its_heat_to_the_modules(
+def test_a_gpu_card_in_a_jetson_adds_its_power_and_temperature(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
 ) -> None:
     board = make_board("orin_nano_jp6")
@@ -96,7 +94,7 @@ def test_a_card_in_a_jetson_adds_its_power_and_its_heat_to_the_modules(
     assert "gpu0" in {zone.name for zone in reading.zones}
 
 
-def test_the_power_of_an_x86_machine_is_that_of_its_processor_and_its_cards(
+def test_the_power_of_an_x86_machine_is_the_sum_of_processor_and_cards(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
 ) -> None:
     board = make_board("x86_box")
@@ -113,7 +111,7 @@ def test_the_power_of_an_x86_machine_is_that_of_its_processor_and_its_cards(
     assert reading.power_mw == sum(power_of(reading, name) for name in counted)
 
 
-def test_power_that_is_not_reported_now_makes_the_whole_unknown_rather_than_smaller(
+def test_a_missing_power_reading_makes_the_total_unknown(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, fake_nvml: Any
 ) -> None:
     nvidia.add_gpu()
@@ -129,7 +127,7 @@ def test_power_that_is_not_reported_now_makes_the_whole_unknown_rather_than_smal
 
 
 @pytest.mark.parametrize("metric", ["power", "temperature0"])
-def test_a_metric_that_turns_unsupported_is_silent_and_not_simply_gone(
+def test_a_metric_that_becomes_unsupported_is_silent_and_not_absent(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, metric: str
 ) -> None:
     nvidia.add_gpu()
@@ -139,7 +137,7 @@ def test_a_metric_that_turns_unsupported_is_silent_and_not_simply_gone(
     assert sensors.read(3.0).silent == {"rail gpu0" if metric == "power" else "zone gpu0"}
 
 
-def test_a_lost_card_is_lost_and_not_silent_and_the_rest_of_the_power_is_known(
+def test_a_lost_card_is_removed_from_the_total_power(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
 ) -> None:
     nvidia.add_gpu()
@@ -154,7 +152,7 @@ def test_a_lost_card_is_lost_and_not_silent_and_the_rest_of_the_power_is_known(
     assert not gpu(sensors.read(3.0 + OPEN_AGAIN_S), "gpu0").is_lost
 
 
-def test_a_driver_that_goes_leaves_its_card_silent(
+def test_an_unloaded_driver_makes_its_card_silent(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, fake_nvml: Any
 ) -> None:
     nvidia.add_gpu()
@@ -167,7 +165,7 @@ def test_a_driver_that_goes_leaves_its_card_silent(
     assert reading.heat is not None, "the processor is felt as before"
 
 
-def test_no_metric_of_a_card_is_missed_by_another_when_it_goes(
+def test_a_card_that_disappears_does_not_affect_metrics_of_others(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, fake_nvml: Any
 ) -> None:
     sensors = sensors_of(make_board("x86_box"))
@@ -188,7 +186,7 @@ def test_no_metric_of_a_card_is_missed_by_another_when_it_goes(
 
 
 @pytest.mark.parametrize(("name", "causes"), [("x86_box", {Cause.THERMAL}), ("orin_nano_jp6", set())])
-def test_a_built_in_gpus_own_word_on_why_it_is_slow_counts_where_no_module_knows_better(
+def test_throttle_reasons_of_an_integrated_gpu_count_if_sysfs_has_none(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, name: str, causes: set[Cause]
 ) -> None:
     nvidia.add_gpu(name="NVIDIA GB10" if causes else "Orin (nvgpu)", memory_total=None, reasons=0x20)
@@ -212,7 +210,7 @@ class Faulty:
         raise OSError("stuck")
 
 
-def test_a_sensor_with_a_bug_hides_no_other_and_is_logged_once_per_kind(
+def test_a_failing_sensor_hides_no_other_and_is_logged_once_per_error_type(
     make_board: MakeBoard, sensors_of: MakeSensors, caplog: pytest.LogCaptureFixture
 ) -> None:
     faulty = Faulty()
@@ -231,13 +229,13 @@ def test_a_sensor_with_a_bug_hides_no_other_and_is_logged_once_per_kind(
     assert "nvml" not in reading.missing
 
 
-def test_a_sensor_that_cannot_be_closed_keeps_no_other_open(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
+def test_a_sensor_that_fails_to_close_keeps_no_other_open(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
     faulty = Faulty()
     sensors_of(make_board("x86_box"), nvml=faulty).close()
     assert faulty.is_closed
 
 
-def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
+def test_a_jetson_stays_a_jetson_while_its_files_fail(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia.add_gpu(name="NVIDIA Thor", memory_total=None)
@@ -254,13 +252,13 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
     assert reading.missing["tegra"]
 
 
-def test_reading_once_leaves_nvml_closed(make_board: MakeBoard, nvidia: Any) -> None:
+def test_a_single_reading_closes_nvml(make_board: MakeBoard, nvidia: Any) -> None:
     nvidia.add_gpu(temperature0=66)
     assert gpu(read_machine(make_board("x86_box").root), "gpu0").temperature_c == 66.0
     assert pynvml.nvmlLib.fake_nvml_open_count() == 0
 
 
-def test_what_stood_in_for_a_junction_is_not_missed_once_the_junction_is_back(
+def test_the_substitute_of_a_junction_sensor_is_not_missed_once_that_is_back(
     make_board: MakeBoard, sensors_of: MakeSensors
 ) -> None:
     board = make_board("orin_nano_jp6")
@@ -275,7 +273,9 @@ def test_what_stood_in_for_a_junction_is_not_missed_once_the_junction_is_back(
     assert sensors.read(120.0).silent == frozenset()
 
 
-def test_alerts_and_alarms_that_reported_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
+def test_alerts_and_alarms_that_were_reported_before_are_expected(
+    make_board: MakeBoard, sensors_of: MakeSensors
+) -> None:
     board = make_board("orin_nano_jp6")
     sensors = sensors_of(board)
     sensors.read(0.0)

@@ -59,9 +59,7 @@ def test_pressure_of_the_last_ten_seconds(text: str, some: float | None, full: f
 @pytest.mark.sample
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EACCES, errno.ENOENT, errno.EIO, errno.EAGAIN])
 @pytest.mark.parametrize(("path", "metric"), [(MEMINFO, "memory"), (PRESSURE, "memory_pressure")])
-def test_one_of_the_two_that_fails_is_missing_by_name(
-    path: str, metric: str, code: int, make_board: Any, boards: Any
-) -> None:
+def test_one_failing_file_is_reported_by_name(path: str, metric: str, code: int, make_board: Any, boards: Any) -> None:
     board = make_board("x86_box")
     faults = boards.Faults(board)
     faults.errors = {path: code}
@@ -73,7 +71,7 @@ def test_one_of_the_two_that_fails_is_missing_by_name(
 
 
 @pytest.mark.parametrize("text", ["", "garbage \xff", "MemTotal: many kB", "MemTotal:      12 pages"])
-def test_garbage_is_no_memory(text: str, make_board: Any) -> None:
+def test_invalid_content_gives_no_memory_reading(text: str, make_board: Any) -> None:
     board = make_board("x86_box")
     board.write(MEMINFO, text.encode("latin-1"))
     reading = read(board)
@@ -81,7 +79,7 @@ def test_garbage_is_no_memory(text: str, make_board: Any) -> None:
     assert "memory" in reading.missing
 
 
-def test_what_changes_is_seen_at_the_next_look(make_board: Any) -> None:
+def test_a_change_is_seen_by_the_next_reading(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     sensor = MemorySensor(SysfsFiles(board.root))
     assert sensor.read(0.0).memory == KNOWN["orin_nano_jp6"]

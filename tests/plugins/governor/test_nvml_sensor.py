@@ -57,7 +57,7 @@ def open_count() -> int:
     return int(pynvml.nvmlLib.fake_nvml_open_count())
 
 
-def test_everything_that_a_card_reports_is_in_the_reading(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_reading_contains_everything_that_a_card_reports(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(temperature0=71, power=61_500, utilization=83, memory_used=3 << 30, violation1=2_500)
     reading = sensor.read(10.0)
     gpu = only_gpu(reading)
@@ -87,9 +87,7 @@ def test_a_value_that_changes_is_seen_by_the_next_read(nvidia: Any, sensor: Nvml
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_metric_that_is_not_supported_is_none_for_a_reason_and_hurts_no_other(
-    nvidia: Any, sensor: NvmlSensor, metric: str
-) -> None:
+def test_an_unsupported_metric_is_none_with_a_reason(nvidia: Any, sensor: NvmlSensor, metric: str) -> None:
     nvidia.add_gpu(**dict.fromkeys(METRICS[metric]))
     gpu = only_gpu(sensor.read(1.0))
     assert getattr(gpu, metric) is None
@@ -100,7 +98,7 @@ def test_a_metric_that_is_not_supported_is_none_for_a_reason_and_hurts_no_other(
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_metric_that_comes_later_is_not_missed(nvidia: Any, sensor: NvmlSensor, metric: str) -> None:
+def test_a_metric_that_appears_later_is_read(nvidia: Any, sensor: NvmlSensor, metric: str) -> None:
     nvidia.add_gpu()
     given = {name: pynvml_value for name, pynvml_value in _values(nvidia).items() if name in METRICS[metric]}
     nvidia.set(0, **dict.fromkeys(METRICS[metric]))
@@ -117,7 +115,7 @@ def _values(nvidia: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_READY])
-def test_an_error_that_passes_keeps_the_power_in_the_total_as_unknown(
+def test_a_temporary_error_makes_the_total_power_unknown(
     nvidia: Any, sensor: NvmlSensor, fake_nvml: Any, code: int
 ) -> None:
     nvidia.add_gpu()
@@ -149,9 +147,7 @@ def test_several_gpus_keep_their_keys_when_one_goes(nvidia: Any, sensor: NvmlSen
 
 
 @pytest.mark.parametrize("code", [15, 16, 28])
-def test_a_gpu_that_is_lost_gets_no_id_text_and_has_no_heat_and_power_to_wait_for(
-    nvidia: Any, sensor: NvmlSensor, code: int
-) -> None:
+def test_a_lost_gpu_has_no_id_and_no_expected_readings(nvidia: Any, sensor: NvmlSensor, code: int) -> None:
     nvidia.add_gpu()
     sensor.read(1.0)
     nvidia.lose(0, code)
@@ -161,7 +157,7 @@ def test_a_gpu_that_is_lost_gets_no_id_text_and_has_no_heat_and_power_to_wait_fo
     assert (reading.zones, reading.rails, reading.energy) == ((), (), ())
 
 
-def test_a_gpu_that_was_reset_is_found_again_by_a_library_started_again(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_gpu_that_was_reset_is_found_after_nvml_is_reinitialised(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(temperature0=40)
     nvidia.add_gpu(temperature0=50)
     sensor.read(1.0)
@@ -176,9 +172,7 @@ def test_a_gpu_that_was_reset_is_found_again_by_a_library_started_again(nvidia: 
     assert open_count() == 1
 
 
-def test_a_gpu_that_was_lost_before_the_start_leaves_no_ghost_when_it_comes_back(
-    nvidia: Any, sensor: NvmlSensor
-) -> None:
+def test_a_gpu_lost_before_the_start_is_listed_once_when_it_returns(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu()
     nvidia.lose(0)
     assert [(gpu.key, gpu.is_lost) for gpu in sensor.read(1.0).gpus] == [("gpu0", True)]
@@ -187,7 +181,7 @@ def test_a_gpu_that_was_lost_before_the_start_leaves_no_ghost_when_it_comes_back
     assert (gpu.key, gpu.uuid, gpu.is_lost, gpu.temperature_c) == ("gpu0", "GPU-fake-0", False, 45.0)
 
 
-def test_a_gpu_that_nvml_does_not_list_any_more_is_lost(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_gpu_that_nvml_no_longer_lists_is_lost(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu()
     nvidia.add_gpu()
     sensor.read(1.0)
@@ -198,7 +192,7 @@ def test_a_gpu_that_nvml_does_not_list_any_more_is_lost(nvidia: Any, sensor: Nvm
     assert [(gpu.key, gpu.is_lost) for gpu in gpus] == [("gpu0", False), ("gpu1", True)]
 
 
-def test_a_gpu_that_this_user_may_not_open_hides_no_other(nvidia: Any, sensor: NvmlSensor, fake_nvml: Any) -> None:
+def test_an_inaccessible_gpu_hides_no_other(nvidia: Any, sensor: NvmlSensor, fake_nvml: Any) -> None:
     nvidia.add_gpu()
     nvidia.add_gpu()
     nvidia.set(0, handle=fake_nvml.NO_PERMISSION)
@@ -209,7 +203,7 @@ def test_a_gpu_that_this_user_may_not_open_hides_no_other(nvidia: Any, sensor: N
     assert [rail.name for rail in reading.rails if rail.is_counted] == ["gpu1"]
 
 
-def test_a_library_that_comes_later_is_found_without_a_restart(
+def test_a_library_installed_later_is_found_without_a_restart(
     nvidia: Any, install_nvidia: Callable[[Path | None], None], sensor: NvmlSensor, tmp_path: Path
 ) -> None:
     nvidia.add_gpu()
@@ -222,7 +216,7 @@ def test_a_library_that_comes_later_is_found_without_a_restart(
     assert only_gpu(sensor.read(1.0 + OPEN_AGAIN_S)).temperature_c == 45.0
 
 
-def test_a_driver_that_comes_later_is_found_without_a_restart(nvidia: Any, sensor: NvmlSensor, fake_nvml: Any) -> None:
+def test_a_driver_loaded_later_is_found_without_a_restart(nvidia: Any, sensor: NvmlSensor, fake_nvml: Any) -> None:
     nvidia.add_gpu()
     nvidia.set_init(fake_nvml.DRIVER_NOT_LOADED)
     assert sensor.read(1.0).missing["nvml"] == "NVML: Driver Not Loaded"
@@ -230,7 +224,7 @@ def test_a_driver_that_comes_later_is_found_without_a_restart(nvidia: Any, senso
     assert only_gpu(sensor.read(1.0 + OPEN_AGAIN_S)).temperature_c == 45.0
 
 
-def test_a_driver_that_is_not_nvmls_own_is_said_once_and_tried_again_rarely(
+def test_a_driver_version_mismatch_is_logged_once_and_retried_rarely(
     nvidia: Any, sensor: NvmlSensor, fake_nvml: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     nvidia.add_gpu()
@@ -245,7 +239,7 @@ def test_a_driver_that_is_not_nvmls_own_is_said_once_and_tried_again_rarely(
     assert only_gpu(sensor.read(1.0 + 2 * MISMATCH_AGAIN_S)).temperature_c == 45.0
 
 
-def test_a_driver_replaced_while_it_runs_makes_its_gpus_silent_and_not_lost(
+def test_a_driver_replaced_at_run_time_makes_its_gpus_silent_and_not_lost(
     nvidia: Any, sensor: NvmlSensor, fake_nvml: Any
 ) -> None:
     nvidia.add_gpu()
@@ -258,7 +252,7 @@ def test_a_driver_replaced_while_it_runs_makes_its_gpus_silent_and_not_lost(
     assert "version mismatch" in reading.missing["nvml"]
 
 
-def test_a_library_that_somebody_else_shut_down_is_opened_again(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_nvml_is_reinitialised_after_another_user_shut_it_down(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu()
     sensor.read(1.0)
     pynvml.nvmlShutdown()
@@ -306,7 +300,7 @@ def test_a_child_process_opens_nvml_for_itself(nvidia: Any, sensor: NvmlSensor) 
         ("nvmlDeviceGetViolationStatus", "violations_ns"),
     ],
 )
-def test_drivers_that_lack_the_new_name_of_a_call_or_the_old_one_are_asked_by_the_other(
+def test_old_and_new_names_of_nvml_calls_are_tried(
     nvidia: Any,
     install_nvidia: Callable[[Path | None], None],
     sensor: NvmlSensor,
@@ -323,7 +317,7 @@ def test_drivers_that_lack_the_new_name_of_a_call_or_the_old_one_are_asked_by_th
     assert metric not in gpu.missing
 
 
-def test_a_driver_with_none_of_the_optional_calls_still_reports_who_is_there(
+def test_a_driver_without_optional_calls_still_lists_its_gpus(
     nvidia: Any,
     install_nvidia: Callable[[Path | None], None],
     sensor: NvmlSensor,
@@ -342,14 +336,14 @@ def test_a_driver_with_none_of_the_optional_calls_still_reports_who_is_there(
     assert all("Function Not Found" in gpu.missing[metric] for metric in METRICS)
 
 
-def test_a_gpu_without_memory_of_its_own_shares_the_machines(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_gpu_without_own_memory_shares_system_memory(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(name="NVIDIA GB10", memory_total=None)
     gpu = only_gpu(sensor.read(1.0))
     assert (gpu.key, gpu.is_integrated, gpu.temperature_c) == ("igpu", True, 45.0)
 
 
 @pytest.mark.parametrize("name", ["Orin (nvgpu)", "NVIDIA Thor"])
-def test_zeros_that_a_jetsons_driver_makes_up_are_not_believed(nvidia: Any, sensor: NvmlSensor, name: str) -> None:
+def test_invented_zeros_of_a_jetsons_driver_are_ignored(nvidia: Any, sensor: NvmlSensor, name: str) -> None:
     zeros = dict.fromkeys(("temperature0", "power", "memory_total", "memory_used", "clock0", "utilization"), 0)
     nvidia.add_gpu(name=name, **zeros)
     gpu = only_gpu(sensor.read(1.0))
@@ -367,7 +361,7 @@ def test_zeros_that_a_jetsons_driver_makes_up_are_not_believed(nvidia: Any, sens
         (0x88, {"hw_slowdown", "hw_power_brake_slowdown"}, {ThrottleReason.POWER_BRAKE}),
     ],
 )
-def test_why_a_clock_is_held_back_is_reported_in_words(
+def test_clock_throttle_reasons_are_reported_as_text(
     nvidia: Any, sensor: NvmlSensor, bits: int, words: set[str], causes: set[ThrottleReason]
 ) -> None:
     nvidia.add_gpu(reasons=bits)
@@ -376,7 +370,7 @@ def test_why_a_clock_is_held_back_is_reported_in_words(
 
 
 @pytest.mark.parametrize(("celsius", "cause"), [(60, ThrottleReason.POWER_BRAKE), (87, ThrottleReason.THERMAL)])
-def test_a_slowdown_without_a_cause_is_put_down_to_heat_only_near_the_limit(
+def test_a_slowdown_without_a_reason_counts_as_heat_only_near_the_limit(
     nvidia: Any, sensor: NvmlSensor, celsius: int, cause: ThrottleReason
 ) -> None:
     nvidia.add_gpu(reasons=0x8, temperature0=celsius)
@@ -384,7 +378,7 @@ def test_a_slowdown_without_a_cause_is_put_down_to_heat_only_near_the_limit(
 
 
 @needs_newer_calls
-def test_a_margin_replaces_thresholds_that_newer_drivers_do_not_tell(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_the_thermal_margin_replaces_thresholds_that_newer_drivers_lack(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(threshold0=None, threshold1=None, threshold3=None, margin=12, temperature0=None)
     reading = sensor.read(1.0)
     assert (reading.zones[0].headroom_c, reading.zones[0].temperature_c) == (12.0, None)
@@ -392,7 +386,7 @@ def test_a_margin_replaces_thresholds_that_newer_drivers_do_not_tell(nvidia: Any
     assert sensor.read(1.5).zones[0].headroom_c == -2.0
 
 
-def test_an_energy_counter_that_began_again_does_not_go_back(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_energy_does_not_decrease_if_its_counter_restarts(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(energy=5_000)
     assert sensor.read(1.0).energy[0].energy_mj == 5_000
     nvidia.set(0, energy=6_000)
@@ -401,7 +395,7 @@ def test_an_energy_counter_that_began_again_does_not_go_back(nvidia: Any, sensor
     assert sensor.read(3.0).energy[0].energy_mj == 6_300
 
 
-def test_the_library_is_found_by_its_name_in_a_process_of_its_own(
+def test_the_library_is_found_by_name_in_a_separate_process(
     fake_nvml: Any, nvidia_library: Path, tmp_path: Path
 ) -> None:
     nvidia = fake_nvml.FakeNvml(tmp_path / "nvidia")
@@ -427,7 +421,7 @@ def test_the_library_is_found_by_its_name_in_a_process_of_its_own(
         assert process.wait(10) == 0
 
 
-def test_a_clock_cap_locks_every_card_and_is_taken_off_again(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_clock_cap_locks_every_card_and_is_removed_again(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu()
     nvidia.add_gpu()
     sensor.read(1.0)
@@ -445,14 +439,14 @@ def only_gpu_count(reading: MachineReading) -> int:
     return sum(gpu.temperature_c is not None for gpu in reading.gpus)
 
 
-def test_a_clock_cap_without_the_right_to_it_says_so(nvidia: Any, fake_nvml: Any) -> None:
+def test_a_clock_cap_without_permission_is_reported(nvidia: Any, fake_nvml: Any) -> None:
     nvidia.add_gpu(lock=fake_nvml.Error(fake_nvml.NO_PERMISSION))
     with pytest.raises(PermissionError, match="may not set clocks"):
         NvmlCap().cap(1_000_000_000)
     assert open_count() == 0
 
 
-def test_a_clock_cap_that_one_card_refuses_is_taken_off_the_others(nvidia: Any, fake_nvml: Any) -> None:
+def test_a_clock_cap_that_one_card_refuses_is_removed_from_the_others(nvidia: Any, fake_nvml: Any) -> None:
     nvidia.add_gpu()
     nvidia.add_gpu(lock=fake_nvml.Error(fake_nvml.NOT_SUPPORTED))
     with pytest.raises(OSError, match="Not Supported"):
@@ -460,7 +454,7 @@ def test_a_clock_cap_that_one_card_refuses_is_taken_off_the_others(nvidia: Any, 
     assert nvidia.locked_clocks(0) is None
 
 
-def test_a_card_that_falls_off_the_bus_does_not_leave_the_others_capped(nvidia: Any) -> None:
+def test_a_lost_card_does_not_leave_the_others_capped(nvidia: Any) -> None:
     nvidia.add_gpu()
     nvidia.add_gpu()
     NvmlCap().cap(1_200_000_000)

@@ -49,7 +49,7 @@ def look(board: Any, now_s: float = 0.0) -> MachineReading:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_jetson_is_controlled_by_its_junction_and_by_the_limits_read_from_it(
+def test_a_jetson_is_controlled_by_its_junction_temperature_and_its_limits(
     name: str, make_board: Callable[[str], Any]
 ) -> None:
     trip_c, critical_c, watts, causes = BOARDS[name]
@@ -83,13 +83,13 @@ def zone(name: str, temperature_c: float, passive_c: float) -> Zone:
     return Zone(name, temperature_c, TripPoints(passive_c, None, passive_c + 10))
 
 
-def test_of_a_processor_and_cards_the_one_nearest_to_its_slow_down_steers() -> None:
+def test_the_device_nearest_to_its_throttling_temperature_controls() -> None:
     inputs = PolicyInputReader()
     seen = inputs.reduce(of_zones(zone("package-0", 70, 100), zone("gpu0", 60, 83), zone("gpu1", 75, 83)))
     assert (inputs.control_zone, seen.temperature_c, seen.trip_c, seen.critical_c) == ("gpu1", 75, 83, 93)
 
 
-def test_a_temperature_goes_on_steering_until_another_is_clearly_nearer_to_its_trip() -> None:
+def test_a_temperature_controls_until_another_is_clearly_nearer_to_its_trip() -> None:
     inputs = PolicyInputReader()
     inputs.reduce(of_zones(zone("package-0", 90, 100), zone("gpu0", 70, 83)))
     assert inputs.control_zone == "package-0"
@@ -105,12 +105,12 @@ def test_a_margin_replaces_a_temperature_that_is_not_reported() -> None:
     assert seen.expects == {"temperature"}
 
 
-def test_a_margin_is_in_the_trip_where_there_is_a_temperature() -> None:
+def test_a_margin_is_converted_to_a_trip_if_there_is_a_temperature() -> None:
     seen = PolicyInputReader().reduce(MachineReading(0.0, heat=CriticalTemperature("gpu0", 70.0, 12.0, 82.0, None)))
     assert (seen.temperature_c, seen.trip_c, seen.margin_c) == (70.0, 82.0, None)
 
 
-def test_what_spoke_once_is_expected_and_what_never_spoke_is_not() -> None:
+def test_a_sensor_that_reported_once_is_expected_again() -> None:
     inputs = PolicyInputReader()
     assert inputs.reduce(MachineReading(0.0)).expects == frozenset()
     assert inputs.reduce(MachineReading(1.0, power_mw=9000)).expects == {"power"}
@@ -118,7 +118,7 @@ def test_what_spoke_once_is_expected_and_what_never_spoke_is_not() -> None:
     assert (seen.expects, seen.silent, seen.power_w) == ({"power"}, {"rail VDD_IN"}, None)
 
 
-def test_waiting_for_memory_is_handed_on() -> None:
+def test_memory_pressure_is_passed_on() -> None:
     assert (
         PolicyInputReader().reduce(MachineReading(0.0, memory=MemoryState(some_percent=47.5))).memory_pressure_percent
         == 47.5
@@ -182,11 +182,11 @@ CAUSES: dict[str, tuple[MachineReading, set[Cause]]] = {
 
 
 @pytest.mark.parametrize("case", CAUSES)
-def test_why_a_machine_slows_down(case: str) -> None:
+def test_throttle_causes_of_a_machine(case: str) -> None:
     reading, causes = CAUSES[case]
     assert throttle_causes(reading) == causes
 
 
-def test_our_own_cap_is_no_power_mode() -> None:
+def test_the_servers_own_cap_is_no_power_mode() -> None:
     reading = replace(ORIN, clocks=(GPU_CLOCK._replace(cap_hz=612_000_000),))
     assert throttle_causes(reading, is_capped_by_us=True) == frozenset()

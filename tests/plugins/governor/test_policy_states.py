@@ -60,7 +60,7 @@ def test_the_state_follows_the_temperature() -> None:
     ] == table
 
 
-def test_a_worse_state_holds_at_once_and_a_better_one_after_a_rest() -> None:
+def test_a_worse_state_applies_at_once_and_a_better_one_after_a_delay() -> None:
     box = Box()
     box.see(COOL, 5)
     hot = box.see(COOL._replace(temperature_c=97.0), 10)
@@ -74,7 +74,7 @@ def test_a_worse_state_holds_at_once_and_a_better_one_after_a_rest() -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("edge_c", [91.0, 93.0, 94.5, 101.5])
 @pytest.mark.parametrize("seed", range(3))
-def test_noise_at_the_edge_of_a_state_does_not_make_it_flicker(edge_c: float, seed: int) -> None:
+def test_noise_near_a_threshold_does_not_toggle_the_state(edge_c: float, seed: int) -> None:
     rnd = random.Random(seed)
     box = Box()
     levels = []
@@ -85,7 +85,7 @@ def test_noise_at_the_edge_of_a_state_does_not_make_it_flicker(edge_c: float, se
         assert _changes(levels[start : start + 120]) <= 3
 
 
-def test_missed_readings_change_neither_state_nor_share() -> None:
+def test_missing_readings_change_neither_state_nor_allowed_rate() -> None:
     box = Box()
     hot = box.see(COOL._replace(temperature_c=96.0), 30)[-1]
     missed = box.see(COOL._replace(temperature_c=None), 1.0)[-1]
@@ -93,13 +93,13 @@ def test_missed_readings_change_neither_state_nor_share() -> None:
     assert missed.share == hot.share
 
 
-def test_a_machine_that_never_had_a_sensor_is_not_governed_and_has_lost_nothing() -> None:
+def test_a_machine_that_never_had_a_sensor_is_not_governed() -> None:
     decisions = Box().see(PolicyInput(), 60)
     assert decisions[-1] == PolicyDecision()
 
 
 @pytest.mark.parametrize("temperature_c", [60.0, 92.0, 95.0, 98.0, 103.0])
-def test_a_lost_sensor_shows_within_five_seconds_whatever_the_state_and_one_that_is_back_is_forgiven(
+def test_a_lost_sensor_is_reported_after_five_seconds_in_every_state(
     temperature_c: float,
 ) -> None:
     box = Box()
@@ -122,7 +122,7 @@ def test_a_lost_sensor_shows_within_five_seconds_whatever_the_state_and_one_that
     assert (back[-1].share, back[-1].level, back[-1].detail) == (1.0, ThermalLevel.NORMAL, "")
 
 
-def test_a_sensor_that_another_one_replaces_is_missed_all_the_same() -> None:
+def test_a_sensor_is_lost_even_if_another_replaces_it() -> None:
     box = Box()
     box.see(COOL, 10)
     lost = box.see(COOL._replace(temperature_c=50.0, silent=frozenset({"zone tj-thermal"})), 4.5)[-1]
@@ -132,13 +132,13 @@ def test_a_sensor_that_another_one_replaces_is_missed_all_the_same() -> None:
     assert box.see(COOL)[-1].lost == frozenset()
 
 
-def test_a_sensor_that_is_expected_and_never_speaks_is_lost() -> None:
+def test_an_expected_sensor_that_never_reports_is_lost() -> None:
     box = Box()
     decision = box.see(PolicyInput(expects=frozenset({"temperature"})), 5)[-1]
     assert decision.lost == {"temperature"}
 
 
-def test_losing_power_limits_only_where_power_is_controlled_by() -> None:
+def test_a_lost_power_sensor_limits_only_if_power_is_controlled() -> None:
     for limit_w, share in ((None, 1.0), (30.0, 0.5)):
         box = Box()
         box.see(COOL._replace(power_w=10.0, power_limit_w=limit_w), 10)
@@ -149,7 +149,7 @@ def test_losing_power_limits_only_where_power_is_controlled_by() -> None:
         assert ("at most" in decision.detail) == (limit_w is not None)
 
 
-def test_a_miss_after_a_suspend_is_not_a_loss() -> None:
+def test_a_missing_reading_after_a_suspend_is_not_a_loss() -> None:
     policy = ControlPolicy()
     policy.step(COOL, 0.0)
     policy.step(COOL, 0.5)
@@ -158,7 +158,7 @@ def test_a_miss_after_a_suspend_is_not_a_loss() -> None:
     assert (awake.share, awake.level, awake.lost) == (1.0, ThermalLevel.NORMAL, frozenset())
 
 
-def test_after_a_suspend_the_machine_is_felt_again() -> None:
+def test_after_a_suspend_the_readings_start_again() -> None:
     policy = ControlPolicy()
     for index in range(200):
         policy.step(COOL._replace(temperature_c=99.0), index * PERIOD_S)
@@ -167,14 +167,14 @@ def test_after_a_suspend_the_machine_is_felt_again() -> None:
     assert awake.predicted_c == pytest.approx(20.0, abs=0.5)
 
 
-def test_a_clock_that_goes_back_does_no_harm() -> None:
+def test_a_clock_that_goes_back_is_harmless() -> None:
     policy = ControlPolicy()
     policy.step(COOL, 100.0)
     assert policy.step(COOL, 50.0).share == 1.0
     assert policy.step(COOL._replace(temperature_c=None), 50.5).lost == frozenset()
 
 
-def test_nvidias_margin_alone_controls_like_a_temperature() -> None:
+def test_the_nvml_margin_alone_controls_like_a_temperature() -> None:
     box = Box()
     assert box.see(PolicyInput(margin_c=40.0), 10)[-1].level is ThermalLevel.NORMAL
     near = box.see(PolicyInput(margin_c=1.0), 30)[-1]
@@ -183,14 +183,14 @@ def test_nvidias_margin_alone_controls_like_a_temperature() -> None:
     assert box.see(PolicyInput(), 5)[-1].lost == {"temperature"}
 
 
-def test_a_margin_beside_a_temperature_reports_the_trip_and_the_trip_is_remembered() -> None:
+def test_a_margin_with_a_temperature_gives_the_trip_which_is_remembered() -> None:
     box = Box()
     assert box.see(PolicyInput(60.0, margin_c=27.0))[-1].set_point_c == pytest.approx(83.0)
     assert box.see(PolicyInput(70.0))[-1].set_point_c == pytest.approx(83.0)
     assert box.see(PolicyInput(margin_c=5.0), 10)[-1].temperature_c == pytest.approx(82.0, abs=0.5)
 
 
-def test_without_a_trip_the_critical_temperature_reports_it_and_without_both_a_careful_default_holds() -> None:
+def test_without_a_trip_the_critical_temperature_or_a_default_is_used() -> None:
     assert ControlPolicy().step(PolicyInput(60.0, critical_c=114.5), 0.0).set_point_c == pytest.approx(104.5)
     assert ControlPolicy().step(PolicyInput(60.0), 0.0).set_point_c == pytest.approx(91.0)
     assert ControlPolicy().step(PolicyInput(60.0, trip_c=0.0), 0.0).set_point_c == pytest.approx(91.0)
@@ -201,19 +201,19 @@ def test_a_temperature_limit_lowers_the_set_point_and_never_raises_it() -> None:
     assert ControlPolicy(PolicyConstants(temperature_limit_c=120.0)).step(COOL, 0.0).set_point_c == pytest.approx(95.0)
 
 
-def test_only_control_goes_on_when_the_machine_is_about_to_switch_itself_off() -> None:
+def test_near_shutdown_only_control_is_admitted() -> None:
     decision = ControlPolicy().step(COOL._replace(temperature_c=103.0), 0.0)
     assert (decision.level, decision.only_control, decision.sheds_bulk) == (ThermalLevel.CRITICAL, True, True)
     assert not decision.may_load
     assert not ControlPolicy().step(COOL._replace(temperature_c=101.0), 0.0).only_control
 
 
-def test_nothing_is_critical_where_the_machine_reports_no_critical_temperature() -> None:
+def test_without_a_critical_temperature_no_state_is_critical() -> None:
     assert ControlPolicy().step(PolicyInput(150.0, 99.0), 0.0).level is ThermalLevel.HOT
 
 
 @pytest.mark.parametrize("cause", [Cause.THERMAL, Cause.POWER_CAP, Cause.POWER_BRAKE, Cause.UNDER_VOLTAGE])
-def test_a_machine_that_slows_itself_down_is_reported_as_throttled_and_given_less(cause: Cause) -> None:
+def test_a_throttling_machine_is_reported_and_limited(cause: Cause) -> None:
     box = Box()
     box.see(COOL, 5)
     slowed = box.see(COOL._replace(slowed_by=frozenset({cause})), 3)
@@ -231,20 +231,20 @@ def test_a_machine_that_slows_itself_down_is_reported_as_throttled_and_given_les
 
 
 @pytest.mark.parametrize("cause", [Cause.OVER_CURRENT, Cause.POWER_MODE])
-def test_what_doing_less_would_not_mend_is_reported_and_nothing_more(cause: Cause) -> None:
+def test_causes_that_less_load_does_not_change_are_only_reported(cause: Cause) -> None:
     decisions = Box().see(COOL._replace(slowed_by=frozenset({cause})), 60)
     assert {(decision.share, decision.level) for decision in decisions} == {(1.0, ThermalLevel.NORMAL)}
     assert decisions[-1].detail == cause_texts({cause.value})[0]
 
 
-def test_bursts_of_over_current_do_not_move_the_share() -> None:
+def test_bursts_of_over_current_do_not_change_the_allowed_rate() -> None:
     box = Box()
     for index in range(240):
         slowed_by = frozenset({Cause.OVER_CURRENT}) if index % 20 < 6 else frozenset[Cause]()
         assert box.see(COOL._replace(slowed_by=slowed_by))[-1].share == 1.0
 
 
-def test_a_gpu_at_its_power_cap_whose_watts_are_known_is_controlled_by_them_and_may_load() -> None:
+def test_a_gpu_at_its_power_cap_is_controlled_by_power_and_may_load() -> None:
     box = Box()
     decision = box.see(COOL._replace(power_w=250.0, power_limit_w=300.0, slowed_by=frozenset({Cause.POWER_CAP})), 30)[
         -1
@@ -253,13 +253,13 @@ def test_a_gpu_at_its_power_cap_whose_watts_are_known_is_controlled_by_them_and_
 
 
 @pytest.mark.parametrize("cause", [Cause.THERMAL, Cause.POWER_BRAKE, Cause.UNDER_VOLTAGE])
-def test_loads_wait_while_the_machine_is_in_trouble(cause: Cause) -> None:
+def test_loads_wait_in_a_limited_state(cause: Cause) -> None:
     assert not ControlPolicy().step(COOL._replace(slowed_by=frozenset({cause})), 0.0).may_load
     assert not ControlPolicy().step(COOL._replace(temperature_c=96.0), 0.0).may_load
     assert ControlPolicy().step(COOL, 0.0).may_load
 
 
-def test_pressure_on_memory_sheds_bulk_and_stops_loads_until_it_has_clearly_fallen() -> None:
+def test_memory_pressure_sheds_bulk_and_delays_loads_until_it_clearly_falls() -> None:
     box = Box()
     short = box.see(COOL._replace(memory_pressure_percent=45.0))[-1]
     assert (short.sheds_bulk, short.may_load, short.level) == (True, False, ThermalLevel.WARM)
@@ -271,7 +271,7 @@ def test_pressure_on_memory_sheds_bulk_and_stops_loads_until_it_has_clearly_fall
     assert (eased.sheds_bulk, eased.may_load, eased.level) == (False, True, ThermalLevel.NORMAL)
 
 
-def test_every_cause_has_words_of_its_own() -> None:
+def test_every_cause_has_its_own_message() -> None:
     told = [cause_texts({cause.value}) for cause in Cause if cause is not Cause.SENSOR_LOST]
     assert all(len(sentences) == 1 for sentences in told)
     assert len({sentences[0] for sentences in told}) == len(told)
@@ -290,7 +290,7 @@ def test_every_cause_has_words_of_its_own() -> None:
     assert "temperature" in box.see(COOL._replace(temperature_c=None), 5)[-1].detail
 
 
-def test_the_hottest_words_come_first_when_there_are_several_causes() -> None:
+def test_of_several_causes_heat_is_reported_first() -> None:
     slowed_by = frozenset({Cause.POWER_MODE, Cause.OVER_CURRENT, Cause.THERMAL})
     detail = ControlPolicy().step(COOL._replace(slowed_by=slowed_by), 0.0).detail
     order = (Cause.THERMAL, Cause.OVER_CURRENT, Cause.POWER_MODE)

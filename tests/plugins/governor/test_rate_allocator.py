@@ -38,7 +38,7 @@ def _demand(
     return worked
 
 
-def test_a_number_stands_for_a_class() -> None:
+def test_a_priority_number_is_mapped_to_a_class() -> None:
     table = [(0, NORMAL), (1, CONTROL), (2, NORMAL), (3, BULK), (4, BULK), (2**31, BULK)]
     assert [(priority, PriorityClass.of_priority(priority)) for priority, _ in table] == table
 
@@ -49,7 +49,7 @@ def test_a_number_stands_for_a_class() -> None:
     cost_s=st.sampled_from([0.005, 0.02, 0.1]),
     error=st.sampled_from([-0.5, 0.0, 0.5]),
 )
-def test_in_the_long_run_no_more_is_worked_than_granted(
+def test_in_the_long_run_no_more_work_is_admitted_than_granted(
     share: float, capacity: float, cost_s: float, error: float
 ) -> None:
     meter = _granted(share, capacity=capacity, floor=0.1)
@@ -64,7 +64,7 @@ def test_in_the_long_run_no_more_is_worked_than_granted(
 @pytest.mark.sample
 @pytest.mark.parametrize("share", [0.1, 0.15, 0.3, 0.6])
 @pytest.mark.parametrize("floor", [0.1, 0.2, 0.5])
-def test_control_never_gets_less_than_its_floor_however_much_the_others_ask(share: float, floor: float) -> None:
+def test_control_gets_at_least_its_floor_under_any_load(share: float, floor: float) -> None:
     meter = _granted(share, floor=floor)
     worked = _demand(meter, {CONTROL: 100.0, NORMAL: 300.0, BULK: 300.0}, 0.01, 60.0)
     assert worked[CONTROL] >= min(floor, 1.0) * 60.0 * 0.95
@@ -72,7 +72,7 @@ def test_control_never_gets_less_than_its_floor_however_much_the_others_ask(shar
     assert worked[CONTROL] <= max(share, floor) * 60.0 + 3.0
 
 
-def test_bulk_goes_without_before_normal_and_normal_before_control() -> None:
+def test_bulk_is_refused_before_normal_and_normal_before_control() -> None:
     per_s = {CONTROL: 20.0, NORMAL: 20.0, BULK: 40.0}
     parts = {}
     for share in (0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
@@ -88,7 +88,7 @@ def test_bulk_goes_without_before_normal_and_normal_before_control() -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("share", [0.1, 0.37, 0.8])
 @pytest.mark.parametrize("priority", PriorityClass)
-def test_who_waits_as_long_as_reported_is_let_in_if_nobody_else_came(share: float, priority: PriorityClass) -> None:
+def test_a_client_that_waits_the_reported_time_is_admitted(share: float, priority: PriorityClass) -> None:
     rnd = random.Random(3)
     for _ in range(300):
         meter = _granted(share)
@@ -125,7 +125,7 @@ def test_work_that_never_ran_costs_nothing(priority: PriorityClass, is_empty: bo
 
 
 @given(costs=st.lists(st.tuples(st.floats(1e-9, 0.02), st.floats(0.0, 0.05)), max_size=8))
-def test_settled_work_counts_for_what_it_took_whatever_was_thought(costs: list[tuple[float, float]]) -> None:
+def test_corrected_work_counts_by_its_actual_cost(costs: list[tuple[float, float]]) -> None:
     meter, twin = _granted(0.8), _granted(0.8)
     charges = [meter.admit(CONTROL, cost_s, 0.0) for cost_s, _ in costs]
     for charge, (_, took_s) in zip(charges, costs, strict=True):
@@ -136,7 +136,7 @@ def test_settled_work_counts_for_what_it_took_whatever_was_thought(costs: list[t
     assert meter.wait_s(BULK, 0.0) == pytest.approx(twin.wait_s(BULK, 0.0), abs=1e-9)
 
 
-def test_refunds_of_controls_floor_never_feed_the_others() -> None:
+def test_refunds_of_controls_floor_are_not_given_to_other_classes() -> None:
     meter = _granted(0.1)
     now_s = 0.0
     worked_s = 0.0
@@ -152,21 +152,21 @@ def test_refunds_of_controls_floor_never_feed_the_others() -> None:
     assert worked_s <= 0.2 * now_s + 1.0
 
 
-def test_work_that_costs_more_than_the_store_holds_is_let_in_and_paid_back() -> None:
+def test_work_above_the_burst_limit_is_admitted_and_repaid() -> None:
     meter = _granted(0.5)
     assert meter.admit(BULK, 5.0, 0.0) is not None
     assert meter.admit(NORMAL, 0.01, 5.0) is None
     assert meter.wait_s(NORMAL, 5.0) == pytest.approx((5.0 - 0.25 - 5.0 * 0.5 + 0.25 * 0.25) / 0.5, abs=1e-3)
 
 
-def test_the_debt_of_controls_floor_shuts_the_others_out_for_seconds_not_for_minutes() -> None:
+def test_debt_of_controls_floor_delays_other_classes_for_seconds_only() -> None:
     meter = _granted(0.1, floor=0.5)
     _demand(meter, {CONTROL: 100.0}, 0.01, 600.0)
     meter.grant(1.0, 1.0, 600.0)
     assert 0.0 < meter.wait_s(BULK, 600.0) < 3.0
 
 
-def test_classes_below_the_lowest_that_is_let_in_get_nothing() -> None:
+def test_classes_below_the_lowest_admitted_get_nothing() -> None:
     meter = _granted(1.0)
     meter.grant(1.0, 1.0, 0.0, lowest=NORMAL)
     assert meter.admit(BULK, 0.01, 0.0) is None
@@ -184,7 +184,7 @@ def test_without_a_floor_control_waits_like_the_others() -> None:
     assert 0.0 < meter.wait_s(CONTROL, 0.0) < 1.0
 
 
-def test_time_that_goes_back_gives_nothing() -> None:
+def test_time_that_goes_back_grants_nothing() -> None:
     meter = _granted(0.1, floor=0.0)
     while meter.admit(CONTROL, 0.01, 100.0) is not None:
         pass

@@ -25,7 +25,7 @@ def _short(name: str, seconds: float = 900.0) -> Scenario:
     return SCENARIOS[name]._replace(duration_s=seconds)
 
 
-def test_the_thermal_model_settles_where_its_resistances_say() -> None:
+def test_the_thermal_model_settles_at_the_temperature_of_its_resistances() -> None:
     constants = ThermalModelConstants(trip_c=400.0, critical_c=500.0, leakage_w_at_50=1e-6)
     plant = ThermalModel(constants, ambient_c=20.0)
     for _ in range(40_000):
@@ -47,7 +47,7 @@ def test_the_thermal_model_throttles_above_its_trip_and_recovers_below() -> None
     assert not plant.is_throttled
 
 
-def test_a_long_step_is_taken_in_short_ones() -> None:
+def test_a_long_step_is_divided_into_short_ones() -> None:
     once, often = ThermalModel(ambient_c=40.0), ThermalModel(ambient_c=40.0)
     once.step(0.7, 5.0)
     for _ in range(50):
@@ -70,7 +70,7 @@ def test_a_long_step_is_taken_in_short_ones() -> None:
         },
     ),
 )
-def test_no_machine_that_can_be_described_runs_out_of_numbers(busy: float, constants: dict[str, float]) -> None:
+def test_every_valid_machine_gives_finite_numbers(busy: float, constants: dict[str, float]) -> None:
     plant = ThermalModel(ThermalModelConstants(**constants), ambient_c=55.0)  # type: ignore[arg-type]
     for _ in range(300):
         plant.step(busy, 0.1)
@@ -90,20 +90,20 @@ def test_no_machine_that_can_be_described_runs_out_of_numbers(busy: float, const
         ({"critical_c": 90.0}, "expected critical_c above trip_c"),
     ],
 )
-def test_a_machine_that_cannot_be_is_refused(constants: dict[str, float], words: str) -> None:
+def test_an_impossible_machine_is_refused(constants: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ThermalModelConstants(**constants)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_the_same_seed_gives_the_same_course_and_another_one_another(strategy: Strategy) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(strategy: Strategy) -> None:
     first, again, other = (simulate(_short("ambient-55", 300.0), strategy, seed=seed) for seed in (4, 4, 5))
     assert first == again
     assert first != other
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_governor_keeps_the_machine_from_throttling_and_control_in_time(name: str) -> None:
+def test_the_governor_prevents_throttling_and_keeps_control_in_time(name: str) -> None:
     outcome = simulate(_short(name, 2700.0 if name in ("step", "dead-fan") else 1500.0), Strategy.GOVERNOR)
     assert outcome.throttled_s == 0.0
     assert outcome.hottest_c <= outcome.set_point_c + 2.5
@@ -113,7 +113,7 @@ def test_the_governor_keeps_the_machine_from_throttling_and_control_in_time(name
 
 
 @pytest.mark.soak
-def test_a_lighter_variant_serves_more_than_rates_alone_and_is_switched_rarely() -> None:
+def test_a_lighter_variant_serves_more_than_rate_limits_and_is_switched_rarely() -> None:
     light = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR_VARIANT)
     rates = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR)
     assert light.throttled_s == 0.0
@@ -124,7 +124,7 @@ def test_a_lighter_variant_serves_more_than_rates_alone_and_is_switched_rarely()
     assert light.on_time_part(NORMAL) > 0.95 > rates.on_time_part(NORMAL)
 
 
-def test_what_the_governor_is_compared_with_throttles_or_cuts_every_class() -> None:
+def test_the_compared_strategies_throttle_or_limit_every_class() -> None:
     def run(strategy: Strategy) -> SimulationResult:
         return simulate(_short("ambient-55"), strategy)
 
@@ -166,12 +166,12 @@ def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
         ('time_s,temperature_c\n0,"' + "9" * 200_000 + '"\n', "field larger than field limit"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_refused_with_the_place(text: str, words: str) -> None:
+def test_an_unreadable_trace_is_refused_with_the_location(text: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         read_recording(text.splitlines(keepends=True), "trace.csv")
 
 
-def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
+def test_a_replay_reports_when_the_control_policy_would_have_acted() -> None:
     samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
     samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
     samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]

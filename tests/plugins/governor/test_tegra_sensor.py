@@ -80,7 +80,7 @@ def broken(board: Any, path: str, way: str) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("way", ["removed", "a folder", "switched off", "garbage", "empty"])
-def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str, make_board: Any) -> None:
+def test_a_failing_file_affects_only_its_own_readings(name: str, way: str, make_board: Any) -> None:
     board = make_board(name)
     sensor = TegraSensor(SysfsFiles(board.root))
     now_s = 100.0
@@ -101,9 +101,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str
 @pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV, errno.ETIMEDOUT, errno.ENODATA])
-def test_a_machine_on_which_every_file_fails_reports_nothing_and_says_why(
-    name: str, code: int, make_board: Any, boards: Any
-) -> None:
+def test_a_machine_whose_files_all_fail_reports_the_reason(name: str, code: int, make_board: Any, boards: Any) -> None:
     board = make_board(name)
     faults = boards.Faults(board)
     sensor = TegraSensor(SysfsFiles(board.root, read=faults))
@@ -119,7 +117,7 @@ def test_a_machine_on_which_every_file_fails_reports_nothing_and_says_why(
 
 
 @pytest.mark.parametrize("name", JETSONS)
-def test_drivers_that_come_up_after_the_server_are_found(name: str, make_board: Any) -> None:
+def test_drivers_loaded_after_the_start_are_found(name: str, make_board: Any) -> None:
     board = make_board(name)
     known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
     late = [path for path in board.files if path.startswith(("/sys/", "/var/"))]
@@ -136,7 +134,7 @@ def test_drivers_that_come_up_after_the_server_are_found(name: str, make_board: 
 @pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("seed", range(6))
-def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, make_board: Any) -> None:
+def test_renumbered_devices_give_the_same_readings(name: str, seed: int, make_board: Any) -> None:
     board = make_board(name)
     sensor = TegraSensor(SysfsFiles(board.root))
     known = values(sensor.read(100.0))
@@ -149,7 +147,7 @@ def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, m
     ("path", "after_s"),
     [("/proc/device-tree/compatible", 4.0), ("/proc/device-tree/model", 60.0), ("/etc/nv_tegra_release", 60.0)],
 )
-def test_who_the_machine_is_is_asked_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
+def test_the_identity_of_the_machine_is_read_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
     known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
     board.remove(path)
@@ -159,9 +157,7 @@ def test_who_the_machine_is_is_asked_until_it_is_known(path: str, after_s: float
     assert values(sensor.read(100.0 + after_s)) == known
 
 
-def test_the_junction_is_asked_again_once_and_a_sensor_that_is_switched_off_is_not(
-    make_board: Any, boards: Any
-) -> None:
+def test_a_failing_junction_sensor_is_read_twice_and_a_disabled_one_once(make_board: Any, boards: Any) -> None:
     board = make_board("orin_nano_jp6")
     faults = boards.Faults(board)
     sensor = TegraSensor(SysfsFiles(board.root, read=faults))
@@ -196,7 +192,7 @@ def test_temperatures_are_read_twice_a_second_at_most(make_board: Any, boards: A
 @pytest.mark.parametrize(
     "text", ["-256000", "-274000", "200000", "2147483647", "9" * 400, "nan", "", "51.8", "0x33", "1_000", "٥٠٠٠٠"]
 )
-def test_what_can_be_no_temperature_is_none_and_says_so(text: str, make_board: Any) -> None:
+def test_an_impossible_temperature_is_none_with_a_reason(text: str, make_board: Any) -> None:
     board = make_board("thor_jp7")
     path = f"{board.zone('tj-thermal')}/temp"
     board.write(path, text)
@@ -207,21 +203,21 @@ def test_what_can_be_no_temperature_is_none_and_says_so(text: str, make_board: A
 
 
 @pytest.mark.parametrize(("text", "at_c"), [("-40000", -40.0), ("0", 0.0), ("127500", 127.5), ("+51812", 51.812)])
-def test_frost_and_great_heat_are_temperatures(text: str, at_c: float, make_board: Any) -> None:
+def test_very_low_and_very_high_temperatures_are_valid(text: str, at_c: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
     board.write(f"{board.zone('tj-thermal')}/temp", text)
     assert TegraSensor(SysfsFiles(board.root)).read(100.0).zones[0].temperature_c == at_c
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "-274000", "2147483647", "none", "9" * 400])
-def test_a_trip_that_is_not_set_is_no_trip(text: str, make_board: Any) -> None:
+def test_an_unset_trip_is_ignored(text: str, make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     board.write(f"{board.zone('cpu-thermal')}/trip_point_0_temp", text)
     zone = next(item for item in TegraSensor(SysfsFiles(board.root)).read(100.0).zones if item.name == "cpu")
     assert zone.trips == TripPoints(None, None, 104.5)
 
 
-def test_the_lowest_of_several_trips_of_a_kind_holds(make_board: Any) -> None:
+def test_the_lowest_of_several_trips_of_a_type_is_used(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     folder = board.zone("cpu-thermal")
     for number, at_mc in ((10, 97_000), (11, 98_000)):
@@ -241,7 +237,7 @@ def test_the_lowest_of_several_trips_of_a_kind_holds(make_board: Any) -> None:
         "/sys/class/devfreq/17000000.gpu/device/load",
     ],
 )
-def test_the_load_of_the_gpu_is_found_at_each_of_its_places(path: str, make_board: Any) -> None:
+def test_the_gpu_load_is_found_at_each_known_path(path: str, make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     for known in [known for known in board.files if known.endswith("/load")]:
         board.remove(known)
@@ -252,7 +248,7 @@ def test_the_load_of_the_gpu_is_found_at_each_of_its_places(path: str, make_boar
 
 
 @pytest.mark.parametrize(("text", "share"), [("1000", 1.0), ("1023", 1.0), ("-5", 0.0), ("0", 0.0), ("busy", None)])
-def test_a_load_is_a_share(text: str, share: float | None, make_board: Any) -> None:
+def test_a_load_is_a_fraction(text: str, share: float | None, make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     board.write("/sys/devices/platform/gpu.0/load", text)
     (gpu,) = TegraSensor(SysfsFiles(board.root)).read(100.0).gpus
@@ -270,7 +266,7 @@ def test_a_load_file_that_moves_is_followed(make_board: Any) -> None:
     assert sensor.read(101.0).gpus[0].utilization == pytest.approx(0.13)
 
 
-def test_sums_shunts_and_unconnected_channels_are_no_rails(make_board: Any) -> None:
+def test_sum_shunt_and_unconnected_channels_are_no_rails(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     folder = board.monitor("ina3221")
     for name, content in {
@@ -283,7 +279,7 @@ def test_sums_shunts_and_unconnected_channels_are_no_rails(make_board: Any) -> N
     assert [rail.name for rail in rails] == ["VDD_IN", "VDD_CPU_GPU_CV"]
 
 
-def test_a_rail_whose_current_cannot_be_read_is_unknown_and_stays_counted(make_board: Any) -> None:
+def test_a_rail_with_unreadable_current_makes_the_total_unknown(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     sensor = TegraSensor(SysfsFiles(board.root))
     sensor.read(100.0)
@@ -293,7 +289,7 @@ def test_a_rail_whose_current_cannot_be_read_is_unknown_and_stays_counted(make_b
     assert "curr1_input: Is a directory" in rail.problem
 
 
-def test_counters_of_a_driver_that_was_loaded_again_begin_again(make_board: Any) -> None:
+def test_counters_restart_with_a_reloaded_driver(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     sensor = TegraSensor(SysfsFiles(board.root))
     path = f"{board.monitor('soctherm_oc')}/oc3_event_cnt"
@@ -304,7 +300,7 @@ def test_counters_of_a_driver_that_was_loaded_again_begin_again(make_board: Any)
     assert rates == [None, 10.0, None, 2.0]
 
 
-def test_on_a_machine_that_is_no_jetson_it_reports_only_the_boards_name(make_board: Callable[[str], Any]) -> None:
+def test_on_other_machines_only_the_board_name_is_reported(make_board: Callable[[str], Any]) -> None:
     board = make_board("")
     board.write("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     board.write("/proc/device-tree/compatible", "raspberrypi,5-model-b\0brcm,bcm2712\0")

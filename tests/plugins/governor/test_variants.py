@@ -21,22 +21,22 @@ def _run(rule: VariantRule, looks: list[tuple[float, float, float | None]], peri
     return switched_s
 
 
-def test_a_clear_shortage_that_lasts_calls_the_lighter_model() -> None:
+def test_a_clear_lasting_shortage_activates_the_lighter_variant() -> None:
     assert _run(VariantRule(), [(1.0, 0.7, 0.0)] * 20) == [5.0]
 
 
-def test_a_shortage_that_is_small_or_short_does_not() -> None:
+def test_a_small_or_short_shortage_activates_no_variant() -> None:
     assert _run(VariantRule(), [(1.0, 0.85, 0.0)] * 100) == []
     assert _run(VariantRule(), ([(1.0, 0.5, 0.0)] * 4 + [(1.0, 1.0, 0.0)]) * 50) == []
 
 
-def test_the_heavier_model_comes_back_once_it_would_fit_for_a_minute_after_the_rest() -> None:
+def test_the_heavier_model_returns_once_there_was_room_for_a_minute() -> None:
     short, fits = (1.0, 0.5, 0.0), (1.0, 1.0, 15.0)
     assert _run(VariantRule(), [short] * 10 + [fits] * 2000) == [5.0, 605.0]
     assert _run(VariantRule(), [short] * 10 + [short] * 700 + [fits] * 2000) == [5.0, 770.0]
 
 
-def test_too_little_room_below_the_set_point_keeps_the_lighter_model() -> None:
+def test_too_small_a_margin_below_the_set_point_keeps_the_lighter_variant() -> None:
     assert _run(VariantRule(), [(1.0, 0.5, 0.0)] * 10 + [(1.0, 1.0, 5.0)] * 5000) == [5.0]
 
 
@@ -55,7 +55,7 @@ def _edge(rule: VariantRule, hours: float) -> list[float]:
     return switched_s
 
 
-def test_at_the_edge_each_return_that_fails_doubles_the_wait_before_the_next() -> None:
+def test_each_failed_return_doubles_the_wait_before_the_next() -> None:
     switched_s = _edge(VariantRule(), 8)
     light_s = [up - down for down, up in zip(switched_s[::2], switched_s[1::2], strict=False)]
     heavy_s = [down - up for up, down in zip(switched_s[1::2], switched_s[2::2], strict=False)]
@@ -64,7 +64,7 @@ def test_at_the_edge_each_return_that_fails_doubles_the_wait_before_the_next() -
     assert set(heavy_s) == {600.0}, "relief never waits longer than it must"
 
 
-def test_a_return_that_lasted_makes_the_next_one_quick_again() -> None:
+def test_a_lasting_return_resets_the_wait() -> None:
     rule = VariantRule()
     short, fits = [(1.0, 0.5, 0.0)], [(1.0, 1.0, 15.0)]
     first = _run(rule, short * 10 + fits * 700 + short * 600 + fits * 1300 + fits * 2000 + short * 10 + fits * 1000)
@@ -85,13 +85,13 @@ def test_no_two_switches_are_ever_less_than_ten_minutes_apart(seed: int, period_
     assert rule.switch_count == len(switched_s)
 
 
-def test_a_clock_that_leaps_makes_at_most_one_switch() -> None:
+def test_a_clock_jump_causes_at_most_one_switch() -> None:
     rule = VariantRule()
     rule.step(1.0, 0.5, 0.0, 0.0)
     assert rule.step(1.0, 0.5, 0.0, 1e6)
     assert rule.step(1.0, 1.0, 20.0, 2e6), "fitting has to be seen to last"
 
 
-def test_times_can_be_tuned() -> None:
+def test_times_can_be_configured() -> None:
     rule = VariantRule(VariantConstants(short_for_s=0.0, fits_for_s=0.0, rest_s=10.0))
     assert _run(rule, [(1.0, 0.5, 0.0)] + [(1.0, 1.0, 20.0)] * 30) == [0.0, 10.0]

@@ -47,7 +47,7 @@ def values(reading: MachineReading) -> dict[str, Any]:
     }
 
 
-def test_power_follows_from_two_readings_of_energy(board: Any, sensor: X86Sensor) -> None:
+def test_power_is_the_difference_of_two_energy_readings(board: Any, sensor: X86Sensor) -> None:
     first = sensor.read(100.0)
     assert set(watts(first).values()) == {None}
     assert "power follows from two readings" in first.rails[0].problem
@@ -62,7 +62,7 @@ def test_power_follows_from_two_readings_of_energy(board: Any, sensor: X86Sensor
     assert second.energy[0].energy_mj == 14_000
 
 
-def test_energy_goes_on_where_the_counter_wraps(board: Any, sensor: X86Sensor) -> None:
+def test_energy_continues_across_a_counter_wrap(board: Any, sensor: X86Sensor) -> None:
     board.write(f"{PACKAGE}/energy_uj", RANGE_UJ - 4_000_000)
     before = sensor.read(100.0).energy[0].energy_mj
     board.write(f"{PACKAGE}/energy_uj", 6_000_000)
@@ -71,7 +71,7 @@ def test_energy_goes_on_where_the_counter_wraps(board: Any, sensor: X86Sensor) -
     assert watts(after)["package-0"] == 10.0
 
 
-def test_energy_that_only_root_may_read_is_reported_as_that_and_counts_for_nothing(board: Any, boards: Any) -> None:
+def test_energy_that_only_root_may_read_is_reported_and_ignored(board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
     faults.errors = {path: errno.EACCES for path in board.files if path.endswith("/energy_uj")}
     reading = X86Sensor(SysfsFiles(board.root, read=faults)).read(100.0)
@@ -83,7 +83,7 @@ def test_energy_that_only_root_may_read_is_reported_as_that_and_counts_for_nothi
     assert reading.rails[0].limit_mw == 28_000
 
 
-def test_a_package_that_falls_silent_makes_the_power_unknown_not_smaller(board: Any, sensor: X86Sensor) -> None:
+def test_a_silent_package_makes_the_total_power_unknown(board: Any, sensor: X86Sensor) -> None:
     sensor.read(100.0)
     sensor.read(101.0)
     board.block(f"{PACKAGE}/energy_uj")
@@ -94,7 +94,7 @@ def test_a_package_that_falls_silent_makes_the_power_unknown_not_smaller(board: 
 
 
 @pytest.mark.parametrize(("first", "limit_mw"), [("long_term", 28_000), ("short_term", 64_000)])
-def test_the_limit_of_the_long_run_is_known_by_its_name(first: str, limit_mw: int, board: Any) -> None:
+def test_the_long_term_power_limit_is_found_by_name(first: str, limit_mw: int, board: Any) -> None:
     second = {"long_term": "short_term", "short_term": "long_term"}[first]
     board.write(f"{PACKAGE}/constraint_0_name", first)
     board.write(f"{PACKAGE}/constraint_1_name", second)
@@ -102,7 +102,7 @@ def test_the_limit_of_the_long_run_is_known_by_its_name(first: str, limit_mw: in
 
 
 @pytest.mark.parametrize("text", ["0", "unlimited", ""])
-def test_a_limit_that_is_none_is_none(text: str, board: Any) -> None:
+def test_an_invalid_limit_is_none(text: str, board: Any) -> None:
     board.write(f"{PACKAGE}/constraint_0_power_limit_uw", text)
     assert X86Sensor(SysfsFiles(board.root)).read(1.0).rails[0].limit_mw is None
 
@@ -119,7 +119,7 @@ def test_throttling_is_reported_as_rates_of_the_package_and_of_all_cores(board: 
     assert ThrottleReason.THERMAL not in sensor.read(103.0).slowed_by
 
 
-def test_a_processor_that_goes_offline_is_no_throttling(board: Any, sensor: X86Sensor) -> None:
+def test_an_offline_processor_is_not_counted_as_throttling(board: Any, sensor: X86Sensor) -> None:
     sensor.read(100.0)
     board.remove(f"{CPU}/cpu3/thermal_throttle")
     rates = [[item.per_s for item in sensor.read(101.0 + step).throttles] for step in range(3)]
@@ -149,7 +149,7 @@ def test_each_package_has_its_own_temperature_and_trips(board: Any) -> None:
         ({"temp1_input": 51000}, 51.0),
     ],
 )
-def test_a_processor_of_the_other_maker(files: dict[str, Any], at_c: float, make_board: Any) -> None:
+def test_an_amd_processor(files: dict[str, Any], at_c: float, make_board: Any) -> None:
     board = make_board("")
     for name, content in {"name": "k10temp", "temp1_max": 70000, **files}.items():
         board.write(f"/sys/class/hwmon/hwmon4/{name}", content)
@@ -158,7 +158,7 @@ def test_a_processor_of_the_other_maker(files: dict[str, Any], at_c: float, make
     assert reading.zones[0].trips == TripPoints()
 
 
-def test_the_kernels_own_zone_replaces_a_driver_that_is_not_there_or_fails(board: Any, sensor: X86Sensor) -> None:
+def test_the_acpi_zone_replaces_a_missing_or_failing_driver(board: Any, sensor: X86Sensor) -> None:
     folder = board.monitor("coretemp")
     board.set_temperature("x86_pkg_temp", 57)
     assert zones(sensor.read(100.0)) == {"package-0": 56.0}
@@ -172,7 +172,7 @@ def test_the_kernels_own_zone_replaces_a_driver_that_is_not_there_or_fails(board
     assert (absent.name, absent.temperature_c, absent.trips) == ("package-0", 57.0, TripPoints())
 
 
-def test_a_board_of_another_maker_has_its_zones_by_their_first_word(make_board: Any) -> None:
+def test_zones_of_an_unknown_board_are_named_by_their_first_word(make_board: Any) -> None:
     board = make_board("")
     for number, (kind, at_mc) in enumerate({"cpu-thermal": 61000, "soc_thermal": 58000, "bat": 30000}.items()):
         folder = f"/sys/class/thermal/thermal_zone{number}"
@@ -185,7 +185,7 @@ def test_a_board_of_another_maker_has_its_zones_by_their_first_word(make_board: 
     assert reading.zones[0].trips == TripPoints(80.0)
 
 
-def test_why_the_built_in_graphics_are_held_back(board: Any, sensor: X86Sensor) -> None:
+def test_throttle_reasons_of_integrated_graphics(board: Any, sensor: X86Sensor) -> None:
     folder = "/sys/class/drm/card0/gt/gt0"
     (gpu,) = sensor.read(1.0).gpus
     assert (gpu.clock_hz, gpu.highest_clock_hz, gpu.is_integrated) == (650_000_000, 1_300_000_000, True)
@@ -209,7 +209,7 @@ def _card(board: Any, driver: str) -> None:
 
 
 @pytest.mark.parametrize("driver", ["i915", "xe"])
-def test_a_card_has_power_of_its_own(driver: str, board: Any, sensor: X86Sensor) -> None:
+def test_a_graphics_card_has_its_own_power(driver: str, board: Any, sensor: X86Sensor) -> None:
     _card(board, driver)
     gpu: Gpu = sensor.read(100.0).gpus[1]
     assert (gpu.key, gpu.is_integrated, gpu.clock_hz) == ("card1", False, 900_000_000)
@@ -220,7 +220,7 @@ def test_a_card_has_power_of_its_own(driver: str, board: Any, sensor: X86Sensor)
 
 
 @pytest.mark.parametrize("way", ["removed", "a folder", "switched off", "garbage"])
-def test_a_file_that_fails_takes_nothing_with_it_but_its_own(way: str, board: Any, sensor: X86Sensor) -> None:
+def test_a_failing_file_affects_only_its_own_readings(way: str, board: Any, sensor: X86Sensor) -> None:
     known = values(sensor.read(100.0))
     kinds = {
         "/sys/class/hwmon/hwmon2": {"zones"},
@@ -248,7 +248,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(way: str, board: An
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV])
-def test_a_machine_on_which_every_file_fails_reports_nothing_and_comes_back(code: int, board: Any, boards: Any) -> None:
+def test_a_machine_whose_files_all_fail_recovers(code: int, board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
     sensor = X86Sensor(SysfsFiles(board.root, read=faults))
     known = values(sensor.read(100.0))
@@ -262,13 +262,13 @@ def test_a_machine_on_which_every_file_fails_reports_nothing_and_comes_back(code
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_new_numbers_between_two_readings_change_nothing(seed: int, board: Any, sensor: X86Sensor) -> None:
+def test_renumbered_devices_give_the_same_readings(seed: int, board: Any, sensor: X86Sensor) -> None:
     known = values(sensor.read(100.0))
     board.shuffle(seed)
     assert values(sensor.read(100.5)) == known
 
 
-def test_drivers_that_come_up_after_the_server_are_found(board: Any, sensor: X86Sensor) -> None:
+def test_drivers_loaded_after_the_start_are_found(board: Any, sensor: X86Sensor) -> None:
     known = values(X86Sensor(SysfsFiles(board.root)).read(0.0))
     for path in board.files:
         board.remove(path)

@@ -27,7 +27,7 @@ def figures(name: str = "cam", **changes: object) -> StreamFigures:
     return StreamFigures(name, **{**known, **changes})  # type: ignore[arg-type]
 
 
-def test_a_steady_stream_has_its_rate_at_once_and_after_the_window_is_full() -> None:
+def test_a_steady_stream_has_its_rate_before_and_after_the_window_is_full() -> None:
     rate = RecentValues(2.0)
     for number in range(101):
         rate.add(100 + number / 25)
@@ -35,7 +35,7 @@ def test_a_steady_stream_has_its_rate_at_once_and_after_the_window_is_full() -> 
             assert rate.rate(100 + number / 25) == pytest.approx(25, abs=0.6)
 
 
-def test_a_stream_that_stopped_sinks_to_zero() -> None:
+def test_the_rate_of_a_stopped_stream_falls_to_zero() -> None:
     rate = RecentValues(2.0)
     for number in range(50):
         rate.add(number / 25)
@@ -44,7 +44,7 @@ def test_a_stream_that_stopped_sinks_to_zero() -> None:
     assert rate.values(4.1) == []
 
 
-def test_nothing_has_no_rate_and_no_percentile() -> None:
+def test_without_values_there_is_no_rate_and_no_percentile() -> None:
     assert RecentValues(1.0).rate(5.0) == 0
     assert math.isnan(percentile([], 0.5))
     assert math.isnan(Percentiles().percentile(0.5))
@@ -54,11 +54,11 @@ def test_nothing_has_no_rate_and_no_percentile() -> None:
     ("values", "share", "expected"),
     [([3, 1, 2], 0.5, 2), ([1, 2, 3, 4], 0.5, 2), ([5], 0.99, 5), (list(range(1, 101)), 0.99, 99), ([1, 2], 1.0, 2)],
 )
-def test_a_percentile_is_a_value_that_was_there(values: list[float], share: float, expected: float) -> None:
+def test_a_percentile_is_one_of_the_values(values: list[float], share: float, expected: float) -> None:
     assert percentile(values, share) == expected
 
 
-def test_percentiles_in_little_memory_are_right_to_a_hundredth() -> None:
+def test_percentiles_in_bounded_memory_are_accurate_to_one_percent() -> None:
     generator = random.Random(3)
     values = [generator.lognormvariate(-3, 1) for _ in range(20_000)]
     spread = Percentiles()
@@ -82,7 +82,7 @@ def test_joined_percentiles_are_those_of_all_values() -> None:
     ]
 
 
-def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> None:
+def test_sent_frames_always_equal_answered_dropped_lost_and_in_flight() -> None:
     generator, tally, now, under_way = random.Random(7), FrameCounts("cam"), 0.0, []
     answered = here = lost = 0
     there: dict[DropReason, int] = {}
@@ -131,7 +131,7 @@ def test_drops_of_an_earlier_run_under_the_same_name_do_not_count() -> None:
     assert tally.whole().server_drops == {DropReason.NEWER: 1, DropReason.DEADLINE: 1}
 
 
-def test_what_went_with_a_connection_is_lost_and_not_dropped() -> None:
+def test_frames_lost_with_a_connection_are_lost_and_not_dropped() -> None:
     tally = FrameCounts("cam")
     for seq in range(3):
         tally.count_offered(seq, 0.0)
@@ -142,7 +142,7 @@ def test_what_went_with_a_connection_is_lost_and_not_dropped() -> None:
     assert (tally.whole().server_drops, tally.whole().lost, tally.whole().waiting) == ({}, 2, 0)
 
 
-def test_a_stream_of_days_keeps_little_of_the_frames_that_nobody_told_of() -> None:
+def test_memory_for_unreported_frames_is_bounded() -> None:
     tally = FrameCounts("cam")
     for seq in range(20_000):
         tally.count_offered(seq, seq / 30)
@@ -151,7 +151,7 @@ def test_a_stream_of_days_keeps_little_of_the_frames_that_nobody_told_of() -> No
     assert len(tally._sent) < 2000
 
 
-def test_a_frame_is_counted_once_whatever_the_server_says() -> None:
+def test_a_frame_is_counted_once_for_any_server_messages() -> None:
     tally = FrameCounts("cam")
     tally.count_offered(1, 0.0)
     assert tally.count_result(result(1), 0.5) == 0.5
@@ -161,14 +161,14 @@ def test_a_frame_is_counted_once_whatever_the_server_says() -> None:
     assert (tally.whole().answered, tally.whole().dropped, tally.whole().lost) == (1, 0, 0)
 
 
-def test_an_error_is_an_answer_and_counted_as_failed_too() -> None:
+def test_an_error_counts_as_answered_and_as_failed() -> None:
     tally = FrameCounts("cam")
     tally.count_offered(1, 0.0)
     tally.count_result(result(1, error="INVALID_ARG"), 0.1)
     assert (tally.whole().answered, tally.whole().failed) == (1, 1)
 
 
-def test_live_figures_forget_and_those_of_the_run_do_not() -> None:
+def test_live_statistics_cover_a_window_and_totals_the_whole_run() -> None:
     tally = FrameCounts("cam")
     for seq in range(100):
         tally.count_offered(seq, seq * 0.1)
@@ -209,7 +209,7 @@ def view(rows: list[StreamFigures], **changes: object) -> TableView:
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 79, 120, 300])
 @pytest.mark.parametrize("height", [1, 3, 8, 24, 60])
 @pytest.mark.parametrize("count", [1, 2, 4, 40])
-def test_no_drawing_is_larger_than_its_terminal(width: int, height: int, count: int) -> None:
+def test_the_table_is_never_larger_than_the_terminal(width: int, height: int, count: int) -> None:
     parts = [figures(f"caméra-{number}") for number in range(count)]
     rows = parts if count == 1 else [*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]
     lines = draw_table(view(rows, done=7, length=50, notes=["a note"]), width, height)
@@ -217,7 +217,7 @@ def test_no_drawing_is_larger_than_its_terminal(width: int, height: int, count: 
     assert all(cell_width(line) <= width for line in lines)
 
 
-def test_a_wide_terminal_shows_every_column_and_a_narrow_one_what_matters_most() -> None:
+def test_a_narrow_terminal_shows_the_most_important_columns() -> None:
     wide, narrow, tiny = (table([figures()], width)[0].split() for width in (200, 60, 20))
     assert "SERVER" in wide
     assert "OFFERED" in wide
@@ -226,12 +226,12 @@ def test_a_wide_terminal_shows_every_column_and_a_narrow_one_what_matters_most()
     assert tiny == ["STREAM", "FPS", "OUT"]
 
 
-def test_the_table_tells_rates_ages_and_counts() -> None:
+def test_the_table_shows_rates_ages_and_counts() -> None:
     row = table([figures()], 200)[1].split()
     assert row == ["cam", "30.0", "10.0", "50.0", "80.1", "250", "40.0", "100", "40", "0", "58", "2"]
 
 
-def test_drops_are_told_by_reason_and_by_side() -> None:
+def test_drops_are_shown_by_reason_and_side() -> None:
     lines = draw_table(view([figures()]), 200, 24)
     assert "drops: newer 40, max-age 10, never sent 8" in lines
     assert "latest: espresso 0.95" in lines
@@ -248,7 +248,7 @@ def test_the_streams_that_do_not_fit_are_in_the_total() -> None:
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31m", "a\nb", "\x07", "\u202eabc", "\x9b31m"])
-def test_nothing_that_comes_from_elsewhere_steers_the_terminal(hostile: str) -> None:
+def test_untrusted_text_cannot_control_the_terminal(hostile: str) -> None:
     lines = draw_table(view([figures(hostile)], latest=[("cam", hostile)], governor=hostile, notes=[hostile]), 100, 24)
     told = "".join([*lines, plain_line(figures(hostile), hostile, 1.0), *summary([figures(hostile)])])
     assert all(char.isprintable() for char in told)
@@ -261,7 +261,7 @@ def test_wide_characters_take_two_cells() -> None:
     assert clip("abc", 3) == "abc"
 
 
-def test_progress_is_a_bar_where_the_length_is_known_and_a_clock_where_not() -> None:
+def test_progress_is_a_bar_if_the_length_is_known_else_a_clock() -> None:
     half = progress(view([figures()], done=125, length=250, eta_s=65.0), 80)
     assert half.startswith("[##")
     assert half.count("#") == half.count(".")
@@ -270,13 +270,13 @@ def test_progress_is_a_bar_where_the_length_is_known_and_a_clock_where_not() -> 
     assert progress(view([figures()], done=99, passed_s=3725), 80) == "1:02:05, 99 pictures; Ctrl-C ends it"
 
 
-def test_the_summary_balances_every_frame() -> None:
+def test_the_summary_accounts_for_every_frame() -> None:
     lines = summary([figures()])
     assert "offered 100 = answered 40 + dropped 58 + lost 2" in lines
     assert summary([figures(failed=3)])[-2].endswith("; 3 of the answers are errors")
 
 
-def test_a_plain_line_says_the_same_in_one() -> None:
+def test_a_plain_line_contains_the_summary() -> None:
     line = plain_line(figures(), "espresso 0.95", 12.0)
     assert line == (
         "  12.0 s  cam  in 30.0 fps  out 10.0 fps  age p50 50.0 p99 80.1 ms  "

@@ -50,12 +50,12 @@ def test_detections_are_counted_by_kind_with_the_best_score_of_each() -> None:
     assert (last["keypoints"], last["track_id"]) == ([[1, 2, 0.5]], 9)  # type: ignore[index]
 
 
-def test_a_picture_with_nothing_in_it_has_an_empty_list() -> None:
+def test_an_image_without_detections_has_an_empty_list() -> None:
     assert result_in_words(FrameResult(HEADER)) == "nothing found"
     assert told(FrameResult(HEADER))["detections"] == []
 
 
-def test_a_mask_is_told_by_the_share_of_each_class() -> None:
+def test_a_mask_is_printed_as_the_fraction_of_each_class() -> None:
     pixels = bytes([0] * 50 + [1] * 30 + [7] * 20)
     result = FrameResult(HEADER, mask=Mask(10, 10, "mono8", pixels, ("road", "sky")))
     assert result_in_words(result) == "road 50%, sky 30%, class 7 20%"
@@ -64,7 +64,7 @@ def test_a_mask_is_told_by_the_share_of_each_class() -> None:
     assert result_in_words(FrameResult(HEADER, mask=Mask(2, 2, "mono16", wide))) == "class 300 100%"
 
 
-def test_tensors_come_with_their_values_as_long_as_they_are_few() -> None:
+def test_small_tensors_are_printed_with_their_values() -> None:
     array = np.array([[1.5, math.nan, math.inf]], np.float32)
     tensors = (
         Tensor("scores", DType.FP32, array),
@@ -81,7 +81,7 @@ def test_tensors_come_with_their_values_as_long_as_they_are_few() -> None:
     assert result_in_words(FrameResult(HEADER, tensors=tensors[:1])) == "scores FP32[1, 3]"
 
 
-def test_an_error_is_told_instead_of_a_result() -> None:
+def test_an_error_is_printed_instead_of_a_result() -> None:
     result = FrameResult(HEADER, error_code="INVALID_ARG", error="frame 5: too small")
     assert result_in_words(result) == "INVALID_ARG: frame 5: too small"
     line = told(result)
@@ -89,7 +89,7 @@ def test_an_error_is_told_instead_of_a_result() -> None:
     assert "detections" not in line
 
 
-def test_a_line_tells_the_frame_its_age_and_what_was_dropped_before_it() -> None:
+def test_a_line_has_the_frame_its_age_and_the_drops_before_it() -> None:
     times = FrameTimes(10, 20, 30, 40, 50)
     line = told(
         FrameResult(HEADER, times, {DropReason.NEWER: 2}, model="m", version=3, runtime="openvino", height=4, width=6)

@@ -27,7 +27,7 @@ def test_each_message_is_one_line_of_json(tmp_path, message):
     assert state == {"kind": "source", "source": "door", "state": "FAILED", "reason": "gone"}
 
 
-def test_a_file_at_its_bound_is_renamed_and_at_most_two_are_kept(tmp_path, message):
+def test_a_file_at_its_size_limit_is_rotated_and_two_are_kept(tmp_path, message):
     path = tmp_path / "out.jsonl"
     sink = JsonLinesFile(str(path), 2000)
     sink.open()
@@ -41,7 +41,7 @@ def test_a_file_at_its_bound_is_renamed_and_at_most_two_are_kept(tmp_path, messa
     assert numbers == [*range(40 - len(numbers), 40)]
 
 
-def test_a_file_continues_after_a_restart_within_its_bound(tmp_path, message):
+def test_a_file_continues_after_a_restart_within_its_size_limit(tmp_path, message):
     path = tmp_path / "out.jsonl"
     for _ in range(40):
         sink = JsonLinesFile(str(path), 2000)
@@ -51,7 +51,7 @@ def test_a_file_continues_after_a_restart_within_its_bound(tmp_path, message):
     assert path.stat().st_size <= 2000
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(SinkError, match=r"x/out\.jsonl: cannot be written: No such file"):
         JsonLinesFile(str(tmp_path / "x/out.jsonl"), 2000).open()
 
@@ -107,7 +107,7 @@ def test_a_webhook_that_refuses_is_named_without_its_password(receiver, message)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_webhook_that_redirects_is_an_error_and_the_other_address_gets_nothing(receiver, message, status):
+def test_a_redirect_of_a_webhook_is_an_error_and_is_not_followed(receiver, message, status):
     receiver.status, receiver.location = status, f"http://127.0.0.1:{receiver.server_port}/other"
     sink = Webhook(f"http://127.0.0.1:{receiver.server_port}/hook")
     with pytest.raises(SinkError, match=f"expected a status of 200 to 299, given {status}"):
@@ -115,7 +115,7 @@ def test_a_webhook_that_redirects_is_an_error_and_the_other_address_gets_nothing
     assert [path for path, _, _ in receiver.got] == ["/hook"]
 
 
-def test_a_webhook_that_is_not_there_is_named(free_ports, message):
+def test_an_unreachable_webhook_is_named(free_ports, message):
     sink = Webhook(f"http://127.0.0.1:{free_ports(1)[0]}/")
     sink.open()
     with pytest.raises(SinkError, match="Connection refused"):

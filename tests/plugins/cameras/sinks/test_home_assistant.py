@@ -91,7 +91,7 @@ def state(source: str, what: str, *labels: str, has_classes: bool = False) -> Si
     return SinkMessage(source, state=what, labels=labels, has_classes=has_classes)
 
 
-def test_a_camera_is_a_device_whose_entities_follow_its_results_its_state_and_the_server(
+def test_a_camera_is_a_device_whose_entities_follow_results_and_state(
     home: HomeAssistant, start, message, eventually
 ) -> None:
     runner = start()
@@ -122,7 +122,7 @@ def test_a_camera_is_a_device_whose_entities_follow_its_results_its_state_and_th
     assert home.warnings() == []
 
 
-def test_two_servers_with_cameras_of_one_name_are_two_devices(home: HomeAssistant, start, message, eventually) -> None:
+def test_equally_named_cameras_of_two_servers_are_two_devices(home: HomeAssistant, start, message, eventually) -> None:
     for topic in ("left", "right"):
         start(topic).put(state("door", "RUNNING", "person"))
     assert eventually(lambda: len(home.states()) == 2)
@@ -145,7 +145,7 @@ def test_counts_without_results_expire(home: HomeAssistant, start, message, even
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_a_broker_that_fails_and_is_back_empty_shows_the_true_states_again(
+def test_after_a_restart_without_data_the_broker_gets_all_states_again(
     home: HomeAssistant, start, message, eventually, broker, monkeypatch, how
 ) -> None:
     monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
@@ -169,7 +169,7 @@ def test_a_broker_that_fails_and_is_back_empty_shows_the_true_states_again(
     assert eventually(lambda: home.states() == changed)
 
 
-def test_nothing_that_an_earlier_run_found_stays_on(home: HomeAssistant, start, message, eventually) -> None:
+def test_detections_of_an_earlier_run_are_cleared(home: HomeAssistant, start, message, eventually) -> None:
     before = start()
     before.put(message("door", "person", "ghost"))
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on", "binary_sensor.door_ghost": "on"})

@@ -125,7 +125,7 @@ def test_counts_results_and_the_state_of_the_camera_have_topics(broker, listen, 
 
 
 @pytest.mark.full
-def test_home_assistant_is_told_of_each_entity_once_and_of_its_removal(broker, listen, start, message, eventually):
+def test_home_assistant_gets_each_entity_once_and_its_removal(broker, listen, start, message, eventually):
     listener = listen()
     runner = start(address(broker))
     topic = f"homeassistant/binary_sensor/{ID}_door_person/config"
@@ -170,7 +170,7 @@ def test_discovery_can_be_switched_off(broker, listen, start, message, eventuall
 
 
 @pytest.mark.full
-def test_the_end_of_the_sink_is_told_and_its_loss_is_the_brokers_last_will(broker, listen, start, message, eventually):
+def test_the_end_of_the_sink_is_published_and_its_loss_is_the_last_will(broker, listen, start, message, eventually):
     listener = listen()
     runner = start(address(broker))
     runner.put(message("door", "person"))
@@ -180,9 +180,7 @@ def test_the_end_of_the_sink_is_told_and_its_loss_is_the_brokers_last_will(broke
 
 
 @pytest.mark.full
-def test_a_broker_that_is_killed_is_the_reason_and_is_told_everything_when_it_is_back(
-    broker, listen, start, message, eventually
-):
+def test_a_killed_broker_is_reported_and_gets_everything_after_its_restart(broker, listen, start, message, eventually):
     runner = start(address(broker), on_change=False)
     runner.put(message("door", "person"))
     assert eventually(lambda: runner.report().delivered == 1)
@@ -206,7 +204,7 @@ def test_a_broker_that_is_killed_is_the_reason_and_is_told_everything_when_it_is
 
 
 @pytest.mark.full
-def test_a_broker_that_refuses_the_password_is_named_without_it(broker, start, message, eventually, tmp_path):
+def test_a_refused_password_is_reported_without_the_password(broker, start, message, eventually, tmp_path):
     broker.kill()
     salt = os.urandom(12)
     digest = hashlib.pbkdf2_hmac("sha512", b"right", salt, 101)
@@ -228,9 +226,7 @@ def test_a_broker_that_refuses_the_password_is_named_without_it(broker, start, m
 
 
 @pytest.mark.full
-def test_a_broker_that_accepts_and_says_nothing_does_not_hold_up_anything(
-    start, message, eventually, free_ports, monkeypatch
-):
+def test_a_silent_broker_delays_nothing(start, message, eventually, free_ports, monkeypatch):
     import socket
 
     pytest.importorskip("paho.mqtt.client")
@@ -246,9 +242,7 @@ def state(source: str = "door", what: str = "RUNNING", *labels: str) -> SinkMess
 
 
 @pytest.mark.full
-def test_at_the_start_every_label_counts_zero_so_that_nothing_of_an_earlier_run_stays(
-    broker, listen, start, message, eventually
-):
+def test_at_the_start_every_label_is_published_with_zero(broker, listen, start, message, eventually):
     before = start(address(broker), topic="t")
     before.put(state("door", "RUNNING", "person", "ghost"))
     before.put(message("door", "person", "ghost"))
@@ -274,7 +268,7 @@ def test_at_the_start_every_label_counts_zero_so_that_nothing_of_an_earlier_run_
 
 
 @pytest.mark.full
-def test_a_clean_stop_says_offline_for_every_camera(broker, listen, start, message, eventually):
+def test_a_clean_stop_publishes_offline_for_every_camera(broker, listen, start, message, eventually):
     runner = start(address(broker), topic="t")
     for name in ("door", "gate"):
         runner.put(state(name, "RUNNING", "person"))
@@ -287,7 +281,7 @@ def test_a_clean_stop_says_offline_for_every_camera(broker, listen, start, messa
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["stop", "kill", "freeze"])
-def test_a_lost_broker_is_noticed_without_a_message_to_send_and_told_everything_when_it_is_back(
+def test_a_lost_broker_is_noticed_while_idle_and_gets_everything_when_it_is_back(
     broker, listen, start, message, eventually, monkeypatch, how
 ):
     monkeypatch.setattr(mqtt, "KEEPALIVE_S", 1)
@@ -319,7 +313,7 @@ def test_a_lost_broker_is_noticed_without_a_message_to_send_and_told_everything_
 
 
 @pytest.mark.full
-def test_a_broker_that_is_emptied_is_told_everything_again(broker, listen, start, message, eventually, monkeypatch):
+def test_a_broker_that_lost_its_data_gets_everything_again(broker, listen, start, message, eventually, monkeypatch):
     monkeypatch.setattr(mqtt.MqttBroker, "refresh_s", 0.2)
     runner = start(address(broker), topic="t")
     runner.put(state("door", "RUNNING", "person", "cat"))
@@ -360,9 +354,7 @@ def test_two_hosts_do_not_overwrite_each_other(broker, listen, start, message, e
 
 
 @pytest.mark.full
-def test_names_that_differ_only_in_other_characters_have_topics_of_their_own(
-    broker, listen, start, message, eventually
-):
+def test_names_that_differ_in_escaped_characters_have_different_topics(broker, listen, start, message, eventually):
     runner = start(address(broker), topic="t")
     runner.put(message("door", "кошка", "кошка", "птица"))
     listener = listen()
@@ -379,7 +371,7 @@ def test_names_that_differ_only_in_other_characters_have_topics_of_their_own(
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket")
 @pytest.mark.full
-def test_a_broker_with_a_ca_and_client_certificates_of_its_own(broker, listen, start, message, eventually, tmp_path):
+def test_a_broker_with_its_own_ca_and_client_certificates(broker, listen, start, message, eventually, tmp_path):
     make_certificates(tmp_path)
     broker.kill()
     broker.start(
@@ -421,7 +413,7 @@ def make_certificates(folder) -> None:
                 "-days", "2", "-extfile", "names", "-out", f"{name}.crt")  # fmt: skip
 
 
-def test_without_the_package_the_reason_says_what_to_install(monkeypatch):
+def test_without_the_package_the_error_names_what_to_install(monkeypatch):
     def absent(name):
         raise ImportError(f"No module named '{name}'")
 

@@ -65,7 +65,7 @@ def test_without_on_change_every_result_is_sent(start, sink, message):
     assert len(sink.sent) == 5
 
 
-def test_a_file_gets_every_result_and_a_broker_what_is_new_in_a_second(message, tmp_path):
+def test_a_file_gets_every_result_and_a_broker_one_change_per_second(message, tmp_path):
     path = tmp_path / "x.jsonl"
     file = SinkRunner(SinkEntry(name="s", url=str(path)), lambda runner: None)
     for _ in range(5):
@@ -74,7 +74,7 @@ def test_a_file_gets_every_result_and_a_broker_what_is_new_in_a_second(message, 
     assert len(path.read_text().splitlines()) == 5
 
 
-def test_within_the_interval_the_newest_result_waits_and_the_others_are_counted(start, sink, message, eventually):
+def test_within_the_interval_the_newest_result_is_kept_and_others_are_counted(start, sink, message, eventually):
     runner = start(interval_s=0.3)
     for seq in range(1, 6):
         runner.put(message("door", *["cat"] * seq, seq=seq))
@@ -92,7 +92,7 @@ def test_a_change_that_is_undone_within_the_interval_is_not_sent(start, sink, me
     assert labels(sink) == [["cat"]]
 
 
-def test_what_waits_for_its_interval_is_sent_at_the_end(start, sink, message):
+def test_a_result_waiting_for_its_interval_is_sent_at_the_end(start, sink, message):
     runner = start(interval_s=60.0)
     for seen in (["cat"], ["dog"]):
         runner.put(message("door", *seen))
@@ -100,7 +100,7 @@ def test_what_waits_for_its_interval_is_sent_at_the_end(start, sink, message):
     assert labels(sink) == [["cat"], ["dog"]]
 
 
-def test_tensors_and_masks_are_always_news_and_an_error_once(start, sink, message):
+def test_tensors_and_masks_always_count_as_changed_and_errors_once(start, sink, message):
     runner = start()
     result = message("door").result
     tensors = dataclasses.replace(result, tensors=("any",))
@@ -112,7 +112,7 @@ def test_tensors_and_masks_are_always_news_and_an_error_once(start, sink, messag
     assert len(sink.sent) == 3
 
 
-def test_a_slow_receiver_loses_the_oldest_messages_and_nobody_waits_for_it(start, sink, message):
+def test_a_slow_receiver_loses_the_oldest_messages_and_delays_nothing(start, sink, message):
     sink.goes_on.clear()
     runner = start(on_change=False)
     runner.put(message(seq=0))
@@ -126,9 +126,7 @@ def test_a_slow_receiver_loses_the_oldest_messages_and_nobody_waits_for_it(start
     assert [one.result.header.seq for one in sink.sent] == [0, *range(201 - MOST_WAITING, 201)]
 
 
-def test_a_receiver_that_refuses_is_tried_again_and_gets_the_next_result_whatever_it_is(
-    start, sink, message, eventually
-):
+def test_a_failed_receiver_is_retried_and_gets_the_next_result(start, sink, message, eventually):
     runner = start()
     runner.put(message("door", "cat"))
     assert eventually(lambda: len(sink.sent) == 1)
@@ -145,7 +143,7 @@ def test_a_receiver_that_refuses_is_tried_again_and_gets_the_next_result_whateve
     assert (sink.opened, sink.closed) == (2, 1)
 
 
-def test_a_receiver_that_never_answers_does_not_hold_up_the_end(start, sink, message):
+def test_a_receiver_that_never_answers_does_not_delay_the_end(start, sink, message):
     sink.goes_on.clear()
     runner = start(on_change=False)
     for seq in range(10):
@@ -179,7 +177,7 @@ def test_the_newest_state_of_each_camera_is_kept_for_a_slow_receiver(start, sink
     assert [one.state for one in sink.sent if one.source == "gate"] == ["FAILED"]
 
 
-def test_a_lost_connection_is_noticed_and_opened_again_without_a_message(start, sink, message, eventually):
+def test_a_lost_connection_is_reopened_while_idle(start, sink, message, eventually):
     sink.refresh_s = 0.001
     runner = start()
     runner.put(message())
@@ -192,7 +190,7 @@ def test_a_lost_connection_is_noticed_and_opened_again_without_a_message(start, 
     assert (runner.report().received, runner.report().delivered) == (1, 1)
 
 
-def test_a_receiver_with_a_connection_is_told_now_and_then_of_what_stays_the_same(start, sink, message, eventually):
+def test_a_connected_receiver_gets_unchanged_state_periodically(start, sink, message, eventually):
     sink.refresh_s = 0.05
     runner = start()
 

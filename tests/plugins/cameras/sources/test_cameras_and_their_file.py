@@ -52,7 +52,7 @@ def lines(path: Path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_picture_goes_through_the_model_to_the_file(start, folder, tmp_path, eventually):
+def test_a_frame_goes_through_the_model_to_the_output_file(start, folder, tmp_path, eventually):
     path = tmp_path / "out.jsonl"
     cameras = start(sources=(SourceEntry("door", str(folder), "sum", fps=200.0),), sinks=(SinkEntry("log", str(path)),))
     assert eventually(lambda: len(lines(path)) > 10)
@@ -65,7 +65,7 @@ def test_a_picture_goes_through_the_model_to_the_file(start, folder, tmp_path, e
     assert cameras.report().sources == cameras.report().sinks == ()
 
 
-def test_the_results_of_a_source_go_to_the_sinks_that_it_names(start, folder, tmp_path, eventually):
+def test_results_of_a_source_go_to_its_sinks(start, folder, tmp_path, eventually):
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
     start(
         sources=(
@@ -80,7 +80,7 @@ def test_the_results_of_a_source_go_to_the_sinks_that_it_names(start, folder, tm
     assert {item.get("stream", item.get("source")) for item in lines(second)} == {"b"}
 
 
-def test_editing_the_file_adds_changes_and_removes(start, folder, tmp_path, eventually):
+def test_editing_the_file_adds_changes_and_removes_cameras(start, folder, tmp_path, eventually):
     file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
     cameras = start(file=str(file))
     assert "cannot read" in cameras.report().problem
@@ -95,7 +95,7 @@ def test_editing_the_file_adds_changes_and_removes(start, folder, tmp_path, even
     assert eventually(lambda: cameras.report().sources == cameras.report().sinks == ())
 
 
-def test_a_mistake_in_the_file_leaves_the_cameras_as_they_are(start, folder, tmp_path, eventually):
+def test_an_invalid_file_changes_no_camera(start, folder, tmp_path, eventually):
     file = tmp_path / "cameras.toml"
     file.write_text(FOLDER.format(name="door", folder=folder))
     cameras = start(file=str(file))
@@ -111,7 +111,7 @@ def test_a_mistake_in_the_file_leaves_the_cameras_as_they_are(start, folder, tmp
     assert [source.name for source in cameras.report().sources] == ["door"]
 
 
-def test_a_sink_that_fails_costs_no_frame(start, folder, tmp_path, eventually):
+def test_a_failing_sink_loses_no_frame(start, folder, tmp_path, eventually):
     cameras = start(
         sources=(SourceEntry("door", str(folder), "sum", fps=200.0),),
         sinks=(SinkEntry("log", str(tmp_path / "absent/out.jsonl")),),
@@ -125,7 +125,7 @@ def test_a_sink_that_fails_costs_no_frame(start, folder, tmp_path, eventually):
     assert any(kind == "sink.failed" for kind, _ in cameras.events)
 
 
-def test_a_server_without_cameras_imports_nothing_of_them() -> None:
+def test_a_server_without_cameras_imports_no_camera_modules() -> None:
     code = (
         "import sys, threading, edge_server.process.server, edge_server.process.http_routes\n"
         "from types import SimpleNamespace\n"

@@ -49,7 +49,7 @@ def refusal(url):
         "multipart/x-mixed-replace",
     ],
 )
-def test_the_pictures_come_in_order_and_unchanged(camera, jpeg, kind, with_length):
+def test_frames_come_in_order_and_unchanged(camera, jpeg, kind, with_length):
     files = [jpeg(value) for value in (10, 120, 230)]
     camera.plays(*files, with_length=with_length, kind=kind)
     pictures, why = read_all(camera.url)
@@ -107,7 +107,7 @@ def test_a_camera_cannot_send_the_server_to_another_host_or_port(camera, host):
         ("http://cam/a", "ftp://cam:80/b", False),
     ],
 )
-def test_where_a_camera_may_redirect_to(old, new, is_followed):
+def test_redirects_that_a_camera_may_send(old, new, is_followed):
     rule, response = _SameHostRedirects("cam"), io.BytesIO()
     follow = functools.partial(rule.redirect_request, Request(old), response, 302, "Found", {}, new)
     if is_followed:
@@ -119,7 +119,7 @@ def test_where_a_camera_may_redirect_to(old, new, is_followed):
 
 
 @pytest.mark.parametrize("scheme", ["Basic", "Digest"])
-def test_user_and_password_are_sent_as_the_camera_asks_for(camera, jpeg, scheme):
+def test_credentials_are_sent_in_the_scheme_of_the_camera(camera, jpeg, scheme):
     camera.plays(jpeg(1))
     play = camera.script
     challenge = 'Basic realm="cam"' if scheme == "Basic" else 'Digest realm="cam", nonce="abc", qop="auth"'
@@ -161,7 +161,7 @@ def test_user_and_password_are_sent_as_the_camera_asks_for(camera, jpeg, scheme)
         (MULTIPART + b"--x\r\n\r\n" + b"\xff\xd8" * 99, "closed the connection"),
     ],
 )
-def test_what_is_no_camera_is_refused_with_a_reason_and_without_the_password(camera, answer, words):
+def test_an_invalid_camera_response_is_refused_without_the_password(camera, answer, words):
     camera.answers(answer)
     reason = refusal(camera.url.replace("http://", "http://me:geheim@") + "?token=geheim")
     assert re.search(words, reason), reason
@@ -169,7 +169,7 @@ def test_what_is_no_camera_is_refused_with_a_reason_and_without_the_password(cam
     assert "geheim" not in reason
 
 
-def test_a_picture_without_an_end_is_refused_before_it_fills_the_memory(camera):
+def test_a_frame_without_an_end_is_refused_at_the_size_limit(camera):
     def flood(peer, head):
         peer.sendall(MULTIPART + b"--x\r\n\r\n")
         while True:
@@ -179,5 +179,5 @@ def test_a_picture_without_an_end_is_refused_before_it_fills_the_memory(camera):
     assert "given more without an end" in refusal(camera.url)
 
 
-def test_a_camera_that_does_not_listen_is_named_with_the_reason(free_ports):
+def test_an_unreachable_camera_is_reported_with_the_reason(free_ports):
     assert refusal(f"http://me:geheim@127.0.0.1:{free_ports(1)[0]}/x").endswith("Connection refused")

@@ -56,7 +56,7 @@ def pixels_of(shot: SourcePicture | None) -> np.ndarray:
     return shot.pixels
 
 
-def test_a_video_gives_all_its_pictures_in_order(video: Path) -> None:
+def test_a_video_gives_all_its_frames_in_order(video: Path) -> None:
     source = open_source(str(video))
     assert (source.fps, source.length, source.is_live) == (25, 12, False)
     assert source.title == "gray.mp4 96x64"
@@ -64,7 +64,7 @@ def test_a_video_gives_all_its_pictures_in_order(video: Path) -> None:
     assert [round(float(pixels_of(shot).mean()) / 20) for shot in shots] == list(range(12))
 
 
-def test_a_video_begins_again_with_its_first_picture(video: Path) -> None:
+def test_a_looped_video_starts_again_with_its_first_frame(video: Path) -> None:
     source = open_source(str(video))
     first = [pixels_of(source.read()) for _ in range(3)]
     source.rewind()
@@ -73,7 +73,7 @@ def test_a_video_begins_again_with_its_first_picture(video: Path) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-def test_a_picture_that_was_read_stays_as_it_is_when_the_next_is_read(video: Path) -> None:
+def test_reading_the_next_frame_does_not_change_the_last(video: Path) -> None:
     source = open_source(str(video))
     first = pixels_of(source.read())
     before = first.copy()
@@ -89,7 +89,7 @@ def test_a_real_video_is_read_to_its_end(bikes: Path) -> None:
     assert pixels_of(shots[-1]).shape == (272, 640, 3)
 
 
-def test_a_file_that_is_no_video_is_refused_without_a_word_of_the_library(tmp_path: Path) -> None:
+def test_a_file_that_is_no_video_is_refused_without_output_of_the_library(tmp_path: Path) -> None:
     path = tmp_path / "noise.mp4"
     path.write_bytes(random.Random(1).randbytes(5000))
     code = f"from edge_server.plugins.cameras.sources.source_choice import open_source; open_source({str(path)!r})"
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_video_is_refused_without_a_word_of_the_library(tmp_pa
     assert "moov" not in done.stderr
 
 
-def test_a_folder_gives_its_pictures_as_files_with_numbers_in_order(tmp_path: Path) -> None:
+def test_a_folder_gives_its_image_files_in_numeric_order(tmp_path: Path) -> None:
     for name in ("frame10.jpg", "frame9.JPG", "frame1.png", "frame02.jpeg", "notes.txt"):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "more.jpg").mkdir()
@@ -112,12 +112,12 @@ def test_a_folder_gives_its_pictures_as_files_with_numbers_in_order(tmp_path: Pa
     assert shots[0].file == b"frame1.png"
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"expected pictures \(.jpg, .jpeg, .png\), found none"):
         open_source(str(tmp_path))
 
 
-def test_the_pattern_moves_and_equal_numbers_give_equal_pictures() -> None:
+def test_the_pattern_moves_and_depends_only_on_the_frame_number() -> None:
     one, other = Pattern((320, 240)), Pattern((320, 240))
     pictures = [pixels_of(one.read()) for _ in range(20)]
     assert {picture.shape for picture in pictures} == {(240, 320, 3)}
@@ -128,7 +128,7 @@ def test_the_pattern_moves_and_equal_numbers_give_equal_pictures() -> None:
     assert np.array_equal(pixels_of(one.read()), pictures[0])
 
 
-def test_the_pattern_writes_its_number() -> None:
+def test_the_pattern_shows_its_frame_number() -> None:
     pattern = Pattern((640, 480))
     signs = {pattern.draw(number)[-36:, :100].tobytes() for number in range(1000)}
     assert len(signs) == 1000
@@ -160,7 +160,7 @@ def test_the_pattern_needs_no_opencv() -> None:
     assert "pip install '.[vision]'" in done.stderr
 
 
-def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
+def test_the_demo_moves_and_shows_a_face_in_every_frame() -> None:
     source = open_source("demo")
     assert (source.length, source.is_live) == (0, False)
     pictures = [pixels_of(source.read()) for _ in range(130)]
@@ -186,7 +186,7 @@ def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
         ),
     ],
 )
-def test_what_is_no_source_is_named(text: str, words: str) -> None:
+def test_an_invalid_source_is_named(text: str, words: str) -> None:
     with pytest.raises(SourceError, match=words.replace("(", r"\(")):
         open_source(text)
 
@@ -196,7 +196,7 @@ def test_a_device_that_is_no_camera_does_not_open() -> None:
         open_source("/dev/null")
 
 
-def test_a_size_is_for_what_has_none_of_its_own(video: Path) -> None:
+def test_a_size_is_accepted_only_for_sources_without_one(video: Path) -> None:
     with pytest.raises(SourceError, match="--size is for 'pattern' and cameras"):
         open_source(str(video), size=(10, 10))
 
@@ -204,7 +204,7 @@ def test_a_size_is_for_what_has_none_of_its_own(video: Path) -> None:
 PICTURE = np.random.default_rng(5).integers(0, 256, (6, 10, 3), np.uint8)
 
 
-def test_a_raw_frame_is_a_view_of_the_picture() -> None:
+def test_a_raw_frame_is_a_view_of_the_image() -> None:
     frame = encode_frame(SourcePicture(PICTURE), "bgr8", HEADER)
     assert (frame.header, frame.height, frame.width, frame.encoding, frame.step) == (HEADER, 6, 10, "bgr8", 30)
     assert np.shares_memory(np.frombuffer(frame.data, np.uint8), PICTURE)
@@ -221,7 +221,7 @@ def test_other_encodings_agree_with_opencv() -> None:
     assert np.abs(np.frombuffer(gray.data, np.uint8).reshape(6, 10).astype(int) - expected).max() <= 1
 
 
-def test_pictures_become_files_that_decode() -> None:
+def test_frames_are_encoded_to_decodable_files() -> None:
     png = encode_frame(SourcePicture(PICTURE), "png", HEADER)
     assert (png.format, png.encoding, png.height) == ("png", "", 0)
     assert np.array_equal(cv2.imdecode(np.frombuffer(png.data, np.uint8), cv2.IMREAD_COLOR), PICTURE)
@@ -230,7 +230,7 @@ def test_pictures_become_files_that_decode() -> None:
     assert cv2.imdecode(np.frombuffer(jpeg.data, np.uint8), cv2.IMREAD_COLOR).shape == PICTURE.shape
 
 
-def test_a_file_goes_as_it_is_unless_another_encoding_is_asked_for() -> None:
+def test_a_file_is_sent_unchanged_unless_another_encoding_is_requested() -> None:
     data = bytes(cv2.imencode(".png", PICTURE)[1])
     shot = SourcePicture(file=data, format="png", name="a.png")
     assert encode_frame(shot, "", HEADER).data is data
@@ -242,7 +242,7 @@ def test_a_file_goes_as_it_is_unless_another_encoding_is_asked_for() -> None:
         encode_frame(SourcePicture(file=b"", format="png", name="a.png"), "bgr8", HEADER)
 
 
-def test_pictures_are_due_by_an_absolute_schedule_whatever_each_one_took() -> None:
+def test_frames_are_due_by_an_absolute_schedule() -> None:
     generator, pace, now, due = random.Random(11), FrameSchedule(30), 1000.0, []
     for _ in range(3000):
         now += pace.wait_s(now)
@@ -252,7 +252,7 @@ def test_pictures_are_due_by_an_absolute_schedule_whatever_each_one_took() -> No
     assert max(abs(at - 1000 - number / 30) for number, at in enumerate(due)) < 1e-6
 
 
-def test_who_is_late_by_more_than_a_period_does_not_catch_up_in_a_burst() -> None:
+def test_a_late_source_does_not_catch_up_in_a_burst() -> None:
     pace, now = FrameSchedule(10), 0.0
     assert pace.wait_s(now) == 0
     now = 5.0
@@ -261,7 +261,7 @@ def test_who_is_late_by_more_than_a_period_does_not_catch_up_in_a_burst() -> Non
     assert pace.wait_s(now) == pytest.approx(0.1)
 
 
-def test_no_rate_means_that_every_picture_is_due_at_once() -> None:
+def test_without_a_rate_every_frame_is_due_at_once() -> None:
     pace = FrameSchedule(0)
     assert [pace.wait_s(now) for now in (0.0, 0.0, 7.0)] == [0, 0, 0]
     assert pace.slips == 0

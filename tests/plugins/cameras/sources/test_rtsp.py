@@ -24,7 +24,7 @@ def entry(url: str, **fields) -> SourceEntry:
 
 
 @pytest.mark.full
-def test_pictures_of_a_camera_come_as_bgr(rtsp_camera):
+def test_frames_of_a_camera_are_bgr(rtsp_camera):
     rtsp_camera.start()
     source = open_rtsp(rtsp_camera.url)
     picture = source.read()
@@ -49,7 +49,7 @@ def test_opencv_reads_the_same_camera_without_pyav(rtsp_camera):
 
 
 @pytest.mark.full
-def test_stamps_are_the_cameras_after_its_first_sender_report(rtsp_camera):
+def test_timestamps_are_the_cameras_after_its_first_sender_report(rtsp_camera):
     rtsp_camera.start()
     source = open_rtsp(rtsp_camera.url)
     picture = source.read()
@@ -64,7 +64,7 @@ def test_stamps_are_the_cameras_after_its_first_sender_report(rtsp_camera):
 
 
 @pytest.mark.full
-def test_a_camera_with_a_password_opens_with_it_alone_and_nobody_reads_it(rtsp_camera, caplog):
+def test_a_camera_opens_with_its_password_only_and_the_password_is_not_shown(rtsp_camera, caplog):
     rtsp_camera.start("me", "geheim")
     source = open_rtsp(rtsp_camera.url.replace("rtsp://", "rtsp://me:geheim@"))
     assert source.read() is not None
@@ -85,14 +85,14 @@ def test_a_camera_with_a_password_opens_with_it_alone_and_nobody_reads_it(rtsp_c
         (lambda camera: camera.url.replace(f"{camera.port}", "1"), "Connection refused"),
     ],
 )
-def test_a_wrong_address_is_told_with_the_reason(rtsp_camera, change, words):
+def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, words):
     rtsp_camera.start()
     with pytest.raises(SourceError, match=words):
         open_rtsp(change(rtsp_camera))
 
 
 @pytest.mark.full
-def test_a_server_that_says_nothing_or_garbage_is_given_up(monkeypatch, camera):
+def test_a_silent_or_invalid_server_times_out(monkeypatch, camera):
     pytest.importorskip("av")
     monkeypatch.setattr(rtsp, "TIMEOUT_S", 0.5)
     address = f"rtsp://me:geheim@127.0.0.1:{camera.port}/x"
@@ -112,7 +112,7 @@ def test_a_server_that_says_nothing_or_garbage_is_given_up(monkeypatch, camera):
 
 
 @pytest.mark.full
-def test_a_server_that_is_killed_and_comes_back_is_seen_again_and_the_gap_is_counted(rtsp_camera, cameras, eventually):
+def test_after_a_restart_of_the_camera_server_frames_continue_and_the_gap_is_counted(rtsp_camera, cameras, eventually):
     rtsp_camera.start()
     cameras.apply(entry(rtsp_camera.url.replace("rtsp://", "rtsp://me:geheim@")))
     for kill in range(1, 4):
@@ -135,7 +135,7 @@ def test_a_server_that_is_killed_and_comes_back_is_seen_again_and_the_gap_is_cou
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_thousand_connections_that_break_leave_the_memory_flat(rtsp_camera, cameras, eventually, free_ports):
+def test_a_thousand_broken_connections_leak_no_memory(rtsp_camera, cameras, eventually, free_ports):
     """Each connection goes through a relay, which cuts it as soon as a picture came through."""
     rtsp_camera.start()
     relay = CuttingRelay(rtsp_camera.port)
@@ -197,7 +197,7 @@ class CuttingRelay:
         self._listener.close()
 
 
-def test_without_pyav_and_opencv_the_reason_says_what_to_install(monkeypatch):
+def test_without_pyav_and_opencv_the_error_names_what_to_install(monkeypatch):
     def absent(name):
         raise ImportError(f"No module named '{name}'")
 
@@ -213,12 +213,12 @@ def test_opencv_without_gstreamer_is_named(monkeypatch):
         open_rtsp("rtsp://host/x", "gstreamer")
 
 
-def test_a_url_cannot_leave_its_place_in_the_pipeline():
+def test_a_url_cannot_inject_into_the_gstreamer_pipeline():
     pipeline = gstreamer_pipeline('rtsp://host/x" ! filesink location="/etc/passwd')
     assert '"rtsp://host/x\\" ! filesink location=\\"/etc/passwd"' in pipeline
 
 
-def test_without_pyav_opencv_is_tried_and_says_where_reasons_come_from(monkeypatch, free_ports):
+def test_without_pyav_opencv_is_tried_and_the_error_names_its_log(monkeypatch, free_ports):
     monkeypatch.setattr(rtsp.importlib.util, "find_spec", lambda name: None)
     port = free_ports(1)[0]
     with pytest.raises(SourceError, match=r"OpenCV cannot open the stream.*pip install '\.\[sources\]'") as caught:

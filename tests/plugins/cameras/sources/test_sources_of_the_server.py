@@ -18,7 +18,7 @@ def entry(name="cam", url="pattern", model="sum", **fields) -> SourceEntry:
     return SourceEntry(name=name, url=str(url), model=model, **fields)
 
 
-def test_a_folder_plays_in_a_loop_and_every_picture_is_answered_or_counted(cameras, folder, eventually):
+def test_a_looped_folder_has_every_frame_answered_or_counted(cameras, folder, eventually):
     cameras.apply(entry(url=folder, fps=500))
     assert eventually(lambda: len(cameras.of()) >= 20)
     assert cameras.is_exact()
@@ -32,7 +32,7 @@ def test_a_folder_plays_in_a_loop_and_every_picture_is_answered_or_counted(camer
     assert cameras.events[0] == ("source.running", {"source": "cam", "model": "sum"})
 
 
-def test_a_source_that_is_absent_is_tried_again_with_a_reason_until_it_is_there(cameras, folder, eventually):
+def test_an_absent_source_is_retried_and_its_reason_reported(cameras, folder, eventually):
     gone = folder.with_name("gone")
     folder.rename(gone)
     cameras.apply(entry(url=folder, fps=500))
@@ -49,7 +49,7 @@ def test_a_source_that_is_absent_is_tried_again_with_a_reason_until_it_is_there(
     assert cameras.states == [("cam", "FAILED"), ("cam", "RUNNING")]
 
 
-def test_a_camera_that_goes_away_is_opened_again_and_the_gap_is_counted(cameras, camera, jpeg, eventually):
+def test_a_lost_camera_is_reopened_and_the_gap_is_counted(cameras, camera, jpeg, eventually):
     camera.plays(*[jpeg(7)] * 3)
     cameras.apply(entry(url=camera.url))
     assert eventually(lambda: cameras.report().failures >= 4)
@@ -63,7 +63,7 @@ def test_a_camera_that_goes_away_is_opened_again_and_the_gap_is_counted(cameras,
     assert {kind for kind, _ in cameras.events} == {"source.failed", "source.running"}
 
 
-def test_two_hundred_reconnections_leave_nothing_behind(cameras, camera, jpeg, eventually):
+def test_two_hundred_reconnections_leak_nothing(cameras, camera, jpeg, eventually):
     camera.plays(jpeg(7))
     cameras.apply(entry(url=camera.url))
     assert eventually(lambda: cameras.report().failures >= 20)
@@ -88,7 +88,7 @@ def test_sources_are_added_changed_and_removed(cameras, folder, eventually):
     assert [report.name for report in cameras.set.reports()] == ["c"]
 
 
-def test_a_source_waits_for_its_model_and_opens_no_camera_before(cameras, camera, jpeg, eventually):
+def test_a_source_opens_its_camera_only_once_its_model_serves(cameras, camera, jpeg, eventually):
     camera.plays(*[jpeg(7)] * 100)
     cameras.apply(entry(url=camera.url, model="late"))
     assert eventually(lambda: cameras.report().failures >= 3)
@@ -114,7 +114,7 @@ def test_a_source_waits_for_a_model_that_loads_without_counting_failures(cameras
     assert [kind for kind, _ in cameras.events] == ["source.running"]
 
 
-def test_a_model_that_refuses_the_frames_is_the_reason_in_the_report(cameras, camera, jpeg, eventually):
+def test_a_model_that_refuses_the_frames_is_reported(cameras, camera, jpeg, eventually):
     # A JPEG by its first bytes only.
     camera.plays(*[b"\xff\xd8garbage"] * 1000)
     cameras.apply(entry(url=camera.url))
@@ -122,12 +122,12 @@ def test_a_model_that_refuses_the_frames_is_the_reason_in_the_report(cameras, ca
     assert eventually(lambda: cameras.of() and cameras.of()[-1].error_code == "INVALID_ARG")
 
 
-def test_pictures_above_the_limit_of_a_frame_are_answered_with_the_limit(cameras, eventually):
+def test_frames_above_the_size_limit_are_answered_with_the_limit(cameras, eventually):
     cameras.apply(entry(url="pattern", fps=100))
     assert eventually(lambda: "at most 200000 bytes" in cameras.report().reason)
 
 
-def test_pictures_may_change_their_size_in_the_middle(cameras, camera, jpeg, eventually):
+def test_the_frame_size_may_change_within_a_stream(cameras, camera, jpeg, eventually):
     camera.plays(*[jpeg(7, side) for side in (8, 64, 8, 128) * 20])
     cameras.apply(entry(url=camera.url))
     assert eventually(lambda: {result.width for result in cameras.of()} >= {8, 64, 128})
@@ -148,7 +148,7 @@ def test_a_client_cannot_take_over_the_stream_of_a_source(cameras, folder, event
     streams.open(StreamRequest("sum", stream_id="cam")).end()
 
 
-def test_the_rate_limits_a_camera_and_what_is_above_it_is_counted(cameras, camera, jpeg, eventually):
+def test_the_rate_limits_a_camera_and_excess_frames_are_counted(cameras, camera, jpeg, eventually):
     camera.plays(*[jpeg(7)] * 200)
     cameras.apply(entry(url=camera.url, fps=1))
     assert eventually(lambda: cameras.report().failures >= 1)
@@ -156,7 +156,7 @@ def test_the_rate_limits_a_camera_and_what_is_above_it_is_counted(cameras, camer
     assert dropped[DropReason.MAX_FPS] >= 190
 
 
-def test_each_result_says_whose_clock_stamped_it(cameras, jpeg, eventually, monkeypatch):
+def test_each_result_names_the_clock_of_its_timestamp(cameras, jpeg, eventually, monkeypatch):
     class Stamped:
         title, fps, length, is_live = "stamped", 0.0, 0, False
         count = 0
@@ -181,7 +181,7 @@ def test_each_result_says_whose_clock_stamped_it(cameras, jpeg, eventually, monk
             assert clock == "server"
 
 
-def test_the_metrics_tell_the_state_of_each_source(cameras, folder, eventually):
+def test_the_metrics_contain_the_state_of_each_source(cameras, folder, eventually):
     cameras.apply(entry("a", folder, fps=200), entry("b", "/nowhere"))
     assert eventually(lambda: cameras.report("a").state == "RUNNING" and cameras.report("b").failures > 0)
     text = "".join(line for family in cameras.set.families() for line in family.render())
@@ -191,7 +191,7 @@ def test_the_metrics_tell_the_state_of_each_source(cameras, folder, eventually):
     assert 'edge_source_offline_seconds_total{source="b"' in text
 
 
-def test_an_unforeseen_error_is_told_without_its_text_and_the_source_goes_on(
+def test_an_unexpected_error_is_reported_without_its_text_and_the_source_continues(
     cameras, folder, eventually, monkeypatch, caplog
 ):
     url = "rtsp://me:geheim@cam"
@@ -208,7 +208,7 @@ def test_an_unforeseen_error_is_told_without_its_text_and_the_source_goes_on(
     assert "geheim" not in caplog.text
 
 
-def test_only_pictures_that_run_are_converted(cameras, eventually, monkeypatch):
+def test_only_frames_that_run_are_converted(cameras, eventually, monkeypatch):
     class Live:
         title, fps, length, is_live = "live", 0.0, 0, True
         read_count = convert_count = 0

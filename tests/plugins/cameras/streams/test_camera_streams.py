@@ -20,7 +20,7 @@ def is_exact(counts):
     return counts.received == counts.answered + sum(counts.dropped.values())
 
 
-def test_every_frame_is_answered_in_order_with_what_it_held(served, tools):
+def test_every_frame_is_answered_in_order_with_its_own_result(served, tools):
     camera = served.camera(depth=64)
     for value in range(1, 60):
         camera.send(tools.frame(value))
@@ -31,7 +31,7 @@ def test_every_frame_is_answered_in_order_with_what_it_held(served, tools):
     assert {result.error for result in results} == {""}
 
 
-def test_a_result_says_what_answered_and_when(served, tools):
+def test_a_result_has_model_version_and_times(served, tools):
     camera = served.camera()
     camera.send(tools.frame(3))
     result = camera.wait(1)[0]
@@ -46,7 +46,7 @@ def test_a_result_says_what_answered_and_when(served, tools):
     assert result.tensors[0].array.shape == (1, 1)
 
 
-def test_a_burst_leaves_the_newest_and_counts_the_others(house, tools):
+def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(house, tools):
     house.add("sum", tools.config(delay_ms=30))
     house.start()
     camera = house.camera(depth=2, notifies_drops=True)
@@ -89,7 +89,7 @@ def test_frames_of_several_cameras_run_as_one_batch(house, tools):
         ({"region": RegionSlice("nowhere", 0, 192)}, "both data and"),
     ],
 )
-def test_a_bad_frame_gets_its_error_and_its_neighbours_their_answers(house, tools, fields, words):
+def test_an_invalid_frame_gets_an_error_and_the_others_their_results(house, tools, fields, words):
     house.add("sum", tools.config(delay_ms=20, rows=8))
     house.start()
     good, bad = house.camera(depth=64), house.camera(depth=64)
@@ -105,7 +105,7 @@ def test_a_bad_frame_gets_its_error_and_its_neighbours_their_answers(house, tool
     assert results[-1].counts.answered == 5
 
 
-def test_a_frame_beyond_the_limit_is_refused_in_its_turn(served, tools):
+def test_a_frame_above_the_size_limit_is_refused_in_order(served, tools):
     camera = served.camera(depth=4)
     big = tools.frame(2, data=b"x" * 5000)
     fault = served.streams.fault_of(big)
@@ -131,7 +131,7 @@ def test_a_failing_model_answers_each_frame_with_its_error(house, tools):
     assert all("failed as told" in result.error for result in results if result.error_code)
 
 
-def test_a_client_that_takes_no_results_stops_only_its_own_stream(served, tools):
+def test_a_client_that_reads_no_results_stops_only_its_own_stream(served, tools):
     slow, quick = served.camera(), served.camera()
     slow.reads.clear()
     slow.send(tools.frame(1))
@@ -163,7 +163,7 @@ def test_a_client_that_takes_no_results_stops_only_its_own_stream(served, tools)
     assert results[-1].header.seq == 199
 
 
-def test_what_the_governor_refuses_is_dropped_with_its_words(served, tools):
+def test_frames_refused_by_the_governor_are_dropped_with_its_message(served, tools):
     camera = served.camera(notifies_drops=True, priority=3)
     served.gate.refusal = "the box is too hot for bulk work"
     camera.send(tools.frame(1))
@@ -192,7 +192,7 @@ def test_frames_older_than_the_maximum_age_are_not_run(house, tools):
     assert all(result.times.taken_us <= 450_000 for result in results)
 
 
-def test_what_cannot_be_ready_by_its_deadline_is_not_started(house, tools):
+def test_a_frame_that_cannot_meet_its_deadline_is_not_started(house, tools):
     house.add("sum", tools.config(delay_ms=60))
     house.start()
     camera = house.camera(depth=64, deadline_ms=150)
@@ -212,7 +212,7 @@ def served_counts(house, camera, tools):
     return again.opened.counts
 
 
-def test_at_most_so_many_frames_a_second_are_taken(served, tools):
+def test_at_most_max_fps_frames_a_second_are_run(served, tools):
     camera = served.camera(depth=64, max_fps=0.01)
     camera.send(*[tools.frame(value) for value in range(1, 6)])
     results = camera.finish()
@@ -220,7 +220,7 @@ def test_at_most_so_many_frames_a_second_are_taken(served, tools):
     assert served_counts(served, camera, tools).dropped == {DropReason.MAX_FPS: 4}
 
 
-def test_a_stream_that_comes_back_goes_on_counting(served, tools):
+def test_a_reconnected_stream_continues_its_counts(served, tools):
     first = served.camera(stream_id="front")
     first.send(tools.frame(1))
     first.finish()
@@ -230,7 +230,7 @@ def test_a_stream_that_comes_back_goes_on_counting(served, tools):
     assert second.wait(1)[0].counts.answered == 2
 
 
-def test_a_second_connection_ends_the_first_and_its_frames_count_as_closed(house, tools):
+def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(house, tools):
     house.add("sum", tools.config(delay_ms=80))
     house.start()
     first = house.camera(stream_id="front", depth=4)
@@ -246,7 +246,7 @@ def test_a_second_connection_ends_the_first_and_its_frames_count_as_closed(house
     assert result.counts.dropped[DropReason.CLOSED] + len(first.results) == 4
 
 
-def test_a_client_that_leaves_takes_its_frames_along(house, tools):
+def test_frames_of_a_disconnected_client_are_removed(house, tools):
     house.add("sum", tools.config(delay_ms=200))
     house.start()
     stays, leaves = house.camera(), house.camera(depth=8, stream_id="leaves")
@@ -261,7 +261,7 @@ def test_a_client_that_leaves_takes_its_frames_along(house, tools):
     assert counts.dropped[DropReason.CLOSED] >= 4
 
 
-def test_stopping_answers_what_runs_and_ends_the_streams(house, tools):
+def test_stopping_answers_running_frames_and_ends_the_streams(house, tools):
     house.add("sum", tools.config(delay_ms=80))
     house.start()
     camera = house.camera(depth=8)
@@ -278,7 +278,7 @@ def test_stopping_answers_what_runs_and_ends_the_streams(house, tools):
         house.camera()
 
 
-def test_a_reload_in_mid_stream_loses_no_frame(house, tools):
+def test_a_reload_during_a_stream_loses_no_frame(house, tools):
     house.add("sum", tools.config(delay_ms=2))
     house.start()
     camera = house.camera(depth=4)
@@ -307,7 +307,7 @@ def test_a_reload_in_mid_stream_loses_no_frame(house, tools):
     assert [result.header.seq for result in results] == sorted(result.header.seq for result in results)
 
 
-def test_a_reload_to_another_input_fits_frames_for_it(house, tools):
+def test_after_a_reload_frames_are_resized_for_the_new_input(house, tools):
     house.add("sum", tools.config())
     house.start()
     camera = house.camera(depth=4)
@@ -320,7 +320,7 @@ def test_a_reload_to_another_input_fits_frames_for_it(house, tools):
     assert tools.values(results) == [tools.sum_of(1), 4 * tools.sum_of(1)]
 
 
-def test_a_model_that_goes_and_comes_back_finds_its_stream_still_open(served, tools):
+def test_a_stream_stays_open_while_its_model_is_unloaded_and_loaded_again(served, tools):
     camera = served.camera(depth=4)
     served.service.unload_model("sum")
     assert tools.wait_until(lambda: not served.service.instance_reports())
@@ -341,7 +341,7 @@ def test_workers_end_with_the_last_stream(served, tools):
     assert tools.wait_until(lambda: not any(thread.name == "frames-sum" for thread in threading.enumerate()))
 
 
-def test_a_frame_in_shared_memory_is_read_where_it_lies_and_let_go(served, tools, tmp_path):
+def test_a_frame_in_shared_memory_is_read_in_place_and_released(served, tools, tmp_path):
     path = f"/dev/shm/edge_frames_{tmp_path.parent.name}_{id(served)}"
     with open(path, "wb") as segment:
         segment.write(bytes([0]) * 64 + bytes([5]) * 192)
@@ -406,13 +406,13 @@ def test_the_opening_message_is_checked(house, tools):
     assert house.streams.reports() == []
 
 
-def test_a_camera_that_comes_before_the_models_are_loaded_is_told_to_try_again(house):
+def test_a_camera_that_connects_before_the_models_are_loaded_is_told_to_retry(house):
     with pytest.raises(NotReady, match=r"is starting.*'sum'") as caught:
         house.camera("sum")
     assert caught.value.retry_after_s is not None
 
 
-def test_no_more_streams_than_agreed_are_open(served):
+def test_the_number_of_open_streams_is_limited(served):
     cameras = [served.camera(stream_id=f"camera {number}") for number in range(8)]
     with pytest.raises(Throttled, match="8 frame streams"):
         served.camera()
@@ -435,7 +435,7 @@ def no_threads(granted):
     return SimpleNamespace(Thread=Thread, Condition=threading.Condition, Lock=threading.Lock)
 
 
-def test_a_stream_for_which_there_is_no_thread_is_refused_and_leaves_nothing_open(served, tools, monkeypatch):
+def test_a_stream_without_an_available_thread_is_refused_and_closed(served, tools, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(model_workers, "threading", no_threads(0))
         for _ in range(9):  # one more than may be open
@@ -447,7 +447,7 @@ def test_a_stream_for_which_there_is_no_thread_is_refused_and_leaves_nothing_ope
     assert tools.values(camera.finish()) == [tools.sum_of(1)]
 
 
-def test_a_lane_makes_do_with_the_threads_that_it_gets(house, tools, monkeypatch):
+def test_frame_workers_run_with_fewer_threads_than_requested(house, tools, monkeypatch):
     house.add("sum", tools.config(instances=3))
     house.start()
     monkeypatch.setattr(model_workers, "threading", no_threads(1))
@@ -457,7 +457,7 @@ def test_a_lane_makes_do_with_the_threads_that_it_gets(house, tools, monkeypatch
     assert [tools.values(camera.finish()) for camera in cameras] == [[tools.sum_of(1), tools.sum_of(2)]] * 3
 
 
-def test_strict_priority_goes_first_when_the_model_is_busy(house, tools):
+def test_strict_priority_runs_first_on_a_busy_model(house, tools):
     house.add("sum", tools.config(delay_ms=20))
     house.start()
     normal, urgent = house.camera(depth=64), house.camera(depth=64, priority=1)
@@ -470,7 +470,7 @@ def test_strict_priority_goes_first_when_the_model_is_busy(house, tools):
     normal.finish()
 
 
-def test_the_metrics_and_the_list_of_streams_say_what_happened(house, tools):
+def test_metrics_and_the_list_of_streams_count_results_and_drops(house, tools):
     house.add("sum", tools.config(delay_ms=20))
     house.start()
     camera = house.camera(stream_id="front", client="a robot")
@@ -496,7 +496,7 @@ def test_the_metrics_and_the_list_of_streams_say_what_happened(house, tools):
     assert report.age_p99_ms >= report.age_p50_ms > 0
 
 
-def test_outputs_that_lie_in_the_input_are_not_overwritten_by_later_frames(house, tools):
+def test_outputs_that_alias_the_input_are_not_overwritten_by_later_frames(house, tools):
     config = tools.config().replace('"stub"', '"identity"').replace(
         'name: "SUM" data_type: TYPE_FP32 dims: [1]', 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [3, 8, 8]'
     )  # fmt: skip
@@ -509,7 +509,7 @@ def test_outputs_that_lie_in_the_input_are_not_overwritten_by_later_frames(house
         assert np.array_equal(result.tensors[0].array, np.full((1, 3, 8, 8), value, np.float32))
 
 
-def test_a_frame_asks_for_its_model_once(served, tools, monkeypatch):
+def test_a_frame_looks_up_its_model_once(served, tools, monkeypatch):
     camera, find, asked = served.camera(), served.service.find, []
     monkeypatch.setattr(served.service, "find", lambda *model: asked.append(model) or find(*model))
     for number in range(1, 4):
@@ -518,7 +518,7 @@ def test_a_frame_asks_for_its_model_once(served, tools, monkeypatch):
     assert asked == [("sum", None)] * 3
 
 
-def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
+def test_a_stream_that_names_a_version_uses_that_version(house, tools):
     policy = "version_policy { all {} }"
     house.add("sum", tools.config(more=policy))
     house.add("sum", tools.config(more=policy), version=2)
@@ -530,7 +530,7 @@ def test_a_stream_request_that_names_a_version_keeps_to_it(house, tools):
     assert StreamRequest("sum").version == 0
 
 
-def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, tools, monkeypatch):
+def test_a_frame_withdrawn_by_the_governor_is_a_drop_and_no_error(served, tools, monkeypatch):
     camera = served.camera(notifies_drops=True)
     submit = Handle.submit
 
@@ -550,7 +550,7 @@ def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, t
     assert result.dropped == {DropReason.GOVERNOR: 1}
 
 
-def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house, tools, monkeypatch):
+def test_frames_refused_together_by_the_governor_are_counted_one_by_one(house, tools, monkeypatch):
     house.add("sum", tools.config(rows=4))
     house.start()
     cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
@@ -573,7 +573,7 @@ def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house,
     assert house.gate.counted == [3] * (9 - len(rows)), "one of each request was counted when it was refused"
 
 
-def test_results_of_several_instances_leave_in_the_order_of_the_frames(house, tools):
+def test_results_of_several_instances_are_sent_in_frame_order(house, tools):
     house.add("sum", tools.config(delay_ms=5, instances=3))
     house.start()
     camera = house.camera(depth=64)
@@ -583,7 +583,7 @@ def test_results_of_several_instances_leave_in_the_order_of_the_frames(house, to
     assert tools.values(results) == [tools.sum_of(value) for value in range(1, 61)]
 
 
-def test_an_annotated_picture_comes_back_when_it_is_asked_for(served, tools):
+def test_an_annotated_image_is_returned_on_request(served, tools):
     camera = served.camera(returns=Returns(tensors=("SUM",), has_annotated_jpeg=True))
     camera.send(tools.frame(200))
     (result,) = camera.finish()
@@ -610,7 +610,7 @@ class Pixels(bytearray):
     """Bytes whose end can be seen."""
 
 
-def test_the_pixels_of_a_frame_are_let_go_once_it_is_answered_or_dropped(house, tools):
+def test_the_pixels_of_a_frame_are_released_once_it_is_answered_or_dropped(house, tools):
     house.add("sum", tools.config(delay_ms=2))
     house.start()
     camera = house.camera(depth=2)
@@ -626,7 +626,7 @@ def test_the_pixels_of_a_frame_are_let_go_once_it_is_answered_or_dropped(house, 
     assert tools.wait_until(lambda: not [ref for ref in seen if ref() is not None])
 
 
-def test_no_more_ids_are_remembered_than_agreed_and_the_latest_are(served):
+def test_the_latest_stream_ids_are_remembered_up_to_the_limit(served):
     first = served.streams.open(StreamRequest("sum", stream_id="first"))
     for number in range(MOST_REMEMBERED + 50):
         served.streams.open(StreamRequest("sum", stream_id=f"camera {number}")).end()

@@ -119,7 +119,7 @@ def call(served):
             each._events.get()()
 
 
-def test_the_first_message_is_the_opening_with_credit_for_the_first_frames(call):
+def test_the_first_message_is_the_opening_with_the_first_credit(call):
     opened, frames_allowed = call(delivery=Delivery(depth=3)).read()
     assert isinstance(opened, StreamOpened)
     assert opened.stream_id
@@ -127,13 +127,13 @@ def test_the_first_message_is_the_opening_with_credit_for_the_first_frames(call)
     assert frames_allowed == 5
 
 
-def test_a_client_that_says_nothing_and_leaves_is_no_error(served):
+def test_a_client_that_disconnects_silently_is_no_error(served):
     spoken = Call(served.streams)
     spoken.half_close()
     assert spoken.rest() == []
 
 
-def test_a_client_that_closes_its_side_gets_everything_and_a_good_end(call, tools):
+def test_a_half_closed_client_gets_all_results_and_status_ok(call, tools):
     spoken = call(delivery=Delivery(depth=8))
     for value in range(1, 6):
         spoken.send_request(tools.frame(value))
@@ -142,7 +142,7 @@ def test_a_client_that_closes_its_side_gets_everything_and_a_good_end(call, tool
     assert [message.header.seq for message in messages if isinstance(message, FrameResult)] == [1, 2, 3, 4, 5]
 
 
-def test_a_client_that_leaves_frees_its_stream(call, tools, served):
+def test_a_client_that_disconnects_frees_its_stream(call, tools, served):
     spoken = call(stream_id="gone")
     spoken.read()
     spoken.send_request(tools.frame(1))
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_its_stream(call, tools, served):
     assert served.streams.reports() == []
 
 
-def test_a_call_that_is_over_before_it_began_leaves_nothing_open(served):
+def test_a_call_cancelled_before_its_start_leaves_no_stream_open(served):
     spoken = Call(served.streams)
     spoken.leave()
     spoken.rest()
@@ -161,7 +161,7 @@ def test_a_call_that_is_over_before_it_began_leaves_nothing_open(served):
 
 
 @pytest.mark.parametrize("garbage", [b"\xff", b"", b"\x12\x05hello", encode_client_message(StreamRequest("sum"))])
-def test_garbage_ends_the_call_and_counts_its_frames(call, tools, served, garbage):
+def test_invalid_data_ends_the_call_and_its_frames_are_counted(call, tools, served, garbage):
     spoken = call(stream_id="bad", delivery=Delivery(depth=8))
     spoken.read()
     for value in range(4):
@@ -178,7 +178,7 @@ def test_garbage_ends_the_call_and_counts_its_frames(call, tools, served, garbag
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
-def test_no_bytes_harm_anybody_else(house_of_all, tools, messages):
+def test_invalid_bytes_do_not_disturb_other_clients(house_of_all, tools, messages):
     """Bytes may happen to be a frame; then they are answered. All else ends their own call, and no other."""
     opening = encode_client_message(StreamRequest("sum"))
     good = Call(house_of_all.streams, StreamRequest("sum"))
@@ -215,7 +215,7 @@ def house_of_all(tmp_path_factory, tools, make_house):
     house.close()
 
 
-def test_a_stream_takes_no_thread_of_its_own(call):
+def test_a_stream_needs_no_thread_of_its_own(call):
     before = [each.name for each in threading.enumerate()]
     for number in range(5):
         call(stream_id=str(number)).read()

@@ -64,7 +64,7 @@ class Turnstile:
 
 @pytest.mark.parametrize("ends_first", [False, True])
 @pytest.mark.parametrize("place", [1, 3])
-def test_a_frame_of_the_stream_before_never_joins_the_sequence_of_the_next(
+def test_a_frame_of_an_earlier_stream_never_joins_the_next_sequence(
     counted: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, place: int, ends_first: bool
 ) -> None:
     turnstile = Turnstile(Handle.submit, place)

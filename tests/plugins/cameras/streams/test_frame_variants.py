@@ -35,7 +35,7 @@ def served(house, tools, light=None):
     return house.service.variants.choice
 
 
-def test_frames_go_to_the_lighter_model_and_back_each_fitted_for_the_one_that_sees_it(house, tools):
+def test_frames_switch_to_the_lighter_variant_and_back_each_resized_for_its_model(house, tools):
     choice = served(house, tools, light_config(tools))
     camera = house.camera()
     answers = []
@@ -51,7 +51,7 @@ def test_frames_go_to_the_lighter_model_and_back_each_fitted_for_the_one_that_se
     assert statistics == {"sum": 2, "light": 2}
 
 
-def test_a_stream_that_names_a_version_stays_with_it(house, tools):
+def test_a_stream_that_names_a_version_does_not_switch(house, tools):
     choice = served(house, tools, light_config(tools))
     choice.is_light = True
     camera = house.camera(version=1)
@@ -59,7 +59,7 @@ def test_a_stream_that_names_a_version_stays_with_it(house, tools):
     assert (camera.wait(1)[0].variant, tools.values(camera.results)) == ("", [tools.sum_of(2)])
 
 
-def test_without_a_lighter_model_that_serves_the_model_answers_itself(house, tools):
+def test_without_a_serving_variant_the_model_runs_itself(house, tools):
     choice = served(house, tools)
     choice.is_light = True
     camera = house.camera()
@@ -67,7 +67,7 @@ def test_without_a_lighter_model_that_serves_the_model_answers_itself(house, too
     assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
 
 
-def test_a_lighter_model_that_lacks_what_the_stream_asked_for_is_passed_by(house, tools):
+def test_a_variant_without_the_requested_results_is_skipped(house, tools):
     choice = served(house, tools, light_config(tools).replace('name: "SUM"', 'name: "OTHER"'))
     choice.is_light = True
     asks_by_name = house.camera(returns=Returns(tensors=("SUM",)))
@@ -78,7 +78,7 @@ def test_a_lighter_model_that_lacks_what_the_stream_asked_for_is_passed_by(house
     assert takes_all.wait(1)[0].variant == "light"
 
 
-def test_a_lighter_model_that_takes_no_frames_is_passed_by(house, tools):
+def test_a_variant_that_takes_no_frames_is_skipped(house, tools):
     plain = light_config(tools).replace("image_color", "color").replace("image_scale", "scale")
     choice = served(house, tools, plain)
     choice.is_light = True
@@ -87,7 +87,7 @@ def test_a_lighter_model_that_takes_no_frames_is_passed_by(house, tools):
     assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
 
 
-def test_frames_go_on_when_the_lighter_model_is_unloaded_while_it_stands_in(house, tools):
+def test_frames_continue_if_the_active_variant_is_unloaded(house, tools):
     choice = served(house, tools, light_config(tools))
     choice.is_light = True
     camera = house.camera(depth=64)

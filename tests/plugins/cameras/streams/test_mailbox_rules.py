@@ -25,14 +25,14 @@ def estimate(ms: int) -> RunEstimate:
     return made
 
 
-def test_zeros_of_a_delivery_leave_limits_out_and_mean_a_depth_of_one():
+def test_zeros_in_delivery_options_mean_no_limit_and_depth_one():
     assert FrameLimits.of(Delivery(depth=0)) == FrameLimits()
     assert FrameLimits.of(Delivery(depth=3, max_age_ms=5, deadline_ms=7, max_fps=20.0)) == FrameLimits(
         3, 5 * MS, 7 * MS, 50 * MS
     )
 
 
-def test_the_oldest_gives_way_and_the_oldest_goes_first():
+def test_the_oldest_frame_is_dropped_first_and_run_first():
     mailbox: Mailbox[str] = Mailbox(FrameLimits(depth=2))
     assert mailbox.offer("a", 1) is None
     assert mailbox.offer("b", 2) is None
@@ -43,14 +43,14 @@ def test_the_oldest_gives_way_and_the_oldest_goes_first():
     assert mailbox.take(5, RunEstimate()) == (None, [])
 
 
-def test_what_waited_too_long_is_dropped_when_its_turn_comes():
+def test_a_frame_that_waited_too_long_is_dropped_when_it_is_due():
     mailbox: Mailbox[str] = Mailbox(FrameLimits(depth=3, max_age_ns=10))
     for at, item in enumerate("abc"):
         mailbox.offer(item, at)
     assert mailbox.take(12, RunEstimate()) == ("c", [("a", DropReason.MAX_AGE), ("b", DropReason.MAX_AGE)])
 
 
-def test_what_cannot_be_ready_in_time_is_not_started_and_the_estimate_gives_in():
+def test_a_frame_that_cannot_finish_in_time_is_not_started_and_the_estimate_decays():
     mailbox: Mailbox[str] = Mailbox(FrameLimits(depth=2, deadline_ns=100 * MS))
     run = estimate(60)
     mailbox.offer("a", 0)
@@ -60,7 +60,7 @@ def test_what_cannot_be_ready_in_time_is_not_started_and_the_estimate_gives_in()
     assert run.ns < 60 * MS
 
 
-def test_one_slow_run_does_not_end_a_stream_with_a_deadline_for_good():
+def test_one_slow_run_does_not_block_a_stream_with_a_deadline():
     mailbox: Mailbox[int] = Mailbox(FrameLimits(deadline_ns=100 * MS))
     run = estimate(60_000)
     for item in range(1000):
@@ -77,7 +77,7 @@ def test_a_result_is_late_only_past_the_deadline():
     assert not Mailbox[str](FrameLimits()).is_late(0, 10**12)
 
 
-def test_the_next_choice_is_late_but_leaves_time_to_make_ready():
+def test_the_next_frame_is_chosen_late_but_with_time_to_prepare_it():
     run = RunEstimate()
     run.add(100 * MS, 10 * MS)
     assert run.best_choice_ns(0) == 75 * MS
@@ -89,14 +89,14 @@ def test_the_next_choice_is_late_but_leaves_time_to_make_ready():
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("source", "wanted"), [(30, 10), (30, 20), (30, 29), (60, 7), (30, 30), (30, 100), (10, 1)])
-def test_spacing_keeps_the_average_rate_whatever_the_source_rate(source, wanted):
+def test_spacing_keeps_the_average_rate_for_any_source_rate(source, wanted):
     spacing = FrameSpacing(round(1e9 / wanted))
     taken = sum(spacing.admits(round(frame * 1e9 / source)) for frame in range(source * 100))
     assert taken == pytest.approx(min(source, wanted) * 100, rel=0.01)
 
 
 @given(st.lists(st.integers(0, 200), max_size=200), st.integers(1, 100))
-def test_no_span_of_time_lets_more_frames_through_than_it_may(gaps, interval):
+def test_no_interval_passes_more_frames_than_the_limit(gaps, interval):
     spacing = FrameSpacing(interval)
     now, passed = 0, []
     for gap in gaps:
@@ -117,7 +117,7 @@ LIMITS = st.builds(
 
 
 @given(LIMITS, EVENTS, st.integers(0, 100))
-def test_every_frame_is_taken_dropped_or_waits_and_they_leave_in_order(limits, events, run_ns):
+def test_every_frame_is_taken_dropped_or_waiting_and_order_is_kept(limits, events, run_ns):
     mailbox: Mailbox[int] = Mailbox(limits)
     run = RunEstimate()
     run.add(run_ns, 0)
@@ -156,14 +156,14 @@ def test_every_frame_is_taken_dropped_or_waits_and_they_leave_in_order(limits, e
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 50), min_size=1, max_size=100))
-def test_the_newest_frames_are_those_that_wait(depth, gaps):
+def test_the_newest_frames_are_kept(depth, gaps):
     mailbox: Mailbox[int] = Mailbox(FrameLimits(depth=depth))
     for item in range(len(gaps)):
         mailbox.offer(item, sum(gaps[: item + 1]))
     assert mailbox.clear() == [*range(len(gaps))][-depth:]
 
 
-def test_a_copy_of_the_counts_stays_as_it_is():
+def test_a_copy_of_the_counts_does_not_change():
     tally = FrameTally()
     tally.drop(DropReason.NEWER, 2)
     counts = tally.counts()
@@ -171,7 +171,7 @@ def test_a_copy_of_the_counts_stays_as_it_is():
     assert counts.dropped == {DropReason.NEWER: 2}
 
 
-def test_a_rate_is_that_of_the_last_seconds():
+def test_the_rate_covers_the_last_seconds():
     rate = Rate(0)
     assert rate.per_s(0) == 0.0
     for index in range(300):
@@ -184,7 +184,7 @@ def test_a_rate_is_that_of_the_last_seconds():
     assert fast.per_s(5000 * MS) == pytest.approx(1000, rel=0.01)
 
 
-def test_quantiles_are_values_that_occurred():
+def test_quantiles_are_observed_values():
     recent = RecentQuantiles()
     assert recent.quantile(0.5) == 0
     for value in range(1, 101):

@@ -36,7 +36,7 @@ def decoded(view: StreamView) -> Any:
     return cv2.imdecode(np.frombuffer(view.jpeg(), np.uint8), cv2.IMREAD_COLOR)
 
 
-def test_a_picture_is_wanted_only_while_a_viewer_waits() -> None:
+def test_images_are_drawn_only_while_a_viewer_waits() -> None:
     view = StreamView()
     assert not view.wants(1)
     told = ask(view)
@@ -46,7 +46,7 @@ def test_a_picture_is_wanted_only_while_a_viewer_waits() -> None:
 
 
 @pytest.mark.parametrize("fps", [1000, 60, 30, 12, 10])
-def test_five_pictures_a_second_are_wanted_at_any_frame_rate(fps: int) -> None:
+def test_five_images_a_second_are_drawn_at_any_frame_rate(fps: int) -> None:
     view, shown = StreamView(), 0
     ask(view)
     for number in range(10 * fps):
@@ -59,7 +59,7 @@ def test_five_pictures_a_second_are_wanted_at_any_frame_rate(fps: int) -> None:
     assert abs(shown - 10 * MAX_PICTURES_PER_S) <= 2
 
 
-def test_the_results_are_drawn_in_and_all_viewers_share_one_picture() -> None:
+def test_results_are_drawn_once_for_all_viewers() -> None:
     view = StreamView()
     ask(view)
     view.show(FRAME, 1)
@@ -68,7 +68,7 @@ def test_the_results_are_drawn_in_and_all_viewers_share_one_picture() -> None:
     assert np.ptp(GRAY.bgr()) == 0
 
 
-def test_a_frame_comes_apart_from_its_results() -> None:
+def test_a_frame_is_available_without_drawn_results() -> None:
     view = StreamView()
     assert view.frame() is None
     ask(view)
@@ -88,7 +88,7 @@ def test_a_large_frame_is_reduced() -> None:
     assert decoded(view).shape == (540, MAX_SIDE, 3)
 
 
-def test_a_viewer_that_leaves_wants_nothing_more() -> None:
+def test_no_images_are_drawn_after_a_viewer_left() -> None:
     view, told = StreamView(), threading.Event()
     view.ask(told.set)
     view.forget(told.set)
@@ -97,7 +97,7 @@ def test_a_viewer_that_leaves_wants_nothing_more() -> None:
     assert not view.jpeg()
 
 
-def test_the_end_of_the_stream_is_told_before_and_after() -> None:
+def test_the_end_of_the_stream_reaches_present_and_later_viewers() -> None:
     view = StreamView()
     first = ask(view)
     view.end()
@@ -105,7 +105,7 @@ def test_the_end_of_the_stream_is_told_before_and_after() -> None:
     assert ask(view).is_set()
 
 
-def test_a_viewer_sees_frames_and_the_stream_pays_nothing_after(served: Any, tools: Any) -> None:
+def test_a_viewer_sees_frames_and_the_stream_has_no_cost_afterwards(served: Any, tools: Any) -> None:
     camera = served.camera(stream_id="door")
     with served.streams.view("door") as view:
         told = ask(view)
@@ -117,7 +117,7 @@ def test_a_viewer_sees_frames_and_the_stream_pays_nothing_after(served: Any, too
     assert tools.values(camera.finish()) == [tools.sum_of(7)]
 
 
-def test_a_viewer_that_comes_again_gets_no_more_pictures_a_second(served: Any) -> None:
+def test_a_reconnecting_viewer_gets_no_more_images_a_second(served: Any) -> None:
     served.camera(stream_id="door")
     with served.streams.view("door") as view:
         ask(view)
@@ -127,7 +127,7 @@ def test_a_viewer_that_comes_again_gets_no_more_pictures_a_second(served: Any) -
         assert not again.wants(1 << 62)
 
 
-def test_two_viewers_share_the_view_and_a_new_stream_of_the_same_name_ends_it(served: Any) -> None:
+def test_two_viewers_share_the_view_until_a_new_stream_of_that_name(served: Any) -> None:
     served.camera(stream_id="door")
     with served.streams.view("door") as view, served.streams.view("door") as other:
         assert view is other
@@ -152,7 +152,7 @@ def test_unknown_streams_and_too_many_viewers_are_refused(served: Any) -> None:
         pass
 
 
-def test_a_picture_outlives_the_shared_memory_of_its_frame(served: Any, tools: Any) -> None:
+def test_an_image_outlives_the_shared_memory_of_its_frame(served: Any, tools: Any) -> None:
     segment = SharedMemory(create=True, size=192)
     try:
         segment.buf[:192] = bytes([200]) * 192

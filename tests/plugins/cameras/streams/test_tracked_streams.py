@@ -37,7 +37,7 @@ def ids(results) -> list[list[int]]:
     return [[found.track_id for found in result.detections] for result in results]
 
 
-def test_objects_of_a_stream_keep_their_numbers_while_they_move(house) -> None:
+def test_moving_objects_keep_their_track_ids(house) -> None:
     house.add("finder", CONFIG)
     house.start()
     camera = house.camera("finder", depth=64)
@@ -47,7 +47,7 @@ def test_objects_of_a_stream_keep_their_numbers_while_they_move(house) -> None:
     assert ids(camera.finish()) == [[0, 0]] + [[1, 2]] * 4 + [[2, 1]] * 5
 
 
-def test_each_stream_has_numbers_of_its_own_and_no_number_comes_twice_after_a_reconnect(house) -> None:
+def test_each_stream_has_its_own_track_ids_which_are_not_reused_after_a_reconnect(house) -> None:
     house.add("finder", CONFIG)
     house.start()
     for expected in (1, 2):
@@ -58,7 +58,7 @@ def test_each_stream_has_numbers_of_its_own_and_no_number_comes_twice_after_a_re
         assert ids(other.finish()) == [[0], [1], [1]]
 
 
-def test_the_time_between_frames_is_that_of_their_stamps_so_dropped_frames_are_known(house) -> None:
+def test_the_time_between_frames_follows_their_timestamps(house) -> None:
     house.add("finder", CONFIG)
     house.start()
     for gap, expected in ((0.2, [1]), (1 / 30, [0])):
@@ -69,7 +69,7 @@ def test_the_time_between_frames_is_that_of_their_stamps_so_dropped_frames_are_k
         assert ids(camera.finish())[-1] == expected
 
 
-def test_frames_without_stamps_are_tracked_by_their_time_of_arrival(house) -> None:
+def test_frames_without_timestamps_are_tracked_by_arrival_time(house) -> None:
     house.add("finder", CONFIG)
     house.start()
     camera = house.camera("finder", depth=64)
@@ -77,7 +77,7 @@ def test_frames_without_stamps_are_tracked_by_their_time_of_arrival(house) -> No
     assert ids(camera.finish()) == [[0], [1], [1]]
 
 
-def test_several_instances_track_the_frames_of_a_stream_in_their_order(house, monkeypatch) -> None:
+def test_several_instances_track_the_frames_of_a_stream_in_order(house, monkeypatch) -> None:
     tops, update = [], ByteTracker.update
 
     def noted(self: ByteTracker, boxes, scores, step_s: float) -> list[int]:
@@ -94,7 +94,7 @@ def test_several_instances_track_the_frames_of_a_stream_in_their_order(house, mo
     assert tops == [0.5 * seq for seq in range(60)]
 
 
-def test_a_frame_without_detections_and_an_error_between_end_no_track(house) -> None:
+def test_an_empty_frame_or_an_error_ends_no_track(house) -> None:
     house.add("finder", CONFIG)
     house.start()
     camera = house.camera("finder", depth=64)
