@@ -139,7 +139,7 @@ class ModelProcess:
         batch.taken.wait()
 
     def is_healthy(self) -> bool:
-        """Return the result of the model's `is_ready`; False if the process does not answer in time."""
+        """Return whether the session in the process is healthy; False if the process does not answer in time."""
         number, answered, result = next(self._health_numbers), threading.Event(), [False]
         self._health[number] = (answered, result)
         # A process that ended before the entry was made answers nothing.

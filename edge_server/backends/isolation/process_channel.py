@@ -49,7 +49,7 @@ class Arena:
 
     def __init__(self, fd: int | None = None) -> None:
         """`fd`: memory that another process created; None creates it."""
-        self.fd = os.memfd_create("edge-python-model", os.MFD_CLOEXEC) if fd is None else fd
+        self.fd = os.memfd_create("edge-isolated-model", os.MFD_CLOEXEC) if fd is None else fd
         self.size = _FIRST_BYTES
         os.ftruncate(self.fd, self.size)
         self._memory = mmap.mmap(self.fd, self.size)

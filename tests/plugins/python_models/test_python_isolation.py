@@ -183,7 +183,7 @@ def test_nothing_is_left_of_the_processes_and_their_memory(
     def held() -> tuple[int, int]:
         """Return how many files are open, and how many mappings of such memory there are."""
         maps = Path("/proc/self/maps").read_text()
-        return len(os.listdir("/proc/self/fd")), maps.count("/memfd:edge-python-model")
+        return len(os.listdir("/proc/self/fd")), maps.count("/memfd:edge-isolated-model")
 
     code = """
     class TritonPythonModel:
