@@ -23,6 +23,10 @@ def plugin_objects() -> tuple[Any, ...]:
 PLUGIN_OF: Mapping[str, str] = {
     name: plugin
     for plugin, names in {
+        "cameras": (
+            "frames", "--frames-max-streams", "--frames-max-frame-bytes", "sources", "--sources-file", "--source",
+            "--sink", "frigate", "--frigate-zmq",
+        ),
         "governor": (
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",
             "--governor-interval-ms", "--governor-load-wait-secs", "--sysfs-root", "--grant-clock-cap",

@@ -102,11 +102,14 @@ def test_it_serves_the_bundled_models_and_reloads(core: Path, tmp_path: Path) ->
         (("serve", "--power-budget-watts=10"), "--power-budget-watts", "governor"),
         (("check", "m", "--governor=false"), "--governor", "governor"),
         (("serve", "--engine-builder=false"), "--engine-builder", "tensorrt"),
+        (("serve", "--sources-file=cameras.toml"), "--sources-file", "cameras"),
+        (("serve", "--config=frames.toml"), "table [frames]", "cameras"),
     ],
 )
 def test_a_setting_of_a_missing_plugin_names_what_to_install(
     core: Path, arguments: tuple[str, ...], named: str, plugin: str
 ) -> None:
+    (core / "frames.toml").write_text("[frames]\nmax_streams = 3\n")
     with program(core, *arguments) as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 78

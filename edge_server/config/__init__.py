@@ -12,7 +12,6 @@ from edge_server.config.server_config import (
     LOG_FORMATS,
     OPEN_CATEGORIES,
     AuthConfig,
-    FramesConfig,
     GrpcConfig,
     HttpConfig,
     LifecycleConfig,
@@ -27,7 +26,6 @@ from edge_server.config.server_config import (
 )
 from edge_server.config.setting import ConfigError, nearest
 from edge_server.config.setting_sources import process_environment, set_library_defaults
-from edge_server.config.sources_config import SinkEntry, SourceEntry, SourcesConfig
 from edge_server.config.trace_config import TraceConfig
 
 __all__ = [
@@ -38,7 +36,6 @@ __all__ = [
     "CacheConfig",
     "CacheSettings",
     "ConfigError",
-    "FramesConfig",
     "GrpcConfig",
     "HttpConfig",
     "LifecycleConfig",
@@ -53,9 +50,6 @@ __all__ = [
     "RestrictedGroup",
     "ServeArguments",
     "ServerConfig",
-    "SinkEntry",
-    "SourceEntry",
-    "SourcesConfig",
     "TraceConfig",
     "chosen_cache",
     "describe",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from edge_server.config.setting import ConfigError, Kind, integer, nearest, parse_boolean, setting
+from edge_server.config.setting import SHOWN_SECRET, ConfigError, Kind, integer, nearest, parse_boolean, setting
 
 _FLAG = "--cache-config"
 
@@ -93,6 +93,11 @@ def _parse_cache_settings(text: str) -> CacheSettings:
     return CacheSettings(name, tuple(values))
 
 
+def _show_cache_settings(settings: CacheSettings) -> str:
+    pairs = [f"{key}={SHOWN_SECRET if key == 'password' else text}" for key, text in settings.values]
+    return ",".join([settings.cache, *pairs])
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Response cache. `byte_size` is the size of a local cache in an older spelling of Triton."""
@@ -100,7 +105,7 @@ class CacheConfig:
     settings: tuple[CacheSettings, ...] = setting(
         (),
         _FLAG,
-        Kind("cache,setting=value", _parse_cache_settings, is_secret=True),
+        Kind("cache,setting=value", _parse_cache_settings, is_secret=True, show=_show_cache_settings),
         "The response cache, for models with response_cache: local,size=BYTES in this process; or "
         "redis,host=NAME,port=NUMBER, and user, password, db, connect_timeout, socket_timeout, wait_timeout (ms), "
         "pool_size, ttl (s), tls_enabled, cert, key, cacert. Repeatable.",

@@ -12,7 +12,6 @@ from edge_server.config.cache_config import chosen_cache, with_credentials
 from edge_server.config.server_config import DeclaredSettings, ServerConfig, SettingOwner
 from edge_server.config.setting import ConfigError, Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
-from edge_server.config.sources_config import read_entries
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 
@@ -131,9 +130,6 @@ def _check(config: ServerConfig, *, needs_repository: bool) -> None:
     if "*" in repository.load_models and len(repository.load_models) > 1:
         raise ConfigError("--load-model='*' stands for all models and must be the only one")
     chosen_cache(config.cache)
-    if not config.sources.file:
-        # The file is checked while the server runs: a mistake in it must not keep the models from serving.
-        read_entries(config.sources)
     if bool(http.tls_cert) != bool(http.tls_key):
         raise ConfigError("HTTPS needs both --http-tls-cert and --http-tls-key")
     if http.client_ca and not http.tls_cert:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Callable
+from typing import Any
 
-from edge_server.config.cache_config import CacheSettings
 from edge_server.config.merge_settings import ServeArguments
-from edge_server.config.server_config import DeclaredSettings, RestrictedGroup
+from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
-from edge_server.config.sources_config import SinkEntry, SourceEntry, entry_text
-
-_SECRET = "***"
 
 
 def help_text(declared: DeclaredSettings) -> str:
@@ -51,7 +49,7 @@ def help_text(declared: DeclaredSettings) -> str:
 def default_text(setting: Setting) -> str:
     """Return the default of a setting as TOML, or "" if it is empty."""
     default = setting.default() if callable(setting.default) else setting.default
-    return "" if default in ("", (), None, {}) else _toml(default)
+    return "" if default in ("", (), None, {}) else _toml(default, setting.kind.show)
 
 
 def describe(arguments: ServeArguments) -> str:
@@ -66,7 +64,8 @@ def describe(arguments: ServeArguments) -> str:
             lines += ["", f"[{section}]"]
         table = arguments.config.plugin_tables.get(section) or getattr(arguments.config, section)
         value = getattr(table, setting.field)
-        lines.append(f"{setting.field} = {_toml(value)}  # {arguments.origins.get(setting.name, 'default')}")
+        origin = arguments.origins.get(setting.name, "default")
+        lines.append(f"{setting.field} = {_toml(value, setting.kind.show)}  # {origin}")
     for backend, settings in sorted(arguments.config.backends.items()):
         name = f"backends.{_key(backend)}" if backend else "backends"
         lines += ["", f"[{name}]  # {arguments.origins[BACKENDS]}"]
@@ -78,18 +77,11 @@ def _key(word: str) -> str:
     return word if re.fullmatch(r"[A-Za-z0-9_-]+", word) else json.dumps(word, ensure_ascii=False)
 
 
-def _toml(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    if isinstance(value, RestrictedGroup):
-        value = f"{','.join(value.categories)}:{value.key}={_SECRET}"
-    elif isinstance(value, CacheSettings):
-        pairs = [f"{key}={_SECRET if key == 'password' else text}" for key, text in value.values]
-        value = ",".join([value.cache, *pairs])
-    elif isinstance(value, SourceEntry | SinkEntry):
-        value = entry_text(value)
-    elif isinstance(value, re.Pattern):
-        value = value.pattern if value.flags & re.IGNORECASE else f"(?-i){value.pattern}"
-    elif value is None:
+def _toml(value: object, show: Callable[[Any], object] | None = None) -> str:
+    if type(value) is tuple:
+        return f"[{', '.join(_toml(item, show) for item in value)}]"
+    if value is None:
         value = ""
+    elif show is not None:
+        value = show(value)
     return json.dumps(value, ensure_ascii=False)

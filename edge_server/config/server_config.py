@@ -24,6 +24,7 @@ from edge_server.config.setting import (
     OPTIONAL_TEXT,
     PATH,
     PORT,
+    SHOWN_SECRET,
     TEXT,
     Kind,
     Setting,
@@ -36,7 +37,6 @@ from edge_server.config.setting import (
     parse_boolean,
     setting,
 )
-from edge_server.config.sources_config import SourcesConfig
 from edge_server.config.trace_config import TraceConfig
 
 T = TypeVar("T")
@@ -101,6 +101,10 @@ def _parse_restricted(text: str) -> RestrictedGroup:
     return RestrictedGroup(categories, key, value)
 
 
+def _show_restricted(group: RestrictedGroup) -> str:
+    return f"{','.join(group.categories)}:{group.key}={SHOWN_SECRET}"
+
+
 def _parse_header_pattern(text: str) -> re.Pattern[str] | None:
     # RE2, Triton's engine, takes a leading (?-i) for "case matters". Python's does not.
     if not text:
@@ -114,10 +118,8 @@ def _parse_header_pattern(text: str) -> re.Pattern[str] | None:
         raise ValueError(f"expected a regular expression: {error}") from error
 
 
-def _parse_zmq_address(text: str) -> str:
-    if text and not re.fullmatch(r"ipc:///[^\s]+|tcp://[^\s/]+:[0-9]{1,5}", text):
-        raise ValueError("expected ipc:///PATH or tcp://HOST:PORT")
-    return text
+def _show_header_pattern(pattern: re.Pattern[str]) -> str:
+    return pattern.pattern if pattern.flags & re.IGNORECASE else f"(?-i){pattern.pattern}"
 
 
 def _parse_backend_setting(text: str) -> tuple[str, str, str]:
@@ -180,8 +182,8 @@ def _parse_origin(text: str) -> str:
 
 
 _ORIGIN = Kind("origin", _parse_origin)
-_RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True)
-_HEADER_PATTERN = Kind("regex", _parse_header_pattern)
+_RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True, show=_show_restricted)
+_HEADER_PATTERN = Kind("regex", _parse_header_pattern, show=_show_header_pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,34 +508,6 @@ class AuthConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class FramesConfig:
-    """Frame streams, which use the gRPC listener."""
-
-    max_streams: int = setting(
-        256, "--frames-max-streams", integer(0, 768), "Most open frame streams; 0: frame streams are off."
-    )
-    max_frame_bytes: int = setting(
-        64 * 1024 * 1024,
-        "--frames-max-frame-bytes",
-        integer(1, 2**31 - 1),
-        "Most bytes of one frame, as sent or in shared memory.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FrigateConfig:
-    """The video recorder Frigate as a client."""
-
-    zmq_address: str = setting(
-        "",
-        "--frigate-zmq",
-        Kind("address", _parse_zmq_address),
-        "Answer Frigate's detectors of type zmq at this ZeroMQ address: ipc:///PATH or tcp://HOST:PORT. It asks for no "
-        "key. Needs the extra frigate.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Prometheus endpoint. `parse_serve` sets an empty `address` to the address of HTTP."""
 
@@ -707,9 +681,6 @@ class ServerConfig:
     http: HttpConfig = _table("HTTP", HttpConfig)
     grpc: GrpcConfig = _table("gRPC", GrpcConfig)
     auth: AuthConfig = _table("Access", AuthConfig)
-    frames: FramesConfig = _table("Frame streams", FramesConfig)
-    sources: SourcesConfig = _table("Cameras of the server", SourcesConfig)
-    frigate: FrigateConfig = _table("Frigate", FrigateConfig)
     metrics: MetricsConfig = _table("Metrics", MetricsConfig)
     rate_limit: RateLimitConfig = _table("Rate limiter", RateLimitConfig)
     memory: MemoryConfig = _table("Shared memory", MemoryConfig)

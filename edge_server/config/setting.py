@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 VARIABLE_PREFIX = "EDGE_SERVER_"
 
+SHOWN_SECRET = "***"
+"""Stands for a secret in --print-config."""
+
 
 class ConfigError(Exception):
     """The settings cannot be used. The message names the setting and where it was given."""
@@ -26,6 +29,7 @@ class Kind:
     """Kind of value. `parse` raises ValueError with the expected form. `toml_types`: types allowed in a TOML file.
 
     `may_stand_alone`: a flag without a value means "true". `is_secret`: error messages do not repeat the text.
+    `show` returns a value as --print-config writes it, without secrets; None: as it is.
     """
 
     metavar: str
@@ -33,6 +37,7 @@ class Kind:
     toml_types: tuple[type, ...] = (str,)
     may_stand_alone: bool = False
     is_secret: bool = False
+    show: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean '{close[0]}'?" if close else ""
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be secret: only scheme, host and port. A path or a word is returned unchanged.
+
+    Cameras take passwords as user, in the query, and in the path.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    # After the last "@", as a password may contain "/" and "@".
+    host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    return f"{scheme}://{host}"
 
 
 def parse_boolean(text: str) -> bool:

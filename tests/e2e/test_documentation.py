@@ -33,8 +33,8 @@ from typing import Any
 import pytest
 
 from edge_server.config.merge_settings import parse_serve
-from edge_server.config.sources_config import SourcesConfig, read_entries
 from edge_server.plugin import own_plugins
+from edge_server.plugins.cameras.camera_entries import read_entries
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment
@@ -131,7 +131,7 @@ def test_each_code_block_is_run_or_states_why_not(page: Path) -> None:
 
 def read_toml(path: Path) -> None:
     if "[[" in path.read_text():
-        read_entries(SourcesConfig(file=str(path)))
+        read_entries(str(path))
     else:
         parse_serve(["--model-repository=models", f"--config={path}"], {}, own_plugins())
 

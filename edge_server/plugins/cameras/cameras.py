@@ -13,6 +13,7 @@ from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
 from edge_server.plugins.cameras.reports import NO_CAMERAS, CamerasReport, cameras_as_json, streams_as_json
+from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, SourcesConfig
 from edge_server.telemetry.metrics_page import Family
 
 if TYPE_CHECKING:
@@ -29,38 +30,39 @@ class Cameras(RunningPlugin):
     panel = Path(__file__).with_name("panel.js")
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config = config
+        self._frames_config = config.table(FramesConfig)
+        self._sources_config = config.table(SourcesConfig)
+        self._zmq_address = config.table(FrigateConfig).zmq_address
         self._server_cameras: ServerCameras | None = None
         self._detector: ZmqDetector | None = None
 
     def build(self, core: ServingCore) -> None:
         self._core = core
-        self._frames = FrameService(core.service, core.admission, self._config.frames)
+        self._frames = FrameService(core.service, core.admission, self._frames_config)
 
     def start(self) -> None:
         """Raises InvalidRequest if Frigate's clients would need a key, ServingFault for an address in use."""
-        address = self._config.frigate.zmq_address
-        if not address:
+        if not self._zmq_address:
             return
         if self._core.access.is_guarded("inference"):
             raise InvalidRequest("--frigate-zmq: inference needs a key here, and ZeroMQ clients of Frigate send none")
         from edge_server.plugins.cameras.endpoints.zmq_detector import ZmqDetector
 
         self._loop = asyncio.get_running_loop()
-        detector = ZmqDetector(self._core.service, address)
+        detector = ZmqDetector(self._core.service, self._zmq_address)
         detector.start()
         self._detector = detector
 
     def addresses(self) -> Sequence[str]:
-        return () if self._detector is None else (f"Frigate {self._config.frigate.zmq_address}",)
+        return () if self._detector is None else (f"Frigate {self._zmq_address}",)
 
     def models_known(self) -> None:
-        if not self._config.sources.is_used:
+        if not self._sources_config.is_used:
             return
         from edge_server.plugins.cameras.server_cameras import ServerCameras
 
         self._server_cameras = ServerCameras(
-            self._config.sources, self._frames.stream_registry(), self._core.events.publish
+            self._sources_config, self._frames.stream_registry(), self._core.events.publish
         )
         self._server_cameras.start()
 
@@ -108,7 +110,7 @@ class Cameras(RunningPlugin):
         return streams_as_json(self._frames.reports())
 
     def _camera_report(self) -> Mapping[str, object]:
-        if not self._config.sources.is_used:
+        if not self._sources_config.is_used:
             return NO_CAMERAS
         own = self._server_cameras
         return cameras_as_json(CamerasReport() if own is None else own.report())

@@ -1,10 +1,13 @@
-"""Entry of cameras: their commands, and what they do in a server."""
+"""Entry of cameras: their settings, their commands, and what they do in a server."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edge_server.config.setting import SettingTable
 from edge_server.plugin import Command, Plugin, RunningPlugin
+from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, SourcesConfig
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -12,6 +15,11 @@ if TYPE_CHECKING:
 
 class CamerasPlugin(Plugin):
     name = "cameras"
+    tables = (
+        SettingTable("frames", "Frame streams", FramesConfig),
+        SettingTable("sources", "Cameras of the server", SourcesConfig),
+        SettingTable("frigate", "Frigate", FrigateConfig),
+    )
     commands = (
         Command(
             "stream",
@@ -24,6 +32,15 @@ class CamerasPlugin(Plugin):
             "edge_server.plugins.cameras.commands.view",
         ),
     )
+
+    def check(self, config: ServerConfig) -> Sequence[str]:
+        sources = config.table(SourcesConfig)
+        # The file is checked while the server runs: a mistake in it must not keep the models from serving.
+        if sources.is_used and not sources.file:
+            from edge_server.plugins.cameras.camera_entries import read_entries
+
+            read_entries("", sources.sources, sources.sinks)
+        return ()
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         from edge_server.plugins.cameras.cameras import Cameras

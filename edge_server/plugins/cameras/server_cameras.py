@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Collection
 
-from edge_server.config import ConfigError, SourceEntry, SourcesConfig
-from edge_server.config.sources_config import read_entries
+from edge_server.config import ConfigError
+from edge_server.plugins.cameras.camera_entries import SourceEntry, read_entries
 from edge_server.plugins.cameras.reports import CamerasReport
+from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_set import SinkSet
 from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
@@ -70,7 +71,7 @@ class ServerCameras:
 
     def _apply(self) -> None:
         try:
-            sources, sinks = read_entries(self._config)
+            sources, sinks = read_entries(self._config.file, self._config.sources, self._config.sinks)
         except ConfigError as error:
             if str(error) != self._problem:
                 self._problem = str(error)

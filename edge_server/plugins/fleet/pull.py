@@ -28,7 +28,7 @@ from edge_server.cli import http_client
 from edge_server.cli.options import whole
 from edge_server.cli.progress import Progress
 from edge_server.cli.table import clean, render
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest
 from edge_server.plugins.fleet.pull_archive import ARCHIVES, PullFailed, check_space, unpack

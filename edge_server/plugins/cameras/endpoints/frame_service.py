@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from edge_server.config import FramesConfig
 from edge_server.errors import NotFound
 from edge_server.plugins.cameras.reports import FrameStreamReport
+from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.serving.execution.admission_control import AdmissionControl
 
 if TYPE_CHECKING:

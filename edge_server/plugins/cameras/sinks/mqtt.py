@@ -36,9 +36,9 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from edge_server.config import SinkEntry
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.version import __version__

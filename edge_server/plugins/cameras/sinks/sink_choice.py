@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_server.config import SinkEntry
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
 from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.sink_interface import Sink

@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_server.config import SinkEntry
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink

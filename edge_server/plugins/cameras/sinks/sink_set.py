@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from edge_server.config import SinkEntry
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import FAILED, RUNNING, SinkRunner

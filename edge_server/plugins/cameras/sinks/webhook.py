@@ -8,7 +8,7 @@ import json
 import ssl
 from urllib.parse import unquote, urlsplit
 
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 
 TIMEOUT_S = 5.0

@@ -15,7 +15,7 @@ import urllib.request
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 
 TIMEOUT_S = 5.0

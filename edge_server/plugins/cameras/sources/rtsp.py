@@ -9,7 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
 

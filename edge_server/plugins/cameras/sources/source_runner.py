@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from edge_server.config import SourceEntry
-from edge_server.config.sources_config import shown_url
+from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError, NotReady
+from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
 from edge_server.plugins.cameras.sources.frame_schedule import FrameSchedule

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from edge_server.config import SourceEntry
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.sources.source_runner import BACK_OFF, FAILED, RUNNING, SourceRunner
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edge_server.config import FramesConfig
 from edge_server.errors import (
     AlreadyExists,
     Draining,
@@ -21,6 +20,7 @@ from edge_server.errors import (
     Throttled,
 )
 from edge_server.plugins.cameras.reports import FrameStreamReport
+from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameTally

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import SinkEntry
 from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server.config import SinkEntry
 from edge_server.core.back_off import BackOff
 from edge_server.errors import Unsupported
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner

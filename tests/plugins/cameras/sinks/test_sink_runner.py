@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from edge_server.config import SinkEntry
 from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MOST_WAITING, SinkRunner

@@ -15,8 +15,10 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.config import FramesConfig, LogConfig, RepositoryConfig, ServerConfig, SourceEntry
+from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.back_off import BackOff
+from edge_server.plugins.cameras.camera_entries import SourceEntry
+from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.sources.source_set import SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.process.composition_root import build, first_desired_state

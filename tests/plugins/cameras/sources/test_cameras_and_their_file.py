@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.config import SinkEntry, SourceEntry, SourcesConfig
 from edge_server.plugins.cameras import server_cameras
+from edge_server.plugins.cameras.camera_entries import SinkEntry, SourceEntry
 from edge_server.plugins.cameras.server_cameras import ServerCameras
+from edge_server.plugins.cameras.settings import SourcesConfig
 
 FOLDER = """
 [[sources]]

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
-from edge_server.config import SourceEntry
 from edge_server.errors import Unsupported
 from edge_server.memory.malloc_settings import trim
+from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.sources import rtsp
 from edge_server.plugins.cameras.sources.rtsp import gstreamer_pipeline, open_rtsp
 from edge_server.plugins.cameras.sources.source_interface import SourceError

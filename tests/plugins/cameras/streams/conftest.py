@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.config import FramesConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
+from edge_server.config import LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.core.status_reports import GovernorState
 from edge_server.errors import EdgeServerError
+from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.process.composition_root import ServerParts, build, first_desired_state

@@ -1,4 +1,4 @@
-"""Sources and sinks: cameras that the server opens itself, and where their results go.
+"""Entries of sources and sinks: cameras that the server opens itself, and where their results go.
 
 An entry is one table of the file of `--sources-file`, or the text of one `--source` or `--sink`:
 `name=door,url=rtsp://camera/stream,model=faces`. URLs may hold credentials: no text of this module repeats one.
@@ -22,28 +22,16 @@ from edge_server.config.setting import (
     integer,
     nearest,
     number,
-    setting,
+    shown_url,
 )
 from edge_server.config.toml_file import read_toml
 
 _FILE_FLAG = "--sources-file"
+
 _MOST_ENTRIES = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 DECODERS = ("auto", "pyav", "opencv", "gstreamer")
-
-
-def shown_url(url: str) -> str:
-    """Return a URL without what may be secret: only scheme, host and port. A path or a word is returned unchanged.
-
-    Cameras take passwords as user, in the query, and in the path.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    # After the last "@", as a password may contain "/" and "@".
-    host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
-    return f"{scheme}://{host}"
 
 
 def _parse_name(text: str) -> str:
@@ -179,7 +167,8 @@ def _as_text(kind: Kind, value: object) -> str:
     raise ValueError(f"expected {expected}, got {type(value).__name__}")
 
 
-def _parse_entry(kind: type[_Entry], text: str) -> _Entry:
+def parse_entry(kind: type[_Entry], text: str) -> _Entry:
+    """Return the entry of the text of a flag. Raises ValueError, with no value of a URL in it."""
     pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", text)]
     if not all(key.isidentifier() and equals for key, equals, _ in pairs):
         raise ValueError("expected key=value pairs with commas in between")
@@ -190,56 +179,24 @@ def _parse_entry(kind: type[_Entry], text: str) -> _Entry:
     return _entry_of(kind, {key: value for key, _, value in pairs})
 
 
-@dataclass(frozen=True, slots=True)
-class SourcesConfig:
-    """Cameras that the server opens itself, and sinks, which receive their results."""
-
-    file: str = setting(
-        "",
-        _FILE_FLAG,
-        OPTIONAL_PATH,
-        "TOML file with a table [[sources]] for each camera that the server opens itself, and a table [[sinks]] for "
-        "each receiver of results. Read again after a change. See docs/cameras.md.",
-    )
-    sources: tuple[SourceEntry, ...] = setting(
-        (),
-        "--source",
-        Kind("key=value,...", lambda text: _parse_entry(SourceEntry, text), is_secret=True),
-        "A camera that the server opens itself, with the keys of a table [[sources]], such as "
-        "name=door,url=demo,model=faces. Other users of this machine can read command lines: passwords belong into "
-        "the file. Repeatable.",
-        separator=" ",
-    )
-    sinks: tuple[SinkEntry, ...] = setting(
-        (),
-        "--sink",
-        Kind("key=value,...", lambda text: _parse_entry(SinkEntry, text), is_secret=True),
-        "A receiver of the results, with the keys of a table [[sinks]], such as name=log,url=/tmp/results.jsonl. "
-        "Repeatable.",
-        separator=" ",
-    )
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self.file or self.sources or self.sinks)
-
-
-def read_entries(config: SourcesConfig) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
-    """Return the sources and the sinks of the flags and of the file, by name.
+def read_entries(
+    file: str, sources: Sequence[SourceEntry] = (), sinks: Sequence[SinkEntry] = ()
+) -> tuple[dict[str, SourceEntry], dict[str, SinkEntry]]:
+    """Return by name the sources and the sinks of the flags, and those of the file if it is not "".
 
     Raises ConfigError for a file that cannot be read, wrong entries, names in double use and unknown sinks.
     """
-    document = read_toml(config.file, _FILE_FLAG) if config.file else {}
+    document = read_toml(file, _FILE_FLAG) if file else {}
     for key in document:
         if key not in ("sources", "sinks"):
-            raise ConfigError(f"{config.file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]")
-    sources = _by_name([*config.sources, *_entries(SourceEntry, config.file, document.get("sources", []))], "source")
-    sinks = _by_name([*config.sinks, *_entries(SinkEntry, config.file, document.get("sinks", []))], "sink")
-    for source in sources.values():
+            raise ConfigError(f"{file}: unknown table {key[:40]!r}, expected [[sources]] and [[sinks]]")
+    all_sources = _by_name([*sources, *_entries(SourceEntry, file, document.get("sources", []))], "source")
+    all_sinks = _by_name([*sinks, *_entries(SinkEntry, file, document.get("sinks", []))], "sink")
+    for source in all_sources.values():
         for name in source.sinks or ():
-            if name not in sinks:
-                raise ConfigError(f"source '{source.name}': there is no sink '{name}'{nearest(name, sinks)}")
-    return sources, sinks
+            if name not in all_sinks:
+                raise ConfigError(f"source '{source.name}': there is no sink '{name}'{nearest(name, all_sinks)}")
+    return all_sources, all_sinks
 
 
 def _entries(kind: type[_Entry], path: str, tables: object) -> list[_Entry]:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.config import ConfigError, SinkEntry, SourceEntry, SourcesConfig, describe, parse_serve
-from edge_server.config.sources_config import read_entries, shown_url
+from edge_server.config import ConfigError, describe, parse_serve
+from edge_server.config.setting import shown_url
+from edge_server.plugin import own_plugins
+from edge_server.plugins.cameras.camera_entries import SinkEntry, SourceEntry, read_entries
+from edge_server.plugins.cameras.settings import SourcesConfig
 
 DOOR = "name=door,url=rtsp://me:geheim@cam:554/a,b?user=geheim,model=faces"
 
 
 def parse(*flags, environ=None):
-    return parse_serve(["--model-repository=/models", *flags], environ or {})
+    return parse_serve(["--model-repository=/models", *flags], environ or {}, own_plugins())
 
 
 def read(tmp_path, text):
     path = tmp_path / "cameras.toml"
     path.write_text(text)
-    return read_entries(SourcesConfig(file=str(path)))
+    return read_entries(str(path))
 
 
 def test_flags_define_sources_and_sinks():
-    config = parse(
+    parsed = parse(
         f"--source={DOOR},fps=5,sinks=log+home", "--source=name=x,url=demo,model=m",
         "--sink=name=log,url=/tmp/x.jsonl,interval_s=0.5,on_change=true", "--sink=name=home,url=mqtt://broker",
-    ).config.sources  # fmt: skip
+    )  # fmt: skip
+    config = parsed.config.table(SourcesConfig)
     url = "rtsp://me:geheim@cam:554/a,b?user=geheim"
     assert config.sources == (
         SourceEntry("door", url, "faces", fps=5.0, sinks=("log", "home")),
@@ -65,7 +69,7 @@ def test_an_empty_file_has_no_cameras(tmp_path):
 
 
 def test_an_invalid_cameras_file_does_not_stop_the_models():
-    assert parse("--sources-file=/nowhere.toml").config.sources.file == "/nowhere.toml"
+    assert parse("--sources-file=/nowhere.toml").config.table(SourcesConfig).file == "/nowhere.toml"
 
 
 @pytest.mark.parametrize(
@@ -151,4 +155,4 @@ def test_no_text_of_the_configuration_contains_a_password():
 
 def test_the_environment_defines_sources_too():
     environ = {"EDGE_SERVER_SOURCE": "name=a,url=demo,model=m name=b,url=pattern,model=m"}
-    assert [entry.name for entry in parse(environ=environ).config.sources.sources] == ["a", "b"]
+    assert [entry.name for entry in parse(environ=environ).config.table(SourcesConfig).sources] == ["a", "b"]
