@@ -61,7 +61,7 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
         network_of(trt, network)
         config = builder.create_builder_config()
         if name == "tensorrt_rtx" and cuda_driver.unavailable_reason() == "":
-            library.target(config, cuda_driver.devices()[0].capability)
+            library.set_target(config, cuda_driver.devices()[0].capability)
         for values in bounds:
             profile = builder.create_optimization_profile()
             profile.set_shape("X", (1, 1, 1), (8, 4, 4), (8, 16, 16))
