@@ -31,7 +31,7 @@ from harness import ROOT, Server, server
 from edge_server.client import Delivery, Frame, FrameHeader, FrameStream, RegionSlice
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.repository import pbtxt
 
 BUNDLED = ROOT / "model_repository"
@@ -141,7 +141,7 @@ def pictures(where: Server) -> Iterator[Pictures]:
 def plan_of(model: str) -> ImagePlan:
     config = pbtxt.parse_text((BUNDLED / model / "config.pbtxt").read_bytes(), model)
     declared = config.input[0]
-    plan = image_plan(
+    plan = make_image_plan(
         ModelSpec(
             name=model,
             backend="",
@@ -181,7 +181,7 @@ def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.nd
 def bare_call(model: str, runtime: str, threads: int, wire: str, source: Pictures) -> Callable[[], object]:
     """Return the preprocessing of one frame and the inference on it, one after the other."""
     plan = plan_of(model)
-    row = np.zeros(plan.row_shape, np.float32)
+    row = np.zeros(plan.item_shape, np.float32)
     infer = runtime_call(model, runtime, threads, plan.input_name, row[None])
     frame = source.frame("jpeg" if wire == "jpeg" else "raw", 0)
     data = memoryview(frame.data)

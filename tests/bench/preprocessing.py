@@ -38,7 +38,7 @@ from onnx import TensorProto, compose, helper, numpy_helper
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.memory.malloc_settings import keep_big_blocks
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color, channel_order, place, resized
 from edge_server.protocol.frame_messages import Frame, FrameHeader
@@ -77,7 +77,7 @@ def _once(call: Callable[[], object]) -> float:
 
 def plan_of(parameters: dict[str, str], side: int, dtype: DType, *, is_packed: bool = False) -> ImagePlan:
     dims = (side, side, 3) if is_packed else (3, side, side)
-    made = image_plan(ModelSpec("net", "", "", 8, (InputSpec("x", dtype, dims),), (), (), parameters=parameters))
+    made = make_image_plan(ModelSpec("net", "", "", 8, (InputSpec("x", dtype, dims),), (), (), parameters=parameters))
     assert made is not None
     return made
 
@@ -126,7 +126,7 @@ def outside(rounds: int) -> None:
         how = parameters["image_fit"]
         plan = plan_of({**parameters, **NORMALISED}, side, DType.FP32)
         linear = plan_of({**parameters, **NORMALISED, "image_interpolation": "linear"}, side, DType.FP32)
-        row = np.empty(plan.row_shape, np.float32)
+        row = np.empty(plan.item_shape, np.float32)
         calls: Calls = {
             "ours: OpenCV look-up of split channels": lambda p=plan, r=row: p.write(
                 Picture(image, Color.BGR), r, model=""
@@ -143,7 +143,7 @@ def outside(rounds: int) -> None:
             }
         compare(f"640x480 to {side} {how}, FP32 planar", calls, rounds)
         packed = plan_of({**parameters, **PLAIN}, side, DType.UINT8, is_packed=True)
-        bytes_row = np.empty(packed.row_shape, np.uint8)
+        bytes_row = np.empty(packed.item_shape, np.uint8)
         compare(
             f"640x480 to {side} {how}, UINT8 packed",
             {
@@ -309,7 +309,7 @@ def _beside(plan: ImagePlan, picture: Picture, infer: Callable[[], object]) -> t
     stop, spans, runs = threading.Event(), [], []
 
     def prepare() -> None:
-        row = np.empty(plan.row_shape, np.float32)
+        row = np.empty(plan.item_shape, np.float32)
         while not stop.is_set():
             start = time.perf_counter()
             plan.write(picture, row, model="")

@@ -25,50 +25,56 @@ CODECS = ("jpeg", "jpg", "png", "webp", "bmp")
 _REDUCTIONS = (8, 4, 2)
 
 
-def read_compressed(data: memoryview, form: str, *, wants: Color, shrinks_to: FitRule | None, subject: str) -> Picture:
-    """Return the picture of one file: gray or depth if the network `wants` that, else BGR.
+def read_compressed(
+    data: memoryview, frame_format: str, *, color: Color, shrinks_to: FitRule | None, error_prefix: str
+) -> Picture:
+    """Return the picture of one file: gray or depth if `color` is that, else BGR.
 
     With `shrinks_to`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which costs less, but not smaller than the
     rule makes it. Raises InvalidRequest for an unknown format, a damaged file, or depth instead of colour and colour
     instead of depth; Unsupported for compressedDepth.
     """
-    encoding = _check_format(form, subject)
-    header = read_header(data, subject)
-    if wants is Color.DEPTH:
-        return _read_depth(data, header, form, subject)
+    encoding = _check_format(frame_format, error_prefix)
+    header = read_header(data, error_prefix)
+    if color is Color.DEPTH:
+        return _read_depth(data, header, frame_format, error_prefix)
     if is_depth(encoding):
         raise InvalidRequest(
-            f"{subject}: expected a picture in colour or gray, given depth in '{form[:60]}'; a model that takes depth "
-            "declares image_color depth"
+            f"{error_prefix}: expected a picture in colour or gray, given depth in '{frame_format[:60]}'; a model that "
+            "takes depth declares image_color depth"
         )
-    color = Color.GRAY if wants is Color.GRAY else Color.BGR
+    decoded_color = Color.GRAY if color is Color.GRAY else Color.BGR
     reduction = _reduction(header, shrinks_to)
-    decoded = decode_file(data, header, _flags(color, reduction), subject).view(np.uint8)
-    return Picture(decoded, color, (header.width, header.height) if reduction > 1 else None)
+    decoded = decode_file(data, header, _flags(decoded_color, reduction), error_prefix).view(np.uint8)
+    return Picture(decoded, decoded_color, (header.width, header.height) if reduction > 1 else None)
 
 
-def _check_format(form: str, subject: str) -> str:
+def _check_format(frame_format: str, error_prefix: str) -> str:
     """Return the encoding before the format's semicolon, or "". Raises InvalidRequest or Unsupported for an unknown
     codec."""
-    encoding, separator, rest = form.partition(";")
+    encoding, separator, rest = frame_format.partition(";")
     if not separator:
-        encoding, rest = "", form
+        encoding, rest = "", frame_format
     codec = next(iter(rest.lower().split()), "")
     if codec == "compresseddepth":
         raise Unsupported(
-            f"{subject}: compressedDepth is not offered, given '{form[:60]}'; send the raw 16UC1 or 32FC1 frame, or "
-            "'16UC1; png compressed'"
+            f"{error_prefix}: compressedDepth is not offered, given '{frame_format[:60]}'; send the raw 16UC1 or 32FC1 "
+            "frame, or '16UC1; png compressed'"
         )
     if codec not in CODECS:
-        raise InvalidRequest(f"{subject}: expected a format out of {', '.join(CODECS)}, given '{form[:60]}'")
+        raise InvalidRequest(
+            f"{error_prefix}: expected a format out of {', '.join(CODECS)}, given '{frame_format[:60]}'"
+        )
     return encoding.strip()
 
 
-def _read_depth(data: memoryview, header: ImageHeader, form: str, subject: str) -> Picture:
+def _read_depth(data: memoryview, header: ImageHeader, frame_format: str, error_prefix: str) -> Picture:
     cv2 = opencv()
-    values = decode_file(data, header, cv2.IMREAD_UNCHANGED, subject)
+    values = decode_file(data, header, cv2.IMREAD_UNCHANGED, error_prefix)
     if values.ndim != 2:
-        raise InvalidRequest(f"{subject}: expected one channel of depth, given a colour picture in '{form[:60]}'")
+        raise InvalidRequest(
+            f"{error_prefix}: expected one channel of depth, given a colour picture in '{frame_format[:60]}'"
+        )
     return Picture(values, Color.DEPTH)
 
 

@@ -37,32 +37,33 @@ def _keep_to_callers_thread(cv2: ModuleType) -> None:
     cv2.setNumThreads(1)
 
 
-def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArray[np.uint8]:
+def decode_image(data: memoryview, *, as_gray: bool, error_prefix: str) -> npt.NDArray[np.uint8]:
     """Decode a JPEG, PNG, BMP or WebP file to 8 bits per channel: `(height, width, 3)` BGR, or `(height, width)` gray.
 
     The picture is rotated by its EXIF orientation, as people see it and as data sets store it; width and height are
-    those of the rotated picture. Transparency is dropped; 16-bit files lose their lower byte. `subject` begins every
-    error message. Raises InvalidRequest unless the data is a valid image of one of these formats and of an acceptable
-    size (see `image_header.read_header`), and Unsupported if OpenCV is missing.
+    those of the rotated picture. Transparency is dropped; 16-bit files lose their lower byte. Raises InvalidRequest
+    unless the data is a valid image of one of these formats and of an acceptable size (see `image_header.read_header`),
+    and Unsupported if OpenCV is missing.
     """
-    header = read_header(data, subject)
+    header = read_header(data, error_prefix)
     cv2 = opencv()
     flags = cv2.IMREAD_GRAYSCALE if as_gray else cv2.IMREAD_COLOR
-    return decode_file(data, header, flags, subject).view(np.uint8)
+    return decode_file(data, header, flags, error_prefix).view(np.uint8)
 
 
-def decode_file(data: memoryview, header: ImageHeader, flags: int, subject: str) -> npt.NDArray[np.generic]:
+def decode_file(data: memoryview, header: ImageHeader, flags: int, error_prefix: str) -> npt.NDArray[np.generic]:
     """Decode a file with that header by the `flags` of cv2.imdecode. Raises InvalidRequest if it is damaged."""
     cv2 = opencv()
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
         raise InvalidRequest(
-            f"{subject}: expected a sound {header.format.value} image, given one that OpenCV refuses: {error.err}"
+            f"{error_prefix}: expected a sound {header.format.value} image, given one that OpenCV refuses: {error.err}"
         ) from None
     if image is None:
         raise InvalidRequest(
-            f"{subject}: expected a sound {header.format.value} image, given {data.nbytes} bytes that do not decode"
+            f"{error_prefix}: expected a sound {header.format.value} image, "
+            f"given {data.nbytes} bytes that do not decode"
         )
     decoded: npt.NDArray[np.generic] = image
     return decoded

@@ -9,11 +9,11 @@ from edge_server.errors import BadModelConfig, InvalidRequest, UnknownModel
 from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.plugins.vision.heads.detections import DetectionPlan
     from edge_server.plugins.vision.image_plan import ImagePlan
+    from edge_server.plugins.vision.outputs.detections import DetectionDecoder
 
 
-def detection_model(service: InferenceService, how_to_name: str) -> Handle:
+def find_detection_model(service: InferenceService, how_to_name: str) -> Handle:
     """Return the handle on the model for a client that names none: the model with the parameter `deepstack`, else the
     only one with detections.
 
@@ -31,18 +31,18 @@ def detection_model(service: InferenceService, how_to_name: str) -> Handle:
     )
 
 
-def detection_plans(spec: ModelSpec) -> tuple[ImagePlan, DetectionPlan]:
-    """Return how an image becomes the model's input, and how its outputs become objects. Raises InvalidRequest."""
+def plan_detection(spec: ModelSpec) -> tuple[ImagePlan, DetectionDecoder]:
+    """Return the plan of the model's input and the decoder of its detections. Raises InvalidRequest."""
     # Imported for the first image: a server without images saves the memory.
-    from edge_server.plugins.vision.image_plan import image_plan
-    from edge_server.plugins.vision.perception import perception_plan
+    from edge_server.plugins.vision.image_plan import make_image_plan
+    from edge_server.plugins.vision.perception import make_perception_decoder
 
     try:
-        images, plan = image_plan(spec), perception_plan(spec)
+        images, perception = make_image_plan(spec), make_perception_decoder(spec)
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
-    if images is None or plan is None or plan.detections is None:
+    if images is None or perception is None or perception.detections is None:
         raise InvalidRequest(
             f"model '{spec.name}' does not detect objects: its configuration has no parameter 'detection_head'"
         )
-    return images, plan.detections
+    return images, perception.detections

@@ -18,7 +18,7 @@ from edge_server.frontends.loop_dispatch import run_model
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.plugins.vision.perception import Perception, PerceptionPlan
+    from edge_server.plugins.vision.perception import Perception, PerceptionDecoder
     from edge_server.plugins.vision.resize import FittedPicture
     from edge_server.protocol.frame_messages import Mask
 
@@ -34,12 +34,12 @@ def perception_route(service: InferenceService) -> Route:
         handle = service.find(request.names["model"], None)
         try:
             body = await request.read_body()
-            plan, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
+            decoder, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
             del body
         finally:
             request.release_body()
         response = await run_model(handle, request.context.dispatch, tensor)
-        return await request.run_on_worker(partial(_perceived, handle.spec, plan, fit, response))
+        return await request.run_on_worker(partial(_decode, handle.spec, decoder, fit, response))
 
     return Route(
         "POST",
@@ -51,34 +51,34 @@ def perception_route(service: InferenceService) -> Route:
     )
 
 
-def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionPlan, Tensor, FittedPicture]:
-    """Return the plan for the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
+def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, Tensor, FittedPicture]:
+    """Return the decoder of the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
     # Imported for the first image: a server without images saves the memory.
-    from edge_server.plugins.vision.image_plan import image_plan
-    from edge_server.plugins.vision.perception import perception_plan
+    from edge_server.plugins.vision.image_plan import make_image_plan
+    from edge_server.plugins.vision.perception import make_perception_decoder
 
     try:
-        images, plan = image_plan(spec), perception_plan(spec)
+        images, decoder = make_image_plan(spec), make_perception_decoder(spec)
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot take an image: {error.message}") from None
-    if images is None or plan is None:
+    if images is None or decoder is None:
         raise InvalidRequest(
             f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
             "parameters how an image becomes its input and what its outputs mean"
         )
-    return plan, *images.fit_file(memoryview(body), model=spec.name)
+    return decoder, *images.fit_file(memoryview(body), model=spec.name)
 
 
-def _perceived(spec: ModelSpec, plan: PerceptionPlan, fit: FittedPicture, response: Response) -> HttpResponse:
+def _decode(spec: ModelSpec, decoder: PerceptionDecoder, fit: FittedPicture, response: Response) -> HttpResponse:
     outputs = {tensor.name: tensor.array for tensor in response.outputs}
-    row = 0 if spec.max_batch_size else None
-    seen = plan.read(outputs, row, fit, plan.what, model=spec.name)
+    item = 0 if spec.max_batch_size else None
+    seen = decoder.decode(outputs, item, fit, decoder.what, model=spec.name)
     head = {"model": spec.name, "version": str(response.version), "width": fit.width, "height": fit.height}
     return json_response(head | results_as_json(seen) | ({} if seen.mask is None else {"mask": _mask(seen.mask)}))
 
 
 def _mask(mask: Mask) -> dict[str, Any]:
-    """Return the share of the picture that each class has, the largest first, and the classes of its pixels as PNG.
+    """Return the fraction of the picture that each class has, the largest first, and the classes of its pixels as PNG.
 
     The PNG has one byte for each pixel, the lowest eight bits of the class index, and sides of at most _MAX_MASK_SIDE
     pixels.

@@ -7,7 +7,7 @@ from edge_server.core.tensor import Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.multipart_form import FORM_TYPE, form_file
 
 
@@ -38,7 +38,7 @@ class ImageBodies:
         if cached is not None and cached[0] is spec:
             return cached[1]
         try:
-            plan = image_plan(spec)
+            plan = make_image_plan(spec)
         except BadModelConfig as error:
             raise InvalidRequest(f"model '{spec.name}' cannot take an image as a body: {error.message}") from None
         if plan is None:

@@ -18,7 +18,7 @@ from edge_server.plugins.vision.compressed_frames import read_compressed
 from edge_server.plugins.vision.decode import decode_image
 from edge_server.plugins.vision.image_parameters import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
 from edge_server.plugins.vision.picture import Picture
-from edge_server.plugins.vision.pixel_values import ByteValues, MeasuredValues, exact, measured
+from edge_server.plugins.vision.pixel_values import ByteValues, DepthValues, exact, zero_not_finite
 from edge_server.plugins.vision.raw_encodings import pixels
 from edge_server.plugins.vision.resize import (
     Color,
@@ -27,7 +27,7 @@ from edge_server.plugins.vision.resize import (
     Interpolation,
     ResizedPicture,
     channel_order,
-    fit_of,
+    make_fitted_picture,
     place,
     resized,
     to_gray,
@@ -51,20 +51,20 @@ IMAGE_TYPES = (
 
 
 class DimensionOrder(enum.Enum):
-    """Order of an image input's dimensions, without the batch; PLAIN is one channel without a channel dimension."""
+    """Order of an image input's dimensions, without the batch. HW is one channel without a channel dimension."""
 
-    PLANAR = "channels, height, width"
-    PACKED = "height, width, channels"
-    PLAIN = "height, width"
+    CHW = "channels, height, width"
+    HWC = "height, width, channels"
+    HW = "height, width"
 
     @property
     def rank(self) -> int:
-        return 2 if self is DimensionOrder.PLAIN else 3
+        return 2 if self is DimensionOrder.HW else 3
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """Converts any picture to one row of the input `input_name`. Immutable and thread-safe.
+    """Converts any picture to one item of the input `input_name`. Immutable and thread-safe.
 
     `shape` is the tensor's shape, with a leading 1 if it has a batch dimension. `values` converts pixel values; `pad`
     is the border colour before that conversion. `is_decode_exact` is false if JPEG frames may be decoded at a fraction
@@ -77,13 +77,13 @@ class ImagePlan:
     layout: DimensionOrder
     color: Color
     rule: FitRule
-    values: ByteValues | MeasuredValues
+    values: ByteValues | DepthValues
     pad: tuple[int, ...]
     is_decode_exact: bool
     top_k: int | None
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
+    def item_shape(self) -> tuple[int, ...]:
         """The shape of one picture within a batch."""
         return self.shape[1:] if len(self.shape) > self.layout.rank else self.shape
 
@@ -100,10 +100,12 @@ class ImagePlan:
         # Cast to bytes, because a caller's view may have larger items.
         view = memoryview(data).cast("B")
         if self.color is Color.DEPTH:
-            picture = read_compressed(view, "png", wants=self.color, shrinks_to=None, subject=self._subject(model))
+            picture = read_compressed(
+                view, "png", color=self.color, shrinks_to=None, error_prefix=self._error_prefix(model)
+            )
             return self.fit(picture.pixels, picture.color, model=model)
         is_gray = self.color is Color.GRAY
-        image = decode_image(view, as_gray=is_gray, subject=self._subject(model))
+        image = decode_image(view, as_gray=is_gray, error_prefix=self._error_prefix(model))
         return self.fit(image, Color.GRAY if is_gray else Color.BGR, model=model)
 
     def fit(self, image: npt.NDArray[np.generic], color: Color, *, model: str) -> tuple[Tensor, FittedPicture]:
@@ -112,7 +114,7 @@ class ImagePlan:
         Returns the tensor and the mapping of `write`. Raises the errors of `write`.
         """
         array = np.empty(self.shape, self.dtype.numpy)
-        fit = self.write(Picture(image, color), array.reshape(self.row_shape), model=model)
+        fit = self.write(Picture(image, color), array.reshape(self.item_shape), model=model)
         return Tensor(self.input_name, self.dtype, array), fit
 
     def read_frame(self, frame: Frame, data: memoryview, *, model: str, is_drawn: bool = False) -> Picture:
@@ -122,71 +124,81 @@ class ImagePlan:
         that takes gray. Raises InvalidRequest for a frame that contradicts itself or its format, or has a kind (colour,
         depth) that the model does not take, and Unsupported for an unsupported codec or if OpenCV is not installed.
         """
-        subject = self._subject(model)
+        error_prefix = self._error_prefix(model)
         if bool(frame.format) == bool(frame.encoding):
             given = f"both ('{frame.encoding[:40]}', '{frame.format[:40]}')" if frame.format else "none"
-            raise InvalidRequest(f"{subject}: expected either an encoding (raw) or a format (a file), given {given}")
+            raise InvalidRequest(
+                f"{error_prefix}: expected either an encoding (raw) or a format (a file), given {given}"
+            )
         if frame.format:
-            picture = self._read_file(frame, data, is_drawn, subject)
+            picture = self._read_file(frame, data, is_drawn, error_prefix)
         else:
             picture = pixels(
-                frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian, data, subject=subject
+                frame.height,
+                frame.width,
+                frame.encoding,
+                frame.step,
+                frame.is_bigendian,
+                data,
+                error_prefix=error_prefix,
             )
-        self._check_kind(picture, subject)
+        self._check_kind(picture, error_prefix)
         return picture
 
-    def write(self, picture: Picture, row: npt.NDArray[np.generic], *, model: str) -> FittedPicture:
-        """Fit a picture into `row`, which has `row_shape` and the input's type and is C-contiguous. Sets all elements.
+    def write(self, picture: Picture, item: npt.NDArray[np.generic], *, model: str) -> FittedPicture:
+        """Fit a picture into `item`, which has `item_shape` and the input's type and is C-contiguous.
 
-        Returns the mapping between frame and input coordinates. Raises InvalidRequest for a kind of picture that the
-        model does not take, or an aspect ratio too extreme to cut (see `resize.resized`).
+        Sets all elements. Returns the mapping between frame and input coordinates. Raises InvalidRequest for a kind of
+        picture that the model does not take, or an aspect ratio too extreme to cut (see `resize.resized`).
         """
-        if row.shape != self.row_shape or row.dtype != self.dtype.numpy or not row.flags.c_contiguous:
-            raise ValueError(f"expected a row of {self.row_shape} {self.dtype.numpy}, given {row.shape} {row.dtype}")
-        subject = self._subject(model)
-        self._check_kind(picture, subject)
+        if item.shape != self.item_shape or item.dtype != self.dtype.numpy or not item.flags.c_contiguous:
+            raise ValueError(
+                f"expected an item of {self.item_shape} {self.dtype.numpy}, given {item.shape} {item.dtype}"
+            )
+        error_prefix = self._error_prefix(model)
+        self._check_kind(picture, error_prefix)
         placement = place(self.rule, picture.width, picture.height)
-        if isinstance(self.values, MeasuredValues):
-            self._write_numbers(picture, placement, row, subject)
+        if isinstance(self.values, DepthValues):
+            self._write_depth(picture, placement, item, error_prefix)
         else:
-            self._write_colors(picture, placement, row, subject)
-        return fit_of(placement, picture.width, picture.height)
+            self._write_colors(picture, placement, item, error_prefix)
+        return make_fitted_picture(placement, picture.width, picture.height)
 
-    def _read_file(self, frame: Frame, data: memoryview, is_drawn: bool, subject: str) -> Picture:
+    def _read_file(self, frame: Frame, data: memoryview, is_drawn: bool, error_prefix: str) -> Picture:
         # Copy shared memory: the file must not change between the check of its header and the decoding.
         view = memoryview(bytes(data)) if frame.region else data.cast("B")
-        wants = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
+        color = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
         shrinks_to = None if is_drawn or self.is_decode_exact else self.rule
-        return read_compressed(view, frame.format, wants=wants, shrinks_to=shrinks_to, subject=subject)
+        return read_compressed(view, frame.format, color=color, shrinks_to=shrinks_to, error_prefix=error_prefix)
 
     def _write_colors(
-        self, picture: Picture, placement: ResizedPicture, row: npt.NDArray[np.generic], subject: str
+        self, picture: Picture, placement: ResizedPicture, item: npt.NDArray[np.generic], error_prefix: str
     ) -> None:
         assert isinstance(self.values, ByteValues)
         color = picture.color
-        visible = resized(picture.eight_bits(), placement, self.rule, subject)
+        visible = resized(picture.eight_bits(), placement, self.rule, error_prefix)
         if self.color is Color.GRAY and color is not Color.GRAY:
             visible, color = to_gray(visible, color), Color.GRAY
         order = channel_order(color, self.color)
-        window = self._window(row, placement, visible.shape)
-        if self.layout is DimensionOrder.PACKED:
-            self.values.write_packed(visible, order, window.transpose(1, 2, 0))
+        window = self._window(item, placement, visible.shape)
+        if self.layout is DimensionOrder.HWC:
+            self.values.write_hwc(visible, order, window.transpose(1, 2, 0))
         else:
-            self.values.write_planar(visible, order, window)
+            self.values.write_chw(visible, order, window)
 
-    def _write_numbers(
-        self, picture: Picture, placement: ResizedPicture, row: npt.NDArray[np.generic], subject: str
+    def _write_depth(
+        self, picture: Picture, placement: ResizedPicture, item: npt.NDArray[np.generic], error_prefix: str
     ) -> None:
-        assert isinstance(self.values, MeasuredValues)
+        assert isinstance(self.values, DepthValues)
         numbers = picture.pixels
         if self.rule.interpolation is not Interpolation.NEAREST:
             # Interpolation must not spread a missing measurement to its neighbours.
-            numbers = measured(numbers)
-        visible = resized(numbers, placement, self.rule, subject)
-        self.values.write(visible, self._window(row, placement, visible.shape)[0])
+            numbers = zero_not_finite(numbers)
+        visible = resized(numbers, placement, self.rule, error_prefix)
+        self.values.write(visible, self._window(item, placement, visible.shape)[0])
 
     def _window(
-        self, row: npt.NDArray[np.generic], placement: ResizedPicture, size: tuple[int, ...]
+        self, item: npt.NDArray[np.generic], placement: ResizedPicture, size: tuple[int, ...]
     ) -> npt.NDArray[np.generic]:
         """Fill the borders around a picture of that size; return the view `(channels, height, width)` for it."""
         height, width = self.rule.height, self.rule.width
@@ -194,30 +206,31 @@ class ImagePlan:
         bottom, right = top + size[0], left + size[1]
         has_border = (bottom - top, right - left) != (height, width)
         window: npt.NDArray[np.generic]
-        if self.layout is DimensionOrder.PACKED:
+        if self.layout is DimensionOrder.HWC:
             if has_border:
                 # Whole lines of numbers: assigning three at a time is several times slower.
-                lines, n = row.reshape(height, -1), row.shape[2]
+                lines, n = item.reshape(height, -1), item.shape[2]
                 _fill_around(lines, np.tile(self.values.border(self.pad), width), (top, bottom), (left * n, right * n))
-            window = row[top:bottom, left:right].transpose(2, 0, 1)
+            window = item[top:bottom, left:right].transpose(2, 0, 1)
             return window
-        planes = row.reshape(-1, height, width)
+        planes = item.reshape(-1, height, width)
         if has_border:
             for plane, value in zip(planes, self.values.border(self.pad), strict=True):
                 _fill_around(plane, value, (top, bottom), (left, right))
         window = planes[:, top:bottom, left:right]
         return window
 
-    def _check_kind(self, picture: Picture, subject: str) -> None:
+    def _check_kind(self, picture: Picture, error_prefix: str) -> None:
         if self.color is Color.DEPTH and picture.pixels.ndim != 2:
-            raise InvalidRequest(f"{subject}: expected depth (16UC1, 32FC1, mono16), given colour")
+            raise InvalidRequest(f"{error_prefix}: expected depth (16UC1, 32FC1, mono16), given colour")
         if self.color is not Color.DEPTH and picture.color is Color.DEPTH:
             raise InvalidRequest(
-                f"{subject}: expected colour or gray, given depth ({picture.pixels.dtype} numbers of one channel); "
-                "a model that takes depth declares image_color depth, and gray of 16 bits is named mono16"
+                f"{error_prefix}: expected colour or gray, given depth "
+                f"({picture.pixels.dtype} numbers of one channel); a model that takes depth declares "
+                "image_color depth, and gray of 16 bits is named mono16"
             )
 
-    def _subject(self, model: str) -> str:
+    def _error_prefix(self, model: str) -> str:
         return f"model '{model}', image for input '{self.input_name}'"
 
 
@@ -233,7 +246,7 @@ def _fill_around(
     plane[top:bottom, right:] = line[right:] if line.ndim else line
 
 
-def image_plan(spec: ModelSpec) -> ImagePlan | None:
+def make_image_plan(spec: ModelSpec) -> ImagePlan | None:
     """Return the image plan of a model, or None if its configuration declares nothing about images.
 
     Takes about a microsecond without a declaration and a fraction of a millisecond with one: call it once per version.
@@ -272,15 +285,15 @@ class _Planner:
             self._refuse(f"a data type out of {', '.join(t.value for t in IMAGE_TYPES)}", self.target.dtype.value)
         dims = self._picture_dims()
         layout = self._layout(dims)
-        color = self._color(1 if layout is DimensionOrder.PLAIN else dims[0 if layout is DimensionOrder.PLANAR else 2])
-        at = 1 if layout is DimensionOrder.PLANAR else 0
+        color = self._color(1 if layout is DimensionOrder.HW else dims[0 if layout is DimensionOrder.CHW else 2])
+        at = 1 if layout is DimensionOrder.CHW else 0
         height = self._side("network_image_height", self.declaration.height, dims[at])
         width = self._side("network_image_width", self.declaration.width, dims[at + 1])
         channels = 1 if color in (Color.GRAY, Color.DEPTH) else 3
         picture = {
-            DimensionOrder.PLANAR: (channels, height, width),
-            DimensionOrder.PACKED: (height, width, channels),
-            DimensionOrder.PLAIN: (height, width),
+            DimensionOrder.CHW: (channels, height, width),
+            DimensionOrder.HWC: (height, width, channels),
+            DimensionOrder.HW: (height, width),
         }[layout]
         has_leading_one = self.spec.max_batch_size > 0 or len(self.target.dims) > len(dims)
         return ImagePlan(
@@ -290,7 +303,7 @@ class _Planner:
             layout=layout,
             color=color,
             rule=self._rule(width, height, color),
-            values=self._measured_values() if color is Color.DEPTH else self._byte_values(channels),
+            values=self._depth_values() if color is Color.DEPTH else self._byte_values(channels),
             pad=tuple(int(v) for v in self._per_channel("image_pad_value", self.declaration.pad_value, channels)),
             is_decode_exact=self.declaration.decode is Decode.EXACT,
             top_k=self.declaration.top_k,
@@ -312,13 +325,13 @@ class _Planner:
 
     def _layout(self, dims: tuple[int, ...]) -> DimensionOrder:
         if len(dims) == 2:
-            return DimensionOrder.PLAIN
+            return DimensionOrder.HW
         if self.target.format != "FORMAT_NONE":
-            return DimensionOrder.PLANAR if self.target.format == "FORMAT_NCHW" else DimensionOrder.PACKED
+            return DimensionOrder.CHW if self.target.format == "FORMAT_NCHW" else DimensionOrder.HWC
         is_planar, is_packed = dims[0] in (1, 3), dims[2] in (1, 3)
         if is_planar == is_packed:
             self._refuse("format FORMAT_NCHW or FORMAT_NHWC stated, as its dims do not tell", list(dims))
-        return DimensionOrder.PLANAR if is_planar else DimensionOrder.PACKED
+        return DimensionOrder.CHW if is_planar else DimensionOrder.HWC
 
     def _color(self, channels: int) -> Color:
         if channels not in (1, 3):
@@ -372,11 +385,11 @@ class _Planner:
             )
         return ByteValues(table)
 
-    def _measured_values(self) -> MeasuredValues:
+    def _depth_values(self) -> DepthValues:
         (mean,) = self._per_channel("image_mean", self.declaration.mean, 1)
         (stddev,) = self._per_channel("image_stddev", self.declaration.stddev, 1)
         scale = self.declaration.scale
         # Leaves room for a factor of 1000 between units.
         if max(abs(scale / stddev), abs(mean / stddev)) > float(np.finfo(np.float32).max) / 1000:
             self._refuse("image_scale, image_mean and image_stddev that FP32 holds", f"{scale:g}, {mean:g}, {stddev:g}")
-        return MeasuredValues(self.target.dtype, scale, mean, stddev, self.declaration.depth_unit)
+        return DepthValues(self.target.dtype, scale, mean, stddev, self.declaration.depth_unit)

@@ -1,6 +1,6 @@
 """Perception: output tensors to classes, detections and a mask in the coordinates of the original frame.
 
-`heads.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
+`outputs.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
 version.
 """
 
@@ -14,13 +14,17 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.heads.box_candidates import NetworkSize
-from edge_server.plugins.vision.heads.classification import ClassPlan, class_plan, implied_class_plan
-from edge_server.plugins.vision.heads.detections import DetectionPlan, detection_plan
-from edge_server.plugins.vision.heads.output_parameters import read_declaration
-from edge_server.plugins.vision.heads.segmentation import MaskPlan, mask_plan
 from edge_server.plugins.vision.image_parameters import MAX_TOP_K
-from edge_server.plugins.vision.image_plan import image_plan
+from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+from edge_server.plugins.vision.outputs.classification import (
+    ClassDecoder,
+    make_class_decoder,
+    make_implied_class_decoder,
+)
+from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_detection_decoder
+from edge_server.plugins.vision.outputs.output_parameters import read_declaration
+from edge_server.plugins.vision.outputs.segmentation import MaskDecoder, make_mask_decoder
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import ClassScore, Detection, Mask, Returns
 
@@ -41,15 +45,15 @@ class Perception:
 
 
 @dataclass(frozen=True, slots=True)
-class PerceptionPlan:
-    """Output plan of one model. Immutable and thread-safe. A field of None is not declared.
+class PerceptionDecoder:
+    """Decoder of one model's outputs. Immutable and thread-safe. A field of None is not declared.
 
     `top_k` is the number of classes to return if a stream does not state it.
     """
 
-    classes: ClassPlan | None
-    detections: DetectionPlan | None
-    mask: MaskPlan | None
+    classes: ClassDecoder | None
+    detections: DetectionDecoder | None
+    mask: MaskDecoder | None
     top_k: int
 
     @property
@@ -64,7 +68,7 @@ class PerceptionPlan:
     @property
     def labels(self) -> tuple[str, ...]:
         """Class names of the first declared result that has some, in the order detections, mask, classes."""
-        declared = (plan.labels for plan in (self.detections, self.mask, self.classes) if plan is not None)
+        declared = (decoder.labels for decoder in (self.detections, self.mask, self.classes) if decoder is not None)
         return next((labels for labels in declared if labels), ())
 
     @property
@@ -82,77 +86,77 @@ class PerceptionPlan:
         if returns_nothing:
             what = self.what
             return replace(returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask)
-        for is_requested, plan, noun, key in (
+        for is_requested, decoder, noun, key in (
             (returns.top_k, self.classes, "classes", "image_top_k' or 'class_output"),
             (returns.has_detections, self.detections, "detections", "detection_head"),
             (returns.has_mask, self.mask, "a mask", "mask_output"),
         ):
-            if is_requested and plan is None:
+            if is_requested and decoder is None:
                 raise InvalidRequest(
                     f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'"
                 )
         return returns
 
     def output_names(self, returns: Returns) -> tuple[str, ...]:
-        """Return the outputs that `read` needs for settled results, besides the tensors that these name."""
+        """Return the outputs that `decode` needs for settled results, besides the tensors that these name."""
         names: dict[str, None] = {}
         if returns.top_k and self.classes is not None:
-            names[self.classes.slot.name] = None
+            names[self.classes.tensor.name] = None
         if returns.has_detections and self.detections is not None:
-            names.update((slot.name, None) for slot in self.detections.slots)
+            names.update((tensor.name, None) for tensor in self.detections.tensors)
         if returns.has_mask and self.mask is not None:
-            names[self.mask.slot.name] = None
+            names[self.mask.tensor.name] = None
         return tuple(names)
 
-    def read(
+    def decode(
         self,
         outputs: Mapping[str, npt.NDArray[Any]],
-        row: int | None,
+        item: int | None,
         fit: FittedPicture,
         returns: Returns,
         *,
         model: str,
     ) -> Perception:
-        """Return the results requested by `returns`, from one row of a batch. `fit` places the frame in the input.
+        """Return the results requested by `returns`, from one item of a batch. `fit` places the frame in the input.
 
-        `row` None: the model does not batch, and the outputs belong to this frame alone. Raises BackendError for
+        `item` None: the model does not batch, and the outputs belong to this frame alone. Raises BackendError for
         outputs of undeclared shapes. The outputs are not changed, and the results do not refer to them.
         """
         top_k = min(returns.top_k, MAX_TOP_K)
         # A network may return any value: overflows and NaN are detected and dropped where they matter.
         with np.errstate(all="ignore"):
             return Perception(
-                self.classes.read(outputs, row, top_k, model=model) if self.classes and top_k else (),
-                self.detections.read(outputs, row, fit, model=model)
+                self.classes.decode(outputs, item, top_k, model=model) if self.classes and top_k else (),
+                self.detections.decode(outputs, item, fit, model=model)
                 if self.detections and returns.has_detections
                 else (),
-                self.mask.read(outputs, row, fit, model=model) if self.mask and returns.has_mask else None,
+                self.mask.decode(outputs, item, fit, model=model) if self.mask and returns.has_mask else None,
             )
 
 
-def perception_plan(spec: ModelSpec) -> PerceptionPlan | None:
-    """Return the output plan of a model, or None if its configuration declares nothing about its outputs.
+def make_perception_decoder(spec: ModelSpec) -> PerceptionDecoder | None:
+    """Return the decoder of a model's outputs, or None if its configuration declares nothing about its outputs.
 
     Call it once per version. Raises BadModelConfig if the declaration is wrong in itself or does not match the outputs.
     """
     declared = read_declaration(spec.name, spec.parameters)
-    classes = None if declared.classes is None else class_plan(spec, declared.classes)
+    classes = None if declared.classes is None else make_class_decoder(spec, declared.classes)
     detections = mask = None
     if declared.detections is not None:
-        detections = detection_plan(spec, declared.detections, _network_size(spec, "detection_head"))
+        detections = make_detection_decoder(spec, declared.detections, _network_size(spec, "detection_head"))
     if declared.mask is not None:
-        mask = mask_plan(spec, declared.mask, _network_size(spec, "mask_output"))
+        mask = make_mask_decoder(spec, declared.mask, _network_size(spec, "mask_output"))
     if (classes, detections, mask) == (None, None, None):
-        classes = implied_class_plan(spec)
+        classes = make_implied_class_decoder(spec)
         if classes is None:
             return None
-    images = image_plan(spec)
+    images = make_image_plan(spec)
     stated = None if images is None else images.top_k
-    return PerceptionPlan(classes, detections, mask, stated or DEFAULT_TOP_K)
+    return PerceptionDecoder(classes, detections, mask, stated or DEFAULT_TOP_K)
 
 
 def _network_size(spec: ModelSpec, key: str) -> NetworkSize:
-    images = image_plan(spec)
+    images = make_image_plan(spec)
     if images is None:
         raise BadModelConfig(
             f"model '{spec.name}', parameter '{key}': expected parameters 'image_...' or 'network_image_...' beside "

@@ -42,9 +42,7 @@ class ByteValues:
         """Return the values of the channels for a border of colour `pad`."""
         return self.table[np.arange(len(pad)), list(pad)]
 
-    def write_planar(
-        self, image: npt.NDArray[np.uint8], order: tuple[int, ...], window: npt.NDArray[np.generic]
-    ) -> None:
+    def write_chw(self, image: npt.NDArray[np.uint8], order: tuple[int, ...], window: npt.NDArray[np.generic]) -> None:
         """Write `image` into `window`, `(channels, height, width)`; channel c takes channel `order[c]`."""
         cv2 = opencv()
         target = window.view(self._bits.dtype)
@@ -58,9 +56,7 @@ class ByteValues:
         for channel, source in enumerate(order):
             cv2.LUT(planes[source], self._bits[channel], target[channel])
 
-    def write_packed(
-        self, image: npt.NDArray[np.uint8], order: tuple[int, ...], window: npt.NDArray[np.generic]
-    ) -> None:
+    def write_hwc(self, image: npt.NDArray[np.uint8], order: tuple[int, ...], window: npt.NDArray[np.generic]) -> None:
         """Write `image` into `window`, `(height, width, channels)`; channel c takes channel `order[c]`."""
         cv2 = opencv()
         target = window.view(self._bits.dtype)
@@ -80,7 +76,7 @@ class ByteValues:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredValues:
+class DepthValues:
     """Conversion of sensor measurements: (v * scale - mean) / stddev, rounded and clipped to the range of `dtype`.
 
     A value that is not finite was not measured and becomes 0, as in 16UC1. `unit` is the network's unit; by ROS REP
@@ -100,7 +96,7 @@ class MeasuredValues:
 
     def write(self, numbers: npt.NDArray[np.generic], window: npt.NDArray[np.generic]) -> None:
         """Write `numbers` into `window`, both `(height, width)`."""
-        numbers = measured(numbers)
+        numbers = zero_not_finite(numbers)
         factor = self.scale * self._unit_factor(numbers.dtype) / self.stddev
         with np.errstate(over="ignore"):
             values = np.multiply(numbers, np.float32(factor), dtype=np.float32, casting="same_kind")
@@ -114,7 +110,7 @@ class MeasuredValues:
         return 0.001 if self.unit is DepthUnit.METRES else 1000.0
 
 
-def measured(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def zero_not_finite(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Return `numbers` with 0 for each value that is not finite; the array itself if all are finite."""
     if numbers.dtype.kind != "f":
         return numbers

@@ -208,30 +208,33 @@ def pixels(
     is_bigendian: bool,
     data: bytes | bytearray | memoryview,
     *,
-    subject: str,
+    error_prefix: str,
 ) -> Picture:
     """Return the picture of a raw frame. It is a view of `data` where the table above says so.
 
-    `data` holds exactly the frame. `subject` begins every error message. Raises InvalidRequest for an unknown encoding,
-    and for sizes that the encoding cannot have, that exceed MAX_SIDE or `image_header.MAX_PIXELS`, or that do not match
-    `data`. Raises Unsupported if the encoding needs OpenCV and it is missing.
+    `data` holds exactly the frame. Raises InvalidRequest for an unknown encoding, and for sizes that the encoding
+    cannot have, that exceed MAX_SIDE or `image_header.MAX_PIXELS`, or that do not match `data`. Raises Unsupported if
+    the encoding needs OpenCV and it is missing.
     """
     by_rows, by_planes = _BY_ROWS.get(encoding), _BY_PLANES.get(encoding)
     if by_rows is None and by_planes is None:
-        raise InvalidRequest(f"{subject}: expected an encoding out of {', '.join(ENCODINGS)}; {_nearest(encoding)}")
-    _check_size(height, width, encoding, subject)
+        raise InvalidRequest(
+            f"{error_prefix}: expected an encoding out of {', '.join(ENCODINGS)}; {_nearest(encoding)}"
+        )
+    _check_size(height, width, encoding, error_prefix)
     row_bytes = width * (by_rows.pixel_bytes if by_rows else 1)
     step = step or row_bytes
     if step < row_bytes:
         raise InvalidRequest(
-            f"{subject}: expected a step of at least {row_bytes} bytes, for {width} pixels of {encoding}, given {step}"
+            f"{error_prefix}: expected a step of at least {row_bytes} bytes, "
+            f"for {width} pixels of {encoding}, given {step}"
         )
     expected = by_planes.byte_size(height, step) if by_planes else height * step
     view = memoryview(data).cast("B")
     if view.nbytes != expected:
         raise InvalidRequest(
-            f"{subject}: expected {expected} bytes, for {width}x{height} pixels of {encoding} with a step of {step}, "
-            f"given {view.nbytes}"
+            f"{error_prefix}: expected {expected} bytes, for {width}x{height} pixels of {encoding} "
+            f"with a step of {step}, given {view.nbytes}"
         )
     flat = np.frombuffer(view, np.uint8)
     if by_planes:
@@ -248,19 +251,25 @@ def _nearest(encoding: str) -> str:
     return f"did you mean '{nearest}', given '{given}'"
 
 
-def _check_size(height: int, width: int, encoding: str, subject: str) -> None:
+def _check_size(height: int, width: int, encoding: str, error_prefix: str) -> None:
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise InvalidRequest(
-            f"{subject}: expected sides from 1 to {MAX_SIDE} and at most {MAX_PIXELS} pixels, given {width}x{height}"
+            f"{error_prefix}: expected sides from 1 to {MAX_SIDE} and at most {MAX_PIXELS} pixels, "
+            f"given {width}x{height}"
         )
     is_halved = encoding in ("nv12", "nv21")
     if width % 2 and (is_halved or isinstance(_BY_ROWS.get(encoding), _Yuv422)):
-        raise InvalidRequest(f"{subject}: expected an even width, as pixels of {encoding} share colour, given {width}")
+        raise InvalidRequest(
+            f"{error_prefix}: expected an even width, as pixels of {encoding} share colour, given {width}"
+        )
     if height % 2 and is_halved:
-        raise InvalidRequest(f"{subject}: expected an even height, as rows of {encoding} share colour, given {height}")
+        raise InvalidRequest(
+            f"{error_prefix}: expected an even height, as rows of {encoding} share colour, given {height}"
+        )
     if min(height, width) < 3 and encoding.startswith("bayer_"):
         raise InvalidRequest(
-            f"{subject}: expected at least 3x3 pixels of {encoding}, to interpolate between, given {width}x{height}"
+            f"{error_prefix}: expected at least 3x3 pixels of {encoding}, to interpolate between, "
+            f"given {width}x{height}"
         )
 
 

@@ -133,14 +133,14 @@ def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
     return ResizedPicture(resized_width, resized_height, left, top)
 
 
-def fit_of(placement: ResizedPicture, width: int, height: int) -> FittedPicture:
+def make_fitted_picture(placement: ResizedPicture, width: int, height: int) -> FittedPicture:
     """Return the coordinate mapping for a picture of that size."""
     return FittedPicture(
         width, height, placement.width / width, placement.height / height, float(placement.left), float(placement.top)
     )
 
 
-def resized(image: Pixels, placement: ResizedPicture, rule: FitRule, subject: str) -> Pixels:
+def resized(image: Pixels, placement: ResizedPicture, rule: FitRule, error_prefix: str) -> Pixels:
     """Return the part of the resized picture inside the input: a view of `image` if no resizing is needed.
 
     `image` is `(height, width)` or `(height, width, 3)`, of 8 or 16 bits or floating point. Raises InvalidRequest if
@@ -149,7 +149,7 @@ def resized(image: Pixels, placement: ResizedPicture, rule: FitRule, subject: st
     height, width = image.shape[:2]
     if placement.width * placement.height > max(MAX_RESIZED_PIXELS, rule.width * rule.height):
         raise InvalidRequest(
-            f"{subject}: expected an image that can be cut to {rule.width}x{rule.height}, given {width}x{height}, "
+            f"{error_prefix}: expected an image that can be cut to {rule.width}x{rule.height}, given {width}x{height}, "
             f"which would first become {placement.width}x{placement.height}"
         )
     if (width, height) != (placement.width, placement.height):

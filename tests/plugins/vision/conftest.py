@@ -13,8 +13,8 @@ from PIL import Image
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
-from edge_server.plugins.vision.resize import FitMode, FitRule, FittedPicture, fit_of, place
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.resize import FitMode, FitRule, FittedPicture, make_fitted_picture, place
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader
 from edge_server.repository import pbtxt
 from edge_server.repository.config_to_spec import to_spec
@@ -47,7 +47,7 @@ def make_spec() -> Callable[..., ModelSpec]:
 @pytest.fixture(scope="session")
 def make_plan(make_spec: Callable[..., ModelSpec]) -> Callable[..., ImagePlan]:
     def make(parameters: dict[str, str], **rest: Any) -> ImagePlan:
-        plan = image_plan(make_spec(parameters, **rest))
+        plan = make_image_plan(make_spec(parameters, **rest))
         assert plan is not None
         return plan
 
@@ -262,7 +262,7 @@ def make_fit() -> Callable[..., FittedPicture]:
 
     def make(mode: str, width: int, height: int, size: tuple[int, int] = (64, 64)) -> FittedPicture:
         rule = FitRule(FitMode(mode), *size)
-        return fit_of(place(rule, width, height), width, height)
+        return make_fitted_picture(place(rule, width, height), width, height)
 
     return make
 

@@ -11,8 +11,8 @@ import pytest
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.image_plan import image_plan
-from edge_server.plugins.vision.perception import perception_plan
+from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
 
 pytestmark = pytest.mark.full
@@ -69,14 +69,14 @@ def run(model_file: Path, array: Any) -> dict[str, np.ndarray]:
 
 
 def test_the_astronauts_face_is_found_in_the_frames_own_pixels(model_file: Path, spec: ModelSpec) -> None:
-    images, perception = image_plan(spec), perception_plan(spec)
+    images, perception = make_image_plan(spec), make_perception_decoder(spec)
     assert images is not None
     assert perception is not None
     astronaut = data.astronaut()
     for picture, shift in ((astronaut, 0), (np.ascontiguousarray(astronaut[:, 60:460]), 60)):
         tensor, fit = images.fit(picture, Color.RGB, model="blazeface")
         outputs = run(model_file, tensor.array)
-        [face] = perception.read(outputs, None, fit, perception.what, model="blazeface").detections
+        [face] = perception.decode(outputs, None, fit, perception.what, model="blazeface").detections
         assert face.score > 0.85
         assert face.label == "face"
         # BlazeFace's boxes are squares from the eyebrows to the chin; the truth here is YuNet's and people's.

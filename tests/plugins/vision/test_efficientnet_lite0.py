@@ -16,7 +16,7 @@ import pytest
 
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.raw_encodings import ENCODINGS, is_depth
 from edge_server.repository import pbtxt
 
@@ -46,7 +46,7 @@ def plan(folder: Path) -> ImagePlan:
         instance_groups=(),
         parameters={key: value.string_value for key, value in config.parameters.items()},
     )
-    made = image_plan(spec)
+    made = make_image_plan(spec)
     assert made is not None
     return made
 
@@ -102,7 +102,7 @@ def test_other_pictures_are_what_people_say_they_are(plan, session, labels, enco
 
 def test_a_frame_in_any_encoding_of_colour_is_classified_alike(plan, session, labels, expose) -> None:
     encodings = [name for name in ENCODINGS if not is_depth(name) and name not in ("mono8", "8UC1", "mono16")]
-    batch = np.empty((len(encodings), *plan.row_shape), np.float32)
+    batch = np.empty((len(encodings), *plan.item_shape), np.float32)
     for encoding, row in zip(encodings, batch, strict=True):
         frame = expose(data.coffee(), encoding, padding=8)
         plan.write(plan.read_frame(frame, memoryview(frame.data), model="m"), row, model="m")

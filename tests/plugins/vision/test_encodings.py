@@ -25,7 +25,7 @@ BAYER = [f"bayer_{sites}{bits}" for sites in ("rggb", "bggr", "gbrg", "grbg") fo
 
 def read(frame: Frame) -> Picture:
     return pixels(
-        frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian, frame.data, subject="model 'm'"
+        frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian, frame.data, error_prefix="model 'm'"
     )
 
 
@@ -69,7 +69,7 @@ def test_measured_numbers_come_back_exactly(encoding, is_bigendian, padding) -> 
     values = np.random.default_rng(1).normal(0, 3000, (5, 7)).clip(0 if dtype.kind == "u" else -9e9).astype(dtype)
     rows = values.astype(dtype.newbyteorder(">" if is_bigendian else "<")).view(np.uint8).reshape(5, -1)
     data = np.pad(rows, ((0, 0), (0, padding)), constant_values=255).tobytes()
-    picture = pixels(5, 7, encoding, 7 * dtype.itemsize + padding, is_bigendian, data, subject="m")
+    picture = pixels(5, 7, encoding, 7 * dtype.itemsize + padding, is_bigendian, data, error_prefix="m")
     assert picture.color is Color.DEPTH
     assert picture.pixels.dtype == dtype
     assert picture.pixels.dtype.isnative
@@ -79,12 +79,12 @@ def test_measured_numbers_come_back_exactly(encoding, is_bigendian, padding) -> 
 
 def test_depth_is_shown_from_its_nearest_to_its_farthest_and_nothing_measured_is_black() -> None:
     values = np.array([[1.0, 2.0], [3.0, np.nan]], np.float32)
-    assert pixels(2, 2, "32FC1", 0, False, values.tobytes(), subject="m").bgr()[:, :, 0].tolist() == [
+    assert pixels(2, 2, "32FC1", 0, False, values.tobytes(), error_prefix="m").bgr()[:, :, 0].tolist() == [
         [0, 127],
         [255, 0],
     ]
     nothing = np.full((2, 2), np.inf, np.float32)
-    assert not pixels(2, 2, "32FC1", 0, False, nothing.tobytes(), subject="m").bgr().any()
+    assert not pixels(2, 2, "32FC1", 0, False, nothing.tobytes(), error_prefix="m").bgr().any()
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_any_yuv_agrees_with_the_inverse_of_bt_601_in_limited_range(encoding) ->
         yuv = np.dstack([luma, pairs.repeat(scale, 0).repeat(scale, 1)])
     definition = np.array([[65.481, 128.553, 24.966], [-37.797, -74.203, 112.0], [112.0, -93.786, -18.214]]) / 255
     expected = ((yuv.astype(float) - (16, 128, 128)) @ np.linalg.inv(definition).T).clip(0, 255)
-    found = pixels(height, width, encoding, 0, False, data.tobytes(), subject="m").bgr()[:, :, ::-1]
+    found = pixels(height, width, encoding, 0, False, data.tobytes(), error_prefix="m").bgr()[:, :, ::-1]
     # OpenCV takes Y below 16 for 16: black is black.
     usual = yuv[:, :, 0] >= 16
     assert np.abs(found - expected)[usual].max() <= 2
@@ -156,7 +156,7 @@ def test_a_mosaic_may_have_odd_sides(expose, encoding, size) -> None:
 def test_pixels_that_lie_right_already_are_views_of_the_frame(encoding, padding) -> None:
     size = {"rgb8": 3, "bgr8": 3, "8UC3": 3, "mono8": 1, "mono16": 2, "rgb16": 6, "16UC1": 2, "32FC1": 4}[encoding]
     data = bytearray(6 * (8 * size + padding))
-    picture = pixels(6, 8, encoding, 8 * size + padding, False, data, subject="m")
+    picture = pixels(6, 8, encoding, 8 * size + padding, False, data, error_prefix="m")
     assert np.shares_memory(picture.pixels, np.frombuffer(data, np.uint8))
 
 
@@ -173,7 +173,7 @@ def test_numbers_at_odd_addresses_are_read_right(expose, noise, encoding) -> Non
 
 def refused(height: int, width: int, encoding: str, step: int, size: int) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        pixels(height, width, encoding, step, False, bytes(size), subject="model 'm', frame")
+        pixels(height, width, encoding, step, False, bytes(size), error_prefix="model 'm', frame")
     assert str(caught.value).startswith("model 'm', frame: expected ")
     return str(caught.value)
 
@@ -219,7 +219,7 @@ def test_any_frame_is_a_picture_of_the_stated_size_or_refused(h, w, encoding, st
         factor = {"nv12": 1.5, "nv21": 1.5, "nv24": 3}.get(encoding, 1)
         size = int(h * step * factor)
     try:
-        picture = pixels(h, w, encoding, step, is_big, bytes(size), subject="m")
+        picture = pixels(h, w, encoding, step, is_big, bytes(size), error_prefix="m")
     except InvalidRequest:
         return
     assert (picture.height, picture.width) == (h, w)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.resize import Color, FittedPicture
 from edge_server.protocol.frame_messages import Detection
 
@@ -37,14 +37,14 @@ def spec(bundled: Callable[[str], ModelSpec]) -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def images(spec: ModelSpec) -> ImagePlan:
-    plan = image_plan(spec)
+    plan = make_image_plan(spec)
     assert plan is not None
     return plan
 
 
 @pytest.fixture(scope="module")
-def perception(spec: ModelSpec) -> PerceptionPlan:
-    plan = perception_plan(spec)
+def perception(spec: ModelSpec) -> PerceptionDecoder:
+    plan = make_perception_decoder(spec)
     assert plan is not None
     return plan
 
@@ -115,7 +115,7 @@ def test_faces_and_landmarks_are_those_that_opencv_finds_in_the_same_file(
     images, perception, run, folder, name
 ) -> None:
     tensor, fit = images.fit(PICTURES[name](), Color.RGB, model=NAME)
-    found = perception.read(run(tensor.array), None, fit, perception.what, model=NAME).detections
+    found = perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections
     expected = opencv_faces(folder / "1/model.onnx", tensor.array)
     assert len(found) == len(expected) == (4 if name == "four faces" else 1)
     for face, row in zip(found, expected[np.argsort(-expected[:, 14])], strict=True):
@@ -128,7 +128,7 @@ def test_faces_and_landmarks_are_those_that_opencv_finds_in_the_same_file(
 
 def test_the_astronauts_face_is_where_people_see_it(images, perception, run) -> None:
     tensor, fit = images.fit(data.astronaut(), Color.RGB, model=NAME)
-    [face] = perception.read(run(tensor.array), None, fit, perception.what, model=NAME).detections
+    [face] = perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections
     assert face.score > 0.9
     assert corners(face) == pytest.approx((179, 63, 270, 174), abs=3)
     right_eye, left_eye, nose, right_mouth, left_mouth = face.keypoints
@@ -140,7 +140,7 @@ def test_the_astronauts_face_is_where_people_see_it(images, perception, run) -> 
 @pytest.mark.parametrize("name", ["coffee", "rocket"])
 def test_no_face_is_found_where_there_is_none(images, perception, run, name) -> None:
     tensor, fit = images.fit(getattr(data, name)(), Color.RGB, model=NAME)
-    assert perception.read(run(tensor.array), None, fit, perception.what, model=NAME).detections == ()
+    assert perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections == ()
 
 
 def test_the_declared_names_and_dims_are_those_of_the_file(spec, folder) -> None:

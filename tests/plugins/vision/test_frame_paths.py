@@ -55,7 +55,7 @@ def plan(make_plan, request) -> ImagePlan:
 
 def through(plan: ImagePlan, frame: Frame) -> tuple[np.ndarray, FittedPicture]:
     picture = plan.read_frame(frame, memoryview(frame.data), model="net")
-    row = np.full(plan.row_shape, np.nan, plan.dtype.numpy)
+    row = np.full(plan.item_shape, np.nan, plan.dtype.numpy)
     fit = plan.write(picture, row, model="net")
     return row, fit
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupported
-from edge_server.plugins.vision.image_plan import IMAGE_TYPES, ImagePlan, image_plan
+from edge_server.plugins.vision.image_plan import IMAGE_TYPES, ImagePlan, make_image_plan
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Frame, FrameHeader, RegionSlice
@@ -43,7 +43,7 @@ def test_every_written_bit_is_that_of_the_table(make_plan, noise, dtype, layout,
     parameters = {"image_fit": "letterbox", "image_pad_value": "3,4,5", "image_color": color, **declared_for(dtype)}
     plan = make_plan(parameters, dims=dims, dtype=dtype, layout=layout)
     pixels = noise(20, 18)
-    batch = np.full((3, *plan.row_shape), 77, dtype.numpy)
+    batch = np.full((3, *plan.item_shape), 77, dtype.numpy)
     plan.write(Picture(pixels[:, :, 0] if given is Color.GRAY else pixels, given), batch[1], model="net")
 
     table = plan.values.table
@@ -65,7 +65,7 @@ def test_nothing_of_what_lay_in_the_row_before_remains(make_plan, noise, fit, la
     dims = (3, 20, 30) if layout == "FORMAT_NCHW" else (20, 30, 3)
     plan = make_plan({"image_fit": fit}, dims=dims, layout=layout)
     picture = Picture(noise(*size), Color.RGB)
-    dirty, clean = np.full(plan.row_shape, np.nan, np.float32), np.zeros(plan.row_shape, np.float32)
+    dirty, clean = np.full(plan.item_shape, np.nan, np.float32), np.zeros(plan.item_shape, np.float32)
     assert plan.write(picture, dirty, model="net") == plan.write(picture, clean, model="net")
     np.testing.assert_array_equal(dirty, clean)
 
@@ -73,8 +73,8 @@ def test_nothing_of_what_lay_in_the_row_before_remains(make_plan, noise, fit, la
 @pytest.mark.parametrize("max_batch_size", [0, 4])
 def test_tensor_fit_and_write_give_the_same(make_plan, encode, noise, max_batch_size) -> None:
     plan = make_plan({"image_fit": "letterbox", **NORMALISED}, max_batch_size=max_batch_size)
-    assert plan.row_shape == (3, 224, 224)
-    row = np.empty(plan.row_shape, np.float32)
+    assert plan.item_shape == (3, 224, 224)
+    row = np.empty(plan.item_shape, np.float32)
     fit = plan.write(Picture(noise(300, 500), Color.RGB), row, model="net")
     tensor, same_fit = plan.fit(noise(300, 500), Color.RGB, model="net")
     np.testing.assert_array_equal(tensor.array.reshape(row.shape), row)
@@ -90,14 +90,14 @@ def test_a_row_of_another_shape_type_or_order_is_a_mistake_of_the_program(make_p
         np.empty((224, 224, 3), np.float32).transpose(2, 0, 1),
     ]
     for row in rows:
-        with pytest.raises(ValueError, match=r"expected a row of \(3, 224, 224\) float32, given"):
+        with pytest.raises(ValueError, match=r"expected an item of \(3, 224, 224\) float32, given"):
             plan.write(Picture(noise(4, 4), Color.RGB), row, model="net")
 
 
 def test_rows_of_one_batch_are_written_by_many_threads_at_once(make_plan, noise) -> None:
     plan = make_plan({"image_fit": "letterbox", **NORMALISED}, dims=(3, 96, 96))
     pictures = [Picture(noise(50 + 9 * n, 120 - 7 * n), Color.BGR) for n in range(8)]
-    expected = np.empty((8, *plan.row_shape), np.float32)
+    expected = np.empty((8, *plan.item_shape), np.float32)
     for picture, row in zip(pictures, expected, strict=True):
         plan.write(picture, row, model="net")
     start = threading.Barrier(8)
@@ -123,7 +123,7 @@ def depth_frame(values: np.ndarray, encoding: str) -> Frame:
 
 
 def written(plan: ImagePlan, frame: Frame) -> np.ndarray:
-    row = np.empty(plan.row_shape, plan.dtype.numpy)
+    row = np.empty(plan.item_shape, plan.dtype.numpy)
     plan.write(read(plan, frame), row, model="net")
     return row
 
@@ -233,12 +233,12 @@ def test_depth_and_colour_are_not_taken_for_each_other(make_plan, parameters, di
 )
 def test_a_wrong_declaration_of_depth_or_decoding_is_refused(make_spec, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
-        image_plan(make_spec(parameters, dims=(1, 8, 8)))
+        make_image_plan(make_spec(parameters, dims=(1, 8, 8)))
 
 
 def test_depth_for_three_channels_is_refused(make_spec) -> None:
     with pytest.raises(BadModelConfig, match="expected image_color rgb or bgr for 3 channels, given depth"):
-        image_plan(make_spec({"image_color": "depth"}))
+        make_image_plan(make_spec({"image_color": "depth"}))
 
 
 # Files.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.plugins.vision.perception import perception_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)
@@ -36,7 +36,7 @@ YUNET = {f"{part}_{stride}": (len(cells(stride)), width) for part, width in PART
 
 @pytest.fixture(scope="module")
 def yunet(make_model: Any) -> Any:
-    return perception_plan(make_model({"detection_head": "yunet", **IOU_KEY}, YUNET, size=SIZE))
+    return make_perception_decoder(make_model({"detection_head": "yunet", **IOU_KEY}, YUNET, size=SIZE))
 
 
 @inputs
@@ -63,7 +63,7 @@ def test_the_twelve_outputs_of_yunet(yunet, make_fit, check_detections, seed, mo
             points = [((x + marks[2 * i]) * stride, (y + marks[2 * i + 1]) * stride, 1.0) for i in range(5)]
             finds.append(([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], score, 0, points))
     fit = make_fit(mode, *picture, size=SIZE)
-    check_detections(yunet.read(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
+    check_detections(yunet.decode(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
 
 
 ANCHORS = [(8, x, y) for x, y in cells(8) for _ in range(2)] + [(16, x, y) for x, y in cells(16) for _ in range(6)]
@@ -73,7 +73,7 @@ BLAZE = {"classificators": (len(ANCHORS), 1), "regressors": (len(ANCHORS), 16)}
 @pytest.fixture(scope="module")
 def blazeface(make_model: Any) -> Any:
     spec = make_model({"detection_head": "blazeface", **IOU_KEY}, BLAZE, size=SIZE)
-    return perception_plan(spec)
+    return make_perception_decoder(spec)
 
 
 @inputs
@@ -94,11 +94,11 @@ def test_the_anchors_of_blazeface(blazeface, make_fit, check_detections, seed, m
         finds.append((box, score, 0, points))
     fit = make_fit(mode, *picture, size=SIZE)
     outputs = {"regressors": values[None], "classificators": logits[None]}
-    check_detections(blazeface.read(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
+    check_detections(blazeface.decode(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
 
 
 def test_the_short_range_network_has_896_anchors(make_model: Any) -> None:
-    made = perception_plan(
+    made = make_perception_decoder(
         make_model({"detection_head": "blazeface"}, {"box": (896, 16), "score": (896, 1)}, size=(128, 128))
     )
     assert made is not None
@@ -108,9 +108,9 @@ def test_the_short_range_network_has_896_anchors(make_model: Any) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0])
 @pytest.mark.parametrize(("head", "shapes"), [("yunet", YUNET), ("blazeface", BLAZE)])
 def test_one_number_everywhere_gives_sound_faces_or_none(make_model, make_fit, head, shapes, value) -> None:
-    made = perception_plan(make_model({"detection_head": head}, shapes, size=SIZE))
+    made = make_perception_decoder(make_model({"detection_head": head}, shapes, size=SIZE))
     outputs = {name: np.full((1, *shape), value, np.float32) for name, shape in shapes.items()}
     fit = make_fit("letterbox", 640, 480, size=SIZE)
-    for one in made.read(outputs, 0, fit, WISH, model="net").detections:
+    for one in made.decode(outputs, 0, fit, WISH, model="net").detections:
         assert 0 <= one.x_min < one.x_max <= 640
         assert all(math.isfinite(point.x + point.y) for point in one.keypoints)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)
@@ -26,11 +26,11 @@ inputs = given(seed=st.integers(0, 10_000), picture=st.tuples(st.integers(1, 300
 
 
 @pytest.fixture(scope="module")
-def plan(make_model: Any) -> Callable[..., PerceptionPlan]:
-    def make(head: str, shapes: dict[str, tuple[int, ...]], batch: int = 0, **parameters: str) -> PerceptionPlan:
+def plan(make_model: Any) -> Callable[..., PerceptionDecoder]:
+    def make(head: str, shapes: dict[str, tuple[int, ...]], batch: int = 0, **parameters: str) -> PerceptionDecoder:
         stated = {f"detection_{key}": value for key, value in parameters.items()}
         spec = make_model({"detection_head": head, **stated}, shapes, size=(WIDTH, HEIGHT), max_batch_size=batch)
-        made = perception_plan(spec)
+        made = make_perception_decoder(spec)
         assert made is not None
         return made
 
@@ -66,7 +66,7 @@ def test_boxes_scores_classes_and_how_many_count(plan, make_fit, check_detection
     shapes = {name: (1, *array.shape[1:]) for name, array in outputs.items()}
     made = plan("nms_inside", shapes, box_format="yxyx", box_unit="normalized", background="2")
     fit = make_fit("letterbox", *picture, size=(WIDTH, HEIGHT))
-    check_detections(made.read(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
+    check_detections(made.decode(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
 
 
 def test_the_outputs_of_efficient_nms_are_read_row_by_row(make_model, make_fit) -> None:
@@ -82,12 +82,12 @@ def test_the_outputs_of_efficient_nms_are_read_row_by_row(make_model, make_fit) 
         dtypes={"num_dets": DType.INT32, "det_classes": DType.INT32},
         labels={"det_classes": ("cat", "dog", "cow")},
     )
-    made = perception_plan(spec)
+    made = make_perception_decoder(spec)
     fit = make_fit("stretch", 64, 64)
-    [only] = made.read(outputs, 0, fit, WISH, model="net").detections
+    [only] = made.decode(outputs, 0, fit, WISH, model="net").detections
     assert (only.x_min, only.y_min, only.x_max, only.y_max, only.score) == (1, 2, 11, 12, 0.5)
     assert (only.class_index, only.label) == (3, "")
-    found = made.read(outputs, 1, fit, WISH, model="net").detections
+    found = made.decode(outputs, 1, fit, WISH, model="net").detections
     assert [(one.score, one.label, one.x_min) for one in found] == [(0.875, "cow", 5), (0.75, "dog", 3)]
 
 
@@ -105,7 +105,7 @@ def test_seven_columns_end_at_a_negative_image(plan, make_fit, check_detections,
             finds.append((pixels(box), score, int(index), []))
     made = plan("detection_output", {"found": (1, 1, COUNT, 7)})
     fit = make_fit("stretch", *picture, size=(WIDTH, HEIGHT))
-    found = made.read({"found": rows[None, None]}, None, fit, WISH, model="net").detections
+    found = made.decode({"found": rows[None, None]}, None, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=None)
 
 
@@ -126,7 +126,7 @@ def test_indices_of_chosen_boxes(plan, make_fit, check_detections, seed, picture
     made = plan("onnx_nms", {"scores": (1, 3, COUNT), "boxes": (1, COUNT, 4), "selected": (-1, 3)})
     fit = make_fit("letterbox", *picture, size=(WIDTH, HEIGHT))
     outputs = {"scores": scores[None], "boxes": boxes[None], "selected": selected.astype(np.int64)}
-    check_detections(made.read(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
+    check_detections(made.decode(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
 
 
 def test_what_the_operator_of_onnx_itself_puts_out_is_read(plan, make_fit) -> None:
@@ -155,7 +155,7 @@ def test_what_the_operator_of_onnx_itself_puts_out_is_read(plan, make_fit) -> No
     made = plan("onnx_nms", shapes, outputs="boxes,scores,selected")
     outputs = {"boxes": boxes, "scores": scores, "selected": selected}
     fit = make_fit("stretch", 100, 100, size=(WIDTH, HEIGHT))
-    first, second = made.read(outputs, None, fit, WISH, model="net").detections
+    first, second = made.decode(outputs, None, fit, WISH, model="net").detections
     assert (first.class_index, first.score) == (1, 0.875)
     assert (first.x_min, first.y_min, first.x_max, first.y_max) == pytest.approx((50, 50, 90, 90), abs=1e-4)
     assert (second.class_index, second.score) == (0, 0.75)
@@ -176,7 +176,7 @@ def test_one_number_everywhere_gives_sound_boxes_or_none(plan, make_fit, head, v
     made = plan(head, HOSTILE[head])
     outputs = {name: np.full(shape, value, np.float32) for name, shape in HOSTILE[head].items()}
     fit = make_fit("stretch", 100, 100, size=(WIDTH, HEIGHT))
-    for one in made.read(outputs, None, fit, WISH, model="net").detections:
+    for one in made.decode(outputs, None, fit, WISH, model="net").detections:
         assert 0 <= one.x_min < one.x_max <= 100
         assert 0 <= one.class_index < 2**32
 
@@ -190,7 +190,7 @@ def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
         name: random.integers(0, 2**32, shape, np.uint32).view(np.float32) for name, shape in HOSTILE[head].items()
     }
     fit = make_fit("stretch", 100, 100, size=(WIDTH, HEIGHT))
-    for one in made.read(outputs, None, fit, WISH, model="net").detections:
+    for one in made.decode(outputs, None, fit, WISH, model="net").detections:
         assert 0 <= one.x_min < one.x_max <= 100
         assert math.isfinite(one.score)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.plugins.vision.perception import perception_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import Mask, Returns
 
 WISH = Returns(has_mask=True)
@@ -58,7 +58,7 @@ def test_the_strongest_class_of_each_pixel(make_model, make_fit, shape, layout, 
     ]
     spec = make_model({"mask_output": "out", "mask_unseen": "7"}, {"out": shape}, size=SIZE)
     fit = make_fit(mode, *picture, size=SIZE)
-    mask = perception_plan(spec).read({"out": scores[None]}, 0, fit, WISH, model="net").mask
+    mask = make_perception_decoder(spec).decode({"out": scores[None]}, 0, fit, WISH, model="net").mask
     assert mask.encoding == "mono8"
     assert array(mask).tolist() == by_loops(classes, fit, 7)
 
@@ -73,8 +73,8 @@ def test_one_class_against_a_threshold(make_model, make_fit, activation, thresho
         for line in scores[0].tolist()
     ]
     fit = make_fit(mode, *picture, size=SIZE)
-    plan = perception_plan(make_model(parameters, {"out": (1, 16, 24)}, size=SIZE))
-    mask = plan.read({"out": scores[None]}, 0, fit, WISH, model="net").mask
+    plan = make_perception_decoder(make_model(parameters, {"out": (1, 16, 24)}, size=SIZE))
+    mask = plan.decode({"out": scores[None]}, 0, fit, WISH, model="net").mask
     assert array(mask).tolist() == by_loops(classes, fit)
 
 
@@ -89,7 +89,7 @@ def test_classes_chosen_inside_the_network(make_model, make_fit, dims, batch, hi
     )
     given_array = classes.reshape((1, *dims) if batch else dims)
     fit = make_fit(mode, *picture, size=SIZE)
-    mask = perception_plan(spec).read({"out": given_array}, 0 if batch else None, fit, WISH, model="net").mask
+    mask = make_perception_decoder(spec).decode({"out": given_array}, 0 if batch else None, fit, WISH, model="net").mask
     assert mask.encoding == ("mono8" if highest < 256 else "mono16")
     assert array(mask).tolist() == by_loops(classes.tolist(), fit)
 
@@ -98,7 +98,11 @@ def test_indices_that_can_be_none_become_class_0(make_model, make_fit) -> None:
     spec = make_model({"mask_layout": "index"}, {"out": (16, 24)}, size=SIZE)
     values = np.full((1, 16, 24), 3.0, np.float32)
     values[0, 0, :5] = (-1, np.nan, np.inf, 70000, 2.0)
-    mask = perception_plan(spec).read({"out": values}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net").mask
+    mask = (
+        make_perception_decoder(spec)
+        .decode({"out": values}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
+        .mask
+    )
     assert array(mask)[0, :6].tolist() == [0, 0, 0, 0, 2, 3]
 
 
@@ -106,7 +110,11 @@ def test_what_is_no_number_never_wins(make_model, make_fit) -> None:
     spec = make_model({"mask_output": "out"}, {"out": (3, 16, 24)}, size=SIZE)
     scores = np.zeros((1, 3, 16, 24), np.float32)
     scores[0, 0], scores[0, 1, 0, 0], scores[0, 2, 0, 0] = np.nan, 0.5, 1.0
-    mask = perception_plan(spec).read({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net").mask
+    mask = (
+        make_perception_decoder(spec)
+        .decode({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
+        .mask
+    )
     assert array(mask)[0, :2].tolist() == [2, 1]
 
 
@@ -114,7 +122,11 @@ def test_more_than_256_classes_need_two_bytes(make_model, make_fit) -> None:
     scores = np.zeros((1, 300, 16, 24), np.float32)
     scores[0, 299] = 1
     spec = make_model({"mask_layout": "planar"}, {"out": (300, -1, -1)}, size=SIZE, labels={"out": ("a", "b")})
-    mask = perception_plan(spec).read({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net").mask
+    mask = (
+        make_perception_decoder(spec)
+        .decode({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
+        .mask
+    )
     assert (mask.encoding, mask.labels) == ("mono16", ("a", "b"))
     assert set(array(mask).ravel().tolist()) == {299}
     assert mask.data.nbytes == 2 * WIDTH * HEIGHT
@@ -123,24 +135,24 @@ def test_more_than_256_classes_need_two_bytes(make_model, make_fit) -> None:
 def test_a_class_for_unseen_pixels_above_255_widens_the_mask_where_there_are_such_pixels(make_model, make_fit) -> None:
     spec = make_model({"mask_unseen": "999"}, {"out": (2, 16, 24)}, size=SIZE)
     outputs = {"out": np.zeros((1, 2, 16, 24), np.float32)}
-    plan = perception_plan(spec)
-    whole = plan.read(outputs, 0, make_fit("stretch", 50, 50, size=SIZE), WISH, model="net").mask
-    cut = plan.read(outputs, 0, make_fit("crop", 50, 50, size=SIZE), WISH, model="net").mask
+    plan = make_perception_decoder(spec)
+    whole = plan.decode(outputs, 0, make_fit("stretch", 50, 50, size=SIZE), WISH, model="net").mask
+    cut = plan.decode(outputs, 0, make_fit("crop", 50, 50, size=SIZE), WISH, model="net").mask
     assert (whole.encoding, cut.encoding) == ("mono8", "mono16")
     assert set(array(cut).ravel().tolist()) == {0, 999}
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 3), (1, 0, 16, 24), (1, 2, 3, 4, 5)])
 def test_an_output_of_another_shape_is_an_error_that_names_it(make_model, make_fit, shape) -> None:
-    plan = perception_plan(make_model({"mask_output": "out"}, {"out": (3, 16, 24)}, size=SIZE))
+    plan = make_perception_decoder(make_model({"mask_output": "out"}, {"out": (3, 16, 24)}, size=SIZE))
     with pytest.raises(BackendError, match="'net', output 'out'"):
-        plan.read({"out": np.zeros(shape, np.float32)}, 0, make_fit("stretch", 5, 5, size=SIZE), WISH, model="net")
+        plan.decode({"out": np.zeros(shape, np.float32)}, 0, make_fit("stretch", 5, 5, size=SIZE), WISH, model="net")
 
 
 @pytest.mark.parametrize("dims", [(-1, -1, -1), (16, 16, 16), (5,), (2, 3, 4, 5, 6)])
 def test_dims_that_do_not_tell_the_layout_are_refused(make_model, dims) -> None:
     with pytest.raises(BadModelConfig, match="mask_layout"):
-        perception_plan(make_model({"mask_output": "out"}, {"out": dims}, size=SIZE))
+        make_perception_decoder(make_model({"mask_output": "out"}, {"out": dims}, size=SIZE))
 
 
 def test_indices_in_bf16_are_numbers_and_not_bit_patterns(make_model, make_fit) -> None:
@@ -148,5 +160,9 @@ def test_indices_in_bf16_are_numbers_and_not_bit_patterns(make_model, make_fit) 
     values = np.zeros((1, 16, 24), np.float32)
     values[0, 0, :3] = (1, 2, 7)
     bits = (values.view(np.uint32) >> 16).astype("<u2")
-    mask = perception_plan(spec).read({"out": bits}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net").mask
+    mask = (
+        make_perception_decoder(spec)
+        .decode({"out": bits}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
+        .mask
+    )
     assert array(mask)[0, :4].tolist() == [1, 2, 7, 0]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)
@@ -27,10 +27,10 @@ inputs = given(
 
 
 @pytest.fixture(scope="module")
-def plan(make_model: Any) -> Callable[..., PerceptionPlan]:
-    def make(shapes: dict[str, tuple[int, ...]], **parameters: str) -> PerceptionPlan:
+def plan(make_model: Any) -> Callable[..., PerceptionDecoder]:
+    def make(shapes: dict[str, tuple[int, ...]], **parameters: str) -> PerceptionDecoder:
         stated = {f"detection_{key}": value for key, value in {"iou_threshold": str(IOU), **parameters}.items()}
-        made = perception_plan(make_model({"detection_head": "ssd", **stated}, shapes, size=(WIDTH, HEIGHT)))
+        made = make_perception_decoder(make_model({"detection_head": "ssd", **stated}, shapes, size=(WIDTH, HEIGHT)))
         assert made is not None
         return made
 
@@ -54,7 +54,7 @@ def test_decoded_boxes_and_probabilities(plan, make_fit, check_detections, seed,
             finds.append(([x_min * WIDTH, y_min * HEIGHT, x_max * WIDTH, y_max * HEIGHT], row[best], best, []))
     made = plan({"scores": (COUNT, 3), "boxes": (COUNT, 4)})
     fit = make_fit(mode, *picture, size=(WIDTH, HEIGHT))
-    found = made.read({"scores": scores[None], "boxes": boxes[None]}, 0, fit, WISH, model="net").detections
+    found = made.decode({"scores": scores[None], "boxes": boxes[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=IOU)
 
 
@@ -97,7 +97,7 @@ def test_offsets_from_priors_with_a_background_and_logits(
     )
     fit = make_fit(mode, *picture, size=(WIDTH, HEIGHT))
     outputs = {"loc": offsets[None], "conf": logits[None], "prior": priors[None]}
-    check_detections(made.read(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
+    check_detections(made.decode(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
 
 
 @inputs
@@ -117,7 +117,7 @@ def test_priors_as_corners_bring_variances_of_their_own(plan, make_fit, check_de
     )
     fit = make_fit(mode, *picture, size=(WIDTH, HEIGHT))
     outputs = {"loc": offsets[None], "conf": logits[None], "prior": packed[None]}
-    check_detections(made.read(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
+    check_detections(made.decode(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
 
 
 def test_with_an_iou_threshold_of_one_nothing_is_suppressed(plan, make_fit) -> None:
@@ -125,7 +125,7 @@ def test_with_an_iou_threshold_of_one_nothing_is_suppressed(plan, make_fit) -> N
     scores = np.full((1, 5, 2), 0.5, np.float32)
     made = plan({"boxes": (5, 4), "scores": (5, 2)}, iou_threshold="1")
     fit = make_fit("stretch", 50, 50, size=(WIDTH, HEIGHT))
-    assert len(made.read({"boxes": boxes, "scores": scores}, 0, fit, WISH, model="net").detections) == 5
+    assert len(made.decode({"boxes": boxes, "scores": scores}, 0, fit, WISH, model="net").detections) == 5
 
 
 @given(seed=st.integers(0, 10_000))
@@ -137,7 +137,7 @@ def test_any_bits_at_all_give_sound_boxes(plan, make_fit, seed) -> None:
     }
     made = plan(shapes, outputs="loc,conf,prior", score_threshold="0", activation="softmax", background="1")
     fit = make_fit("letterbox", 200, 100, size=(WIDTH, HEIGHT))
-    for one in made.read(outputs, 0, fit, WISH, model="net").detections:
+    for one in made.decode(outputs, 0, fit, WISH, model="net").detections:
         assert 0 <= one.x_min < one.x_max <= 200
         assert 0 <= one.y_min < one.y_max <= 100
         assert math.isfinite(one.score)

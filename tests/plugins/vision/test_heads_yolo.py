@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)
@@ -28,11 +28,11 @@ inputs = given(
 
 
 @pytest.fixture(scope="module")
-def plan(make_model: Any) -> Callable[..., PerceptionPlan]:
-    def make(head: str, dims: tuple[int, ...], **parameters: str) -> PerceptionPlan:
+def plan(make_model: Any) -> Callable[..., PerceptionDecoder]:
+    def make(head: str, dims: tuple[int, ...], **parameters: str) -> PerceptionDecoder:
         stated = {f"detection_{key}": value for key, value in parameters.items()}
         nms = {} if head == "yolov10" else {"detection_iou_threshold": str(IOU)}
-        made = perception_plan(make_model({"detection_head": head, **nms, **stated}, {"out": dims}))
+        made = make_perception_decoder(make_model({"detection_head": head, **nms, **stated}, {"out": dims}))
         assert made is not None
         return made
 
@@ -65,7 +65,7 @@ def test_boxes_with_objectness(plan, make_fit, check_detections, head, seed, mod
         score = objectness * max(classes)
         if score >= 0.25:
             finds.append((centred(cx, cy, w, h), score, classes.index(max(classes)), []))
-    found = plan(head, (30, 8)).read({"out": rows[None]}, 0, fit, WISH, model="net").detections
+    found = plan(head, (30, 8)).decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=IOU)
 
 
@@ -84,7 +84,7 @@ def test_columns_without_objectness_as_sizes_of_the_input(
             box = [value * SIZE for value in centred(cx, cy, w, h)]
             finds.append((box, max(classes), classes.index(max(classes)), []))
     made = plan(head, (7, 30), score_threshold="0.5", box_unit="normalized", class_agnostic="true")
-    found = made.read({"out": columns[None]}, 0, fit, WISH, model="net").detections
+    found = made.decode({"out": columns[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=IOU, is_agnostic=True)
 
 
@@ -98,7 +98,7 @@ def test_keypoints_follow_the_classes(plan, make_fit, check_detections, seed, mo
     for cx, cy, w, h, score, *rest in columns.T.tolist():
         if score >= 0.25:
             finds.append((centred(cx, cy, w, h), score, 0, [tuple(rest[:3]), tuple(rest[3:])]))
-    found = plan("yolov8", (11, 20), keypoints="2").read({"out": columns[None]}, 0, fit, WISH, model="net").detections
+    found = plan("yolov8", (11, 20), keypoints="2").decode({"out": columns[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=IOU)
 
 
@@ -114,7 +114,7 @@ def test_the_raw_grid_of_yolox_is_decoded_cell_by_cell(plan, make_fit, check_det
         if score >= 0.25:
             box = centred((x + dx) * stride, (y + dy) * stride, math.exp(w) * stride, math.exp(h) * stride)
             finds.append((box, score, classes.index(max(classes)), []))
-    found = plan("yolox", (len(GRID), 7)).read({"out": rows[None]}, 0, fit, WISH, model="net").detections
+    found = plan("yolox", (len(GRID), 7)).decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=IOU)
 
 
@@ -127,7 +127,7 @@ def test_rows_that_were_suppressed_inside_are_only_sorted(
     rows = np.concatenate((boxes, exact_scores(random, (20, 1)), random.integers(0, 5, (20, 1))), axis=1)
     fit = make_fit(mode, *picture)
     finds = [(row[:4], row[4], int(row[5]), []) for row in rows.tolist() if row[4] >= 0.25]
-    found = plan("yolov10", (20, 6), max="7").read({"out": rows[None]}, 0, fit, WISH, model="net").detections
+    found = plan("yolov10", (20, 6), max="7").decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
     check_detections(found, finds, fit, iou=None, most=7)
 
 
@@ -144,7 +144,7 @@ def test_scores_before_their_activation_are_declared(plan, make_fit, head, colum
     rows[9, 4:first] = 0.5
     array = rows.T if head == "yolov8" else rows
     made = plan(head, array.shape, activation="sigmoid")
-    [found] = made.read({"out": array[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
+    [found] = made.decode({"out": array[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
     expected = logistic(2.5) * (1 if head == "yolov8" else logistic(0.5))
     assert (found.class_index, found.score) == (1, pytest.approx(expected, abs=1e-6))
 
@@ -153,7 +153,7 @@ def test_softmax_shares_one_probability_among_the_classes(plan, make_fit) -> Non
     columns = np.zeros((7, 1), np.float32)
     columns[:4, 0], columns[4:, 0] = (32, 32, 10, 10), (0.5, 3.0, 1.0)
     made = plan("yolov8", (7, 1), activation="softmax")
-    [found] = made.read({"out": columns[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
+    [found] = made.decode({"out": columns[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
     total = math.exp(0.5) + math.exp(3.0) + math.exp(1.0)
     assert (found.class_index, found.score) == (1, pytest.approx(math.exp(3.0) / total, abs=1e-6))
 
@@ -163,7 +163,7 @@ def test_each_way_to_write_a_box_means_the_same_box(plan, make_fit, format_) -> 
     written = {"xyxy": (10, 20, 40, 30), "yxyx": (20, 10, 30, 40), "cxcywh": (25, 25, 30, 10), "xywh": (10, 20, 30, 10)}
     row = np.array([[*written[format_], 1.0, 0.75]], np.float32)
     made = plan("yolov5", (1, 6), box_format=format_)
-    [found] = made.read({"out": row[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
+    [found] = made.decode({"out": row[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
     assert (found.x_min, found.y_min, found.x_max, found.y_max) == (10, 20, 40, 30)
 
 
@@ -176,7 +176,7 @@ SHAPES = {"yolov5": (30, 7), "yolov8": (7, 30), "yolo11": (7, 30), "yolov10": (3
 def test_one_number_everywhere_gives_few_and_sound_boxes(plan, make_fit, head, value) -> None:
     array = np.full((1, *SHAPES[head]), value, np.float32)
     made = plan(head, SHAPES[head], max="5")
-    found = made.read({"out": array}, 0, make_fit("letterbox", 640, 480), WISH, model="net").detections
+    found = made.decode({"out": array}, 0, make_fit("letterbox", 640, 480), WISH, model="net").detections
     assert len(found) <= 5
     for one in found:
         assert 0 <= one.x_min < one.x_max <= 640
@@ -190,7 +190,7 @@ def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
     bits = np.random.default_rng(seed).integers(0, 2**32, (1, *SHAPES[head]), np.uint32)
     found = (
         plan(head, SHAPES[head], score_threshold="0")
-        .read({"out": bits.view(np.float32)}, 0, make_fit("crop", 200, 100), WISH, model="net")
+        .decode({"out": bits.view(np.float32)}, 0, make_fit("crop", 200, 100), WISH, model="net")
         .detections
     )
     for one in found:
@@ -204,7 +204,7 @@ def test_a_real_grid_with_a_find_in_every_row_is_answered_with_the_stated_number
     rows = np.ones((25200, 85), np.float32)
     rows[:, :4] = np.concatenate((random.uniform(0, 64, (25200, 2)), np.full((25200, 2), 0.01)), axis=1)
     made = plan("yolov5", (25200, 85), max="1000")
-    found = made.read({"out": rows[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
+    found = made.decode({"out": rows[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
     assert len(found) == 1000
     first = [one.x_min for one in found[:3]]
     assert first == pytest.approx((rows[:3, 0] - 0.005).clip(0).tolist(), abs=1e-4), "of equals the first rows stay"
@@ -214,8 +214,8 @@ def test_half_and_brain_floats_are_read_as_numbers(make_model, make_fit) -> None
     row = np.array([[32, 32, 16, 16, 1, 0.75]], np.float32)
     for dtype, array in ((DType.FP16, row.astype(np.float16)), (DType.BF16, (row.view(np.uint32) >> 16).astype("<u2"))):
         spec = make_model({"detection_head": "yolov5"}, {"out": (1, 6)}, dtypes={"out": dtype})
-        made = perception_plan(spec)
-        [found] = made.read({"out": array[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
+        made = make_perception_decoder(spec)
+        [found] = made.decode({"out": array[None]}, 0, make_fit("stretch", 64, 64), WISH, model="net").detections
         assert (found.x_min, found.x_max, found.score) == (24, 40, 0.75)
 
 
@@ -224,5 +224,5 @@ def test_rows_of_a_batch_are_read_one_by_one(plan, make_fit) -> None:
     batch[:, 0, :] = [(10 + row, 10, 4, 4, 1, 0.5 + row / 8) for row in range(3)]
     made = plan("yolov5", (1, 6))
     for row in range(3):
-        [found] = made.read({"out": batch}, row, make_fit("stretch", 64, 64), WISH, model="net").detections
+        [found] = made.decode({"out": batch}, row, make_fit("stretch", 64, 64), WISH, model="net").detections
         assert (found.x_min, found.score) == (8 + row, 0.5 + row / 8)

@@ -16,7 +16,7 @@ from edge_server.plugins.vision.decode import decode_image
 
 
 def decode(data: bytes, *, as_gray: bool = False) -> np.ndarray:
-    return decode_image(memoryview(data), as_gray=as_gray, subject="model 'm', image for input 'x'")
+    return decode_image(memoryview(data), as_gray=as_gray, error_prefix="model 'm', image for input 'x'")
 
 
 @pytest.mark.parametrize(("form", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])

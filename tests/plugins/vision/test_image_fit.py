@@ -18,7 +18,7 @@ from edge_server.plugins.vision.resize import (
     Interpolation,
     ResizedPicture,
     channel_order,
-    fit_of,
+    make_fitted_picture,
     place,
     resized,
 )
@@ -84,7 +84,7 @@ def test_a_cut_picture_covers_the_input(w, h, to_w, to_h) -> None:
 
 @given(modes, sides, sides, inputs, inputs, st.floats(-1000, 6000), st.floats(-1000, 6000))
 def test_coordinates_map_there_and_back(mode, w, h, to_w, to_h, x, y) -> None:
-    fit = fit_of(place(FitRule(mode, to_w, to_h), w, h), w, h)
+    fit = make_fitted_picture(place(FitRule(mode, to_w, to_h), w, h), w, h)
     back = fit.to_original(*fit.to_input(x, y))
     assert back == pytest.approx((x, y), abs=1e-6 * max(1, to_w, to_h) / min(fit.scale_x, fit.scale_y, 1))
 
@@ -92,7 +92,7 @@ def test_coordinates_map_there_and_back(mode, w, h, to_w, to_h, x, y) -> None:
 @given(modes, sides, sides, inputs, inputs)
 def test_the_corners_of_the_picture_are_the_corners_of_its_place(mode, w, h, to_w, to_h) -> None:
     placement = place(FitRule(mode, to_w, to_h), w, h)
-    fit = fit_of(placement, w, h)
+    fit = make_fitted_picture(placement, w, h)
     assert fit.to_original(placement.left, placement.top) == pytest.approx((0, 0), abs=1e-9)
     corner = fit.to_original(placement.left + placement.width, placement.top + placement.height)
     assert corner == pytest.approx((w, h))
@@ -113,7 +113,7 @@ def test_a_mark_found_in_the_input_maps_back_to_where_it_was_drawn(mode, interpo
     rows, columns = np.mgrid[0 : picture.shape[0], 0 : picture.shape[1]] + 0.5
     x = (columns * picture).sum() / picture.sum() + max(0, placement.left)
     y = (rows * picture).sum() / picture.sum() + max(0, placement.top)
-    fit = fit_of(placement, width, height)
+    fit = make_fitted_picture(placement, width, height)
     # Edges of the mark fall between pixels: half a pixel of the coarser of the two grids.
     tolerance = max(0.5, 0.5 / min(fit.scale_x, fit.scale_y))
     assert fit.to_original(x, y) == pytest.approx(((left + right) / 2, (top + bottom) / 2), abs=tolerance)

@@ -12,7 +12,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.image_plan import IMAGE_TYPES, image_plan
+from edge_server.plugins.vision.image_plan import IMAGE_TYPES, make_image_plan
 from edge_server.plugins.vision.resize import Color
 
 COLORS = {"rgb": (0, 1, 2), "bgr": (2, 1, 0)}
@@ -169,8 +169,8 @@ def test_a_refusal_names_the_model_and_its_input(make_plan) -> None:
 
 
 def test_nothing_declared_is_no_plan(make_spec) -> None:
-    assert image_plan(make_spec({})) is None
-    assert image_plan(make_spec({"execution_mode": "0", "crop_mode": "CENTER", "imagery": "1"})) is None
+    assert make_image_plan(make_spec({})) is None
+    assert make_image_plan(make_spec({"execution_mode": "0", "crop_mode": "CENTER", "imagery": "1"})) is None
 
 
 def test_top_k_is_read(make_plan) -> None:
@@ -184,12 +184,12 @@ def two_inputs(parameters: dict[str, str]) -> ModelSpec:
 
 
 def test_with_several_inputs_the_one_for_the_image_is_named() -> None:
-    plan = image_plan(two_inputs({"image_input": "b"}))
+    plan = make_image_plan(two_inputs({"image_input": "b"}))
     assert plan is not None
     assert (plan.input_name, plan.shape) == ("b", (1, 3, 6, 6))
     for parameters in ({"image_fit": "crop"}, {"image_input": "c"}):
         with pytest.raises(BadModelConfig, match=r"'image_input': expected the name .* one of 'a', 'b', given"):
-            image_plan(two_inputs(parameters))
+            make_image_plan(two_inputs(parameters))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_with_several_inputs_the_one_for_the_image_is_named() -> None:
 )
 def test_a_wrong_declaration_is_refused_with_key_expected_and_given(make_spec, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message) as caught:
-        image_plan(make_spec(parameters))
+        make_image_plan(make_spec(parameters))
     assert "model 'net'" in str(caught.value)
 
 
@@ -253,7 +253,7 @@ def test_a_wrong_declaration_is_refused_with_key_expected_and_given(make_spec, p
 )
 def test_an_input_that_is_no_picture_is_refused(make_spec, changes, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
-        image_plan(make_spec({"image_fit": "stretch"}, **changes))
+        make_image_plan(make_spec({"image_fit": "stretch"}, **changes))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_an_input_that_is_no_picture_is_refused(make_spec, changes, message) -> 
 )
 def test_values_that_the_type_cannot_hold_are_refused(make_spec, dtype, scale, mean) -> None:
     with pytest.raises(BadModelConfig, match=f"to give values that {dtype.value} holds, given"):
-        image_plan(make_spec({"image_scale": scale, "image_mean": mean}, dtype=dtype))
+        make_image_plan(make_spec({"image_scale": scale, "image_mean": mean}, dtype=dtype))
 
 
 def test_a_quantised_input_takes_shifted_bytes(make_plan, encode, noise) -> None:

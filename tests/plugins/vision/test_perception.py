@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.heads.output_parameters import TRAITS, HeadKind
-from edge_server.plugins.vision.perception import perception_plan
+from edge_server.plugins.vision.outputs.output_parameters import TRAITS, HeadKind
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import ClassScore, Returns
 
 
 def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -> tuple[ClassScore, ...]:
     array = np.asarray(values, np.float32)[None]
-    return plan.read({"out": array}, row, fit, Returns(top_k=top_k), model="net").classes
+    return plan.decode({"out": array}, row, fit, Returns(top_k=top_k), model="net").classes
 
 
 @given(
@@ -32,7 +32,7 @@ def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -
 def test_the_best_classes_come_first_and_of_equals_the_lower_index(
     make_model, make_fit, values, top_k, activation
 ) -> None:
-    plan = perception_plan(make_model({"class_activation": activation}, {"out": (len(values),)}))
+    plan = make_perception_decoder(make_model({"class_activation": activation}, {"out": (len(values),)}))
     scored = []
     for index, value in enumerate(values):
         if activation == "sigmoid" and not math.isnan(value):
@@ -47,42 +47,42 @@ def test_the_best_classes_come_first_and_of_equals_the_lower_index(
 
 def test_softmax_makes_shares_of_logits(make_model, make_fit) -> None:
     spec = make_model({"class_activation": "softmax"}, {"out": (3, 1, 1)}, labels={"out": ("ant", "bee")})
-    found = classes(perception_plan(spec), [[[1.0]], [[3.0]], [[2.0]]], 3, make_fit("stretch", 5, 5))
+    found = classes(make_perception_decoder(spec), [[[1.0]], [[3.0]], [[2.0]]], 3, make_fit("stretch", 5, 5))
     powers = [math.exp(value) for value in (3.0, 2.0, 1.0)]
     assert [(one.index, one.label) for one in found] == [(1, "bee"), (2, ""), (0, "ant")]
     assert [one.score for one in found] == pytest.approx([power / sum(powers) for power in powers], abs=1e-6)
 
 
 def test_integers_of_quantised_classifiers_are_scores_too(make_model, make_fit) -> None:
-    plan = perception_plan(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.UINT8}))
+    plan = make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.UINT8}))
     outputs = {"out": np.array([[7, 255, 0]], np.uint8)}
-    found = plan.read(outputs, 0, make_fit("stretch", 5, 5), Returns(top_k=2), model="net").classes
+    found = plan.decode(outputs, 0, make_fit("stretch", 5, 5), Returns(top_k=2), model="net").classes
     assert found == (ClassScore(1, 255.0), ClassScore(0, 7.0))
 
 
 def test_labels_on_a_single_vector_are_declaration_enough(make_model) -> None:
-    plan = perception_plan(make_model({}, {"out": (3,)}, labels={"out": ("a", "b", "c")}))
+    plan = make_perception_decoder(make_model({}, {"out": (3,)}, labels={"out": ("a", "b", "c")}))
     assert plan.what == Returns(top_k=5)
     assert plan.labels == ("a", "b", "c")
-    assert perception_plan(make_model({}, {"out": (3,)})) is None
-    assert perception_plan(make_model({}, {"out": (3, 8, 8)}, labels={"out": ("a", "b", "c")})) is None
+    assert make_perception_decoder(make_model({}, {"out": (3,)})) is None
+    assert make_perception_decoder(make_model({}, {"out": (3, 8, 8)}, labels={"out": ("a", "b", "c")})) is None
 
 
 def test_image_top_k_declares_how_many_classes_answer(make_model) -> None:
-    assert perception_plan(make_model({"image_top_k": "3"}, {"out": (10,)})).what == Returns(top_k=3)
+    assert make_perception_decoder(make_model({"image_top_k": "3"}, {"out": (10,)})).what == Returns(top_k=3)
 
 
 def test_image_top_k_beside_several_outputs_is_about_image_bodies_alone(make_model) -> None:
     outputs = {"color": (3,), "kind": (4,)}
-    assert perception_plan(make_model({"image_top_k": "3"}, outputs)) is None
-    plan = perception_plan(make_model({"image_top_k": "3"}, outputs, labels={"kind": ("a", "b", "c", "d")}))
+    assert make_perception_decoder(make_model({"image_top_k": "3"}, outputs)) is None
+    plan = make_perception_decoder(make_model({"image_top_k": "3"}, outputs, labels={"kind": ("a", "b", "c", "d")}))
     assert plan.output_names(plan.what) == ("kind",)
     with pytest.raises(BadModelConfig, match="'class_output': expected one of 'color', 'kind', given nothing"):
-        perception_plan(make_model({"class_activation": "softmax"}, outputs))
+        make_perception_decoder(make_model({"class_activation": "softmax"}, outputs))
 
 
 def test_the_bundled_classifier_declares_classes(bundled: Any) -> None:
-    plan = perception_plan(bundled("efficientnet_lite0"))
+    plan = make_perception_decoder(bundled("efficientnet_lite0"))
     assert plan.what == Returns(top_k=5)
     assert plan.labels[967] == "espresso"
 
@@ -92,25 +92,25 @@ OUTPUTS = {"boxes": (4, 4), "scores": (4, 2), "c": (3,), "m": (2, 16, 16), "othe
 
 
 def test_a_model_may_declare_everything_and_a_stream_asks_for_what_it_wants(make_model, make_fit) -> None:
-    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     assert plan.what == Returns(top_k=5, has_detections=True, has_mask=True)
     outputs = {name: np.full((1, *dims), 0.5, np.float32) for name, dims in OUTPUTS.items()}
     fit = make_fit("stretch", 40, 30)
-    all_of_it = plan.read(outputs, 0, fit, plan.what, model="net")
+    all_of_it = plan.decode(outputs, 0, fit, plan.what, model="net")
     assert (len(all_of_it.classes), all_of_it.mask.width, all_of_it.detections) == (3, 40, ())
-    nothing = plan.read(outputs, 0, fit, Returns(tensors=("other",)), model="net")
+    nothing = plan.decode(outputs, 0, fit, Returns(tensors=("other",)), model="net")
     assert (nothing.classes, nothing.detections, nothing.mask) == ((), (), None)
 
 
 def test_only_the_outputs_that_a_wish_needs_are_named(make_model) -> None:
-    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     assert plan.output_names(Returns(top_k=1)) == ("c",)
     assert plan.output_names(Returns(has_detections=True)) == ("boxes", "scores")
     assert plan.output_names(plan.what) == ("c", "boxes", "scores", "m")
 
 
 def test_asking_for_nothing_means_what_the_model_declares(make_model) -> None:
-    plan = perception_plan(make_model(EVERYTHING, OUTPUTS))
+    plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     wish = Returns(has_annotated_jpeg=True, jpeg_quality=70)
     settled = plan.settle(wish, model="net")
     assert settled == replace(plan.what, has_annotated_jpeg=True, jpeg_quality=70)
@@ -122,7 +122,7 @@ def test_asking_for_nothing_means_what_the_model_declares(make_model) -> None:
     [(Returns(has_detections=True), "detections"), (Returns(has_mask=True), "a mask")],
 )
 def test_asking_for_what_is_not_declared_is_refused_with_the_key_it_lacks(make_model, wish, noun) -> None:
-    plan = perception_plan(make_model({"image_top_k": "1"}, {"out": (3,)}))
+    plan = make_perception_decoder(make_model({"image_top_k": "1"}, {"out": (3,)}))
     with pytest.raises(InvalidRequest, match=f"'net' cannot answer with {noun}: .* 'detection_head'|'mask_output'"):
         plan.settle(wish, model="net")
 
@@ -131,9 +131,9 @@ def test_a_model_without_batches_is_read_as_it_stands_or_below_a_leading_one(mak
     fit = make_fit("stretch", 64, 64)
     row = np.array([[32, 32, 8, 8, 1, 0.5]], np.float32)
     for dims in ((1, 6), (1, 1, 6), (-1, 1, 6)):
-        plan = perception_plan(make_model({"detection_head": "yolov5"}, {"out": dims}, max_batch_size=0))
+        plan = make_perception_decoder(make_model({"detection_head": "yolov5"}, {"out": dims}, max_batch_size=0))
         array = row if len(dims) == 2 else row[None]
-        assert len(plan.read({"out": array}, None, fit, plan.what, model="net").detections) == 1
+        assert len(plan.decode({"out": array}, None, fit, plan.what, model="net").detections) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_model_without_batches_is_read_as_it_stands_or_below_a_leading_one(mak
     [{}, {"out": np.zeros((1, 9))}, {"out": np.zeros((1, 9, 4))}, {"out": np.zeros((0, 9, 6))}, {"out": np.zeros(())}],
 )
 def test_outputs_that_are_not_as_declared_are_errors_that_name_the_model(make_model, make_fit, outputs) -> None:
-    plan = perception_plan(make_model({"detection_head": "yolov5"}, {"out": (-1, -1)}))
+    plan = make_perception_decoder(make_model({"detection_head": "yolov5"}, {"out": (-1, -1)}))
     with pytest.raises(BackendError, match=r"model 'net'.*out"):
-        plan.read(outputs, 0, make_fit("stretch", 5, 5), plan.what, model="net")
+        plan.decode(outputs, 0, make_fit("stretch", 5, 5), plan.what, model="net")
 
 
 WRONG = [
@@ -177,7 +177,7 @@ WRONG = [
 @pytest.mark.parametrize(("parameters", "message"), WRONG)
 def test_a_wrong_declaration_is_refused_with_model_key_and_what_was_expected(make_model, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message) as caught:
-        perception_plan(make_model(parameters, {"out": (20, 6)}))
+        make_perception_decoder(make_model(parameters, {"out": (20, 6)}))
     assert "model 'net'" in caught.value.message
 
 
@@ -185,16 +185,16 @@ def test_detections_need_to_know_how_frames_become_the_input(make_model) -> None
     spec = make_model({"detection_head": "yolov5"}, {"out": (20, 6)})
     bare = replace(spec, parameters={"detection_head": "yolov5"})
     with pytest.raises(BadModelConfig, match=r"'detection_head': expected parameters 'image_\.\.\.'"):
-        perception_plan(bare)
+        make_perception_decoder(bare)
 
 
 def test_outputs_that_carry_no_numbers_are_refused(make_model) -> None:
     with pytest.raises(BadModelConfig, match="output 'out': expected numbers, given BYTES"):
-        perception_plan(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
+        make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
 
 
 def test_every_head_and_key_stands_in_the_documented_table() -> None:
-    from edge_server.plugins.vision.heads import output_parameters
+    from edge_server.plugins.vision.outputs import output_parameters
 
     table = output_parameters.__doc__
     for kind in HeadKind:
@@ -205,11 +205,11 @@ def test_every_head_and_key_stands_in_the_documented_table() -> None:
 
 
 def test_a_model_without_a_word_about_its_outputs_has_no_plan(make_model, repository_root: Path) -> None:
-    assert perception_plan(make_model({}, {"out": (3,)})) is None
-    assert perception_plan(make_model({"note": "nothing"}, {"one": (3,), "two": (3,)})) is None
+    assert make_perception_decoder(make_model({}, {"out": (3,)})) is None
+    assert make_perception_decoder(make_model({"note": "nothing"}, {"one": (3,), "two": (3,)})) is None
 
 
 @pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
 def test_of_no_classes_none_is_the_best(make_model, make_fit, activation) -> None:
-    plan = perception_plan(make_model({"class_activation": activation}, {"out": (-1,)}))
+    plan = make_perception_decoder(make_model({"class_activation": activation}, {"out": (-1,)}))
     assert classes(plan, [], 3, make_fit("stretch", 5, 5)) == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.perception import perception_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.tracking import LOST_S, MAX_BOXES, MIN_IOU, ByteTracker, assign, intersection_over_union
 
 SCENES = dict(np.load(Path(__file__).parents[2] / "data" / "tracks.npz"))
@@ -186,12 +186,12 @@ HEAD = {"detection_head": "yolov10"}
 )
 def test_wrong_parameters_of_tracking_are_refused_with_what_was_expected(make_model, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
-        perception_plan(make_model(parameters, {"out": (20, 6)}))
+        make_perception_decoder(make_model(parameters, {"out": (20, 6)}))
 
 
 def test_a_model_that_declares_tracking_says_from_which_score_a_track_starts(make_model) -> None:
     def threshold(**parameters: str) -> float | None:
-        return perception_plan(make_model({**HEAD, **parameters}, {"out": (20, 6)})).track_threshold
+        return make_perception_decoder(make_model({**HEAD, **parameters}, {"out": (20, 6)})).track_threshold
 
     assert threshold() is None
     assert threshold(track="bytetrack") == 0.5

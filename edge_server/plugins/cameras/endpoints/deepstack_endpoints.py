@@ -18,7 +18,7 @@ from edge_server.frontends.http.response import HttpResponse, error_response, js
 from edge_server.frontends.http.routes import Route
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
-from edge_server.plugins.vision.detection_models import detection_model, detection_plans
+from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection
 from edge_server.plugins.vision.multipart_form import form_parts
 from edge_server.service import InferenceService
 
@@ -53,7 +53,7 @@ class DeepStackEndpoints:
     async def _detect(self, request: HttpRequest) -> list[dict[str, Any]]:
         name = request.names.get("model")
         if name is None:
-            handle = detection_model(self._service, "/v1/vision/custom/NAME")
+            handle = find_detection_model(self._service, "/v1/vision/custom/NAME")
         else:
             handle = self._service.find(name, None)
         if handle.spec.is_decoupled:
@@ -80,7 +80,7 @@ class _Image:
             raise InvalidRequest(f"expected a form with a file named 'image', given {given}")
         self._spec = spec
         self._least_score = _least_score(form)
-        images, self._plan = detection_plans(spec)
+        images, self._decoder = plan_detection(spec)
         self._fit: FittedPicture
         self.tensor: Tensor
         self.tensor, self._fit = images.fit_file(form["image"], model=spec.name)
@@ -88,8 +88,9 @@ class _Image:
     def predictions(self, response: Response) -> list[dict[str, Any]]:
         """Return the objects, best first. Raises BackendError for outputs of undeclared shapes."""
         outputs = {tensor.name: tensor.array for tensor in response.outputs}
-        found = self._plan.read(outputs, 0 if self._spec.max_batch_size else None, self._fit, model=self._spec.name)
-        return [_prediction(item) for item in found if item.score >= self._least_score][:MAX_PREDICTIONS]
+        item = 0 if self._spec.max_batch_size else None
+        found = self._decoder.decode(outputs, item, self._fit, model=self._spec.name)
+        return [_prediction(one) for one in found if one.score >= self._least_score][:MAX_PREDICTIONS]
 
 
 def _least_score(form: Mapping[str, memoryview]) -> float:

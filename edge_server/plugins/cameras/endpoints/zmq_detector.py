@@ -21,7 +21,7 @@ import numpy as np
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import EdgeServerError, InvalidRequest, QueueFull, ServingFault, Unsupported, install_hint
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_model
-from edge_server.plugins.vision.detection_models import detection_model, detection_plans
+from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection
 from edge_server.service import Handle, InferenceService
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import zmq.asyncio
 
     from edge_server.core.tensor import Tensor
-    from edge_server.plugins.vision.heads.detections import DetectionPlan
+    from edge_server.plugins.vision.outputs.detections import DetectionDecoder
     from edge_server.plugins.vision.resize import FittedPicture
     from edge_server.protocol.frame_messages import Detection
 
@@ -53,8 +53,8 @@ class ZmqDetector:
     """Answers frames on one ZeroMQ address. Lives on one event loop.
 
     A client gets the model that has the name of its model file, without the suffix; else the model that
-    `detection_model` chooses. A request that fails is answered with JSON that names the error: Frigate logs it as an
-    unexpected reply, and has no detections for the frame.
+    `find_detection_model` chooses. A request that fails is answered with JSON that names the error: Frigate logs it as
+    an unexpected reply, and has no detections for the frame.
     """
 
     def __init__(self, service: InferenceService, address: str) -> None:
@@ -144,10 +144,11 @@ class ZmqDetector:
         spec = handle.spec
         if spec.is_decoupled:
             raise Unsupported(f"model '{spec.name}' is decoupled: frames need exactly one response")
-        tensor, fit, plan = await asyncio.to_thread(_fitted, spec, image)
+        tensor, fit, decoder = await asyncio.to_thread(_fitted, spec, image)
         response = await run_model(handle, self._dispatch, tensor)
         outputs = {output.name: output.array for output in response.outputs}
-        found = await asyncio.to_thread(plan.read, outputs, 0 if spec.max_batch_size else None, fit, model=spec.name)
+        item = 0 if spec.max_batch_size else None
+        found = await asyncio.to_thread(decoder.decode, outputs, item, fit, model=spec.name)
         return _rows(found, fit)
 
     async def _accept(self, client: bytes, name: str) -> dict[str, bool]:
@@ -157,7 +158,7 @@ class ZmqDetector:
         while True:
             try:
                 spec = self._model_named(name).spec
-                await asyncio.to_thread(detection_plans, spec)
+                await asyncio.to_thread(plan_detection, spec)
             except EdgeServerError as error:
                 if loop.time() >= until:
                     log.warning("Frigate asked for the model '%s': %s", name[:100], error.message)
@@ -175,7 +176,7 @@ class ZmqDetector:
         """Return the handle on the model of this name, else on the one for clients that name none."""
         if any(entry.name == name for entry in self._service.repository_index()):
             return self._service.find(name, None)
-        return detection_model(self._service, "the file in Frigate's model.path")
+        return find_detection_model(self._service, "the file in Frigate's model.path")
 
 
 def _json(message: dict[str, Any]) -> bytes:
@@ -209,12 +210,12 @@ def _image(header: dict[str, Any], message: Sequence[bytes]) -> npt.NDArray[np.u
     return np.frombuffer(data, np.uint8).reshape(lengths[1:])
 
 
-def _fitted(spec: ModelSpec, image: npt.NDArray[np.uint8]) -> tuple[Tensor, FittedPicture, DetectionPlan]:
+def _fitted(spec: ModelSpec, image: npt.NDArray[np.uint8]) -> tuple[Tensor, FittedPicture, DetectionDecoder]:
     from edge_server.plugins.vision.resize import Color
 
-    images, plan = detection_plans(spec)
+    images, decoder = plan_detection(spec)
     tensor, fit = images.fit(image, Color.RGB, model=spec.name)
-    return tensor, fit, plan
+    return tensor, fit, decoder
 
 
 def _rows(found: Sequence[Detection], fit: FittedPicture) -> npt.NDArray[np.float32]:

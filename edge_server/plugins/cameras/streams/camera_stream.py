@@ -18,7 +18,7 @@ from edge_server.plugins.cameras.streams.frame_counters import ModelTotals
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.plugins.cameras.streams.stream_terms import StreamTerms
 from edge_server.plugins.cameras.streams.stream_view import StreamView
-from edge_server.plugins.vision.perception import PerceptionPlan
+from edge_server.plugins.vision.perception import PerceptionDecoder
 from edge_server.plugins.vision.tracking import ByteTracker
 from edge_server.protocol.frame_messages import (
     Credit,
@@ -117,7 +117,7 @@ class CameraStream:
         self._on_change: Callable[[], None] = _ignore_change
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
-        self.perception: PerceptionPlan | None = None
+        self.perception: PerceptionDecoder | None = None
         """What the outputs of the model mean, as the stream was opened."""
         self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
         self._order: deque[FrameInFlight] = deque()

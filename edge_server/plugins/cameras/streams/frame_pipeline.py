@@ -286,7 +286,7 @@ class FramePipeline:
         result = self._blank(one.flight)
         if side.perception is not None:
             row = index if side.has_rows else None
-            seen = side.perception.read(outputs, row, one.fit, returns, model=self._model)
+            seen = side.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
             threshold = side.perception.track_threshold
             if threshold is not None and returns.has_detections:
@@ -328,7 +328,7 @@ class FramePipeline:
         with contextlib.suppress(EdgeServerError):
             if side.perception is not None:
                 row = index if side.has_rows else None
-                seen = side.perception.read(outputs, row, one.fit, side.perception.what, model=self._model)
+                seen = side.perception.decode(outputs, row, one.fit, side.perception.what, model=self._model)
                 if tracked:
                     seen = dataclasses.replace(seen, detections=tracked)
         one.view.show(ViewedFrame(one.flight.header, picture, seen), time.monotonic_ns())

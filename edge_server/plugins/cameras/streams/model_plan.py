@@ -16,7 +16,7 @@ from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.plugins.cameras.streams.stream_terms import frame_plan, settled
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RowBuffer:
         self.array = array
         self.holds = 0
         self._plan = plan
-        self._rows = array.reshape(rows, *plan.row_shape)
+        self._rows = array.reshape(rows, *plan.item_shape)
 
     def __getitem__(self, index: int) -> Array:
         row: Array = self._rows[index]
@@ -110,7 +110,7 @@ class VariantInputPlan:
     def __init__(self, service: InferenceService, model: str) -> None:
         self._service = service
         self._model = model
-        self._known: tuple[ModelSpec, InputPlan | None, PerceptionPlan | None] | None = None
+        self._known: tuple[ModelSpec, InputPlan | None, PerceptionDecoder | None] | None = None
 
     def of(self, returns: Sequence[Returns]) -> InputPlan | None:
         """Return the variant's input plan.
@@ -135,16 +135,16 @@ class VariantInputPlan:
         return side if all(_gives(spec, perception, wanted) for wanted in returns) else None
 
 
-def _lighter(handle: Handle, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionPlan | None]:
+def _lighter(handle: Handle, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionDecoder | None]:
     spec = handle.spec
     try:
-        return spec, InputPlan(handle), perception_plan(spec)
+        return spec, InputPlan(handle), make_perception_decoder(spec)
     except EdgeServerError as error:
         _LOG.warning("frames for model '%s' do not go to its variant: %s", model, error.message)
         return spec, None, None
 
 
-def _gives(spec: ModelSpec, perception: PerceptionPlan | None, wanted: Returns) -> bool:
+def _gives(spec: ModelSpec, perception: PerceptionDecoder | None, wanted: Returns) -> bool:
     if any(name != "*" and spec.output(name) is None for name in wanted.tensors):
         return False
     try:
@@ -159,7 +159,7 @@ class OutputPlan:
     """Output plan of one generation of a model. `runtime` names the runtime and the device, as in `status`."""
 
     spec: ModelSpec
-    perception: PerceptionPlan | None
+    perception: PerceptionDecoder | None
     runtime: str
     has_rows: bool
 
@@ -187,7 +187,7 @@ class OutputPlans:
         found = self._known.get(key)
         if found is None:
             found = OutputPlan(
-                spec, perception_plan(spec), self._runtime_of(spec, version), has_rows=spec.max_batch_size > 0
+                spec, make_perception_decoder(spec), self._runtime_of(spec, version), has_rows=spec.max_batch_size > 0
             )
             with self._lock:
                 if len(self._known) >= _MOST_ANSWER_PLANS:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.plugins.cameras.streams.frame_mailbox import NORMAL_PRIORITY
-from edge_server.plugins.vision.image_plan import ImagePlan, image_plan
-from edge_server.plugins.vision.perception import PerceptionPlan, perception_plan
+from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
+from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Delivery, Returns, StreamRequest
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def frame_plan(spec: ModelSpec) -> ImagePlan:
     if spec.is_decoupled:
         raise Unsupported(f"model '{spec.name}' is decoupled: a frame stream needs models with one response a request")
     try:
-        plan = image_plan(spec)
+        plan = make_image_plan(spec)
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot take frames: {error.message}") from None
     if plan is None:
@@ -101,12 +101,12 @@ def _check_returns(spec: ModelSpec, returns: Returns) -> None:
     if returns.jpeg_quality > 100:
         raise _out_of_range(spec.name, "jpeg_quality", "0 to 100", returns.jpeg_quality)
     try:
-        settled(perception_plan(spec), returns, spec.name)
+        settled(make_perception_decoder(spec), returns, spec.name)
     except BadModelConfig as error:
         raise InvalidRequest(f"model '{spec.name}' cannot answer frames: {error.message}") from None
 
 
-def settled(plan: PerceptionPlan | None, returns: Returns, model: str) -> Returns:
+def settled(plan: PerceptionDecoder | None, returns: Returns, model: str) -> Returns:
     """Return the results to send. If the stream chose none: those that the model declares, else its tensors.
 
     Raises InvalidRequest for results that the model does not declare.

@@ -115,8 +115,8 @@ class TrackMethod(enum.Enum):
 
 
 class MaskLayout(enum.Enum):
-    PLANAR = "planar"
-    PACKED = "packed"
+    CHW = "planar"
+    HWC = "packed"
     INDEX = "index"
 
 
@@ -183,7 +183,7 @@ class DetectionDeclaration:
     score_threshold: float
     iou_threshold: float
     is_class_agnostic: bool
-    most: int
+    max_count: int
     format: BoxFormat
     unit: BoxUnit
     activation: Activation
@@ -268,7 +268,7 @@ class _Reader:
             score_threshold=self._number("detection_score_threshold", 0.25, 1.0),
             iou_threshold=self._number("detection_iou_threshold", 0.45, 1.0),
             is_class_agnostic=self._boolean("detection_class_agnostic"),
-            most=self._integer("detection_max", 100, 1, MAX_DETECTIONS),
+            max_count=self._integer("detection_max", 100, 1, MAX_DETECTIONS),
             format=self._choice("detection_box_format", BoxFormat) or traits.format,
             unit=self._choice("detection_box_unit", BoxUnit) or traits.unit,
             activation=self._choice("detection_activation", Activation) or traits.activation,
@@ -329,18 +329,18 @@ class _Reader:
             self.refuse(key, "true or false")
         return text in ("true", "1")
 
-    def _integer(self, key: str, default: int, least: int, most: int) -> int:
+    def _integer(self, key: str, default: int, minimum: int, maximum: int) -> int:
         text = self._parameters.get(key)
         value = default if text is None else _whole(text)
-        if value is None or not least <= value <= most:
-            self.refuse(key, f"a whole number from {least} to {most}")
+        if value is None or not minimum <= value <= maximum:
+            self.refuse(key, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def _number(self, key: str, default: float, most: float) -> float:
+    def _number(self, key: str, default: float, maximum: float) -> float:
         text = self._parameters.get(key)
         value = default if text is None else _decimal(text)
-        if value is None or not 0.0 <= value <= most:
-            self.refuse(key, f"a number from 0 to {most:g}")
+        if value is None or not 0.0 <= value <= maximum:
+            self.refuse(key, f"a number from 0 to {maximum:g}")
         return value
 
     def _names(self, key: str) -> tuple[str, ...]:
@@ -356,7 +356,7 @@ class _Reader:
         text = self._parameters.get("detection_strides")
         if text is None:
             return default
-        values = [_whole(part.strip()) for part in text.split(",")]
+        values = [_whole(array.strip()) for array in text.split(",")]
         found = tuple(value for value in values if value is not None and 1 <= value <= 1024)
         if len(found) != len(values) or len(found) > MAX_LIST:
             self.refuse("detection_strides", "whole numbers from 1 to 1024 separated by commas")

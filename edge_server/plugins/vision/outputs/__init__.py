@@ -1,0 +1,6 @@
+"""Model outputs to boxes, classes and masks, as the configuration declares them.
+
+`output_parameters` documents the keys. A detection head (in `yolo`, `ssd`, `faces`) decodes the output tensors to box
+candidates in pixels of the network's input. `detections` chooses the head and converts candidates to results of the
+frame. `classification` and `segmentation` decode one output tensor to results of the frame.
+"""

@@ -1,0 +1,234 @@
+"""Detections of a frame: chooses the head, suppresses overlaps, and converts coordinates and class names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.core.model_spec import ModelSpec, OutputSpec
+from edge_server.errors import BackendError, BadModelConfig
+from edge_server.plugins.vision.outputs.box_candidates import (
+    BoxEncoding,
+    Candidates,
+    DetectionHead,
+    NetworkSize,
+    apply_nms,
+)
+from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_names
+from edge_server.plugins.vision.outputs.output_parameters import TRAITS, DetectionDeclaration, HeadKind
+from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim, require_numbers
+from edge_server.plugins.vision.outputs.ssd import DetectionRows, FinalTensors, SelectedBoxes, Ssd
+from edge_server.plugins.vision.outputs.yolo import ClassColumns, FinalRows, ObjectnessRows, YoloxGrid
+from edge_server.plugins.vision.resize import FittedPicture
+from edge_server.protocol.frame_messages import Detection, Keypoint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_OUTPUT_COUNTS: Mapping[HeadKind, tuple[int, ...]] = {
+    HeadKind.SSD: (2, 3),
+    HeadKind.NMS_INSIDE: (3, 4),
+    HeadKind.ONNX_NMS: (3,),
+    HeadKind.BLAZEFACE: (2,),
+}
+"""Number of outputs that a head reads, if not one. YuNet's depends on its strides."""
+
+_ONE_LIST = (HeadKind.ONNX_NMS, HeadKind.DETECTION_OUTPUT)
+"""Heads whose output is one list for a whole batch, which cannot be split into items."""
+
+_LAST_DIMS: Mapping[HeadKind, tuple[int | None, ...]] = {
+    HeadKind.SSD: (4, None),
+    HeadKind.ONNX_NMS: (4, None, 3),
+    HeadKind.BLAZEFACE: (16, 1),
+}
+"""Last dim that identifies each output; None: the remaining output."""
+
+_NMS_OUTPUT_NAMES = (
+    ("detection_boxes", "det_boxes", "boxes", "bboxes", "nmsed_boxes"),
+    ("detection_scores", "det_scores", "scores", "nmsed_scores"),
+    ("detection_classes", "det_classes", "classes", "labels", "class_ids", "nmsed_classes"),
+    ("num_detections", "num_dets", "count"),
+)
+"""Names of boxes, scores, classes and their count in TensorFlow, TensorRT and ONNX exporters."""
+
+MAX_POSITION = 1e6
+"""Positions are clipped to this many pixels on either side of the frame's corner, so that areas stay exact enough."""
+
+MAX_CLASS_INDEX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionDecoder:
+    """Decodes a model's outputs to detections. Immutable and thread-safe."""
+
+    head: DetectionHead
+    tensors: tuple[OutputTensor, ...]
+    declaration: DetectionDeclaration
+    labels: tuple[str, ...]
+
+    def decode(
+        self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, fit: FittedPicture, *, model: str
+    ) -> tuple[Detection, ...]:
+        """Return the detections, best first, with boxes clipped to the frame. Boxes outside the frame are omitted.
+
+        Raises BackendError for outputs of shapes that the head cannot read.
+        """
+        arrays = self.select(outputs, item, model=model)
+        found = _convert_to_frame(self.head.decode(arrays, self.declaration.score_threshold), fit)
+        if TRAITS[self.declaration.head].needs_nms and self.declaration.iou_threshold < 1:
+            classes = None if self.declaration.is_class_agnostic else found.classes
+            found = found.take(apply_nms(found.boxes, classes, self.declaration.iou_threshold))
+        found = found.take(np.arange(min(len(found.scores), self.declaration.max_count)))
+        boxes = np.clip(found.boxes, 0, (fit.width, fit.height, fit.width, fit.height)).tolist()
+        keypoints: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
+        return tuple(
+            Detection(
+                box[0],
+                box[1],
+                box[2],
+                box[3],
+                score,
+                index,
+                self.labels[index] if index < len(self.labels) else "",
+                tuple(Keypoint(x, y, point_score) for x, y, point_score in points),
+            )
+            for box, score, index, points in zip(
+                boxes, found.scores.tolist(), found.classes.tolist(), keypoints, strict=True
+            )
+        )
+
+    def select(self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, *, model: str) -> list[FloatArray]:
+        """Return the values of one frame that the head reads. Raises BackendError for other shapes."""
+        arrays = [tensor.select_floats(outputs, item, model=model) for tensor in self.tensors]
+        shapes = [array.shape for array in arrays]
+        expected = self.head.check_shapes(shapes)
+        if expected is not None:
+            raise BackendError(_mismatch(model, self.declaration, self.tensors, expected, shapes))
+        return arrays
+
+
+def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
+    """Return the candidates with valid numbers and some area in the frame, in frame coordinates, boxes not clipped."""
+    is_valid = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
+    is_valid &= (found.classes >= 0) & (found.classes <= MAX_CLASS_INDEX)
+    if found.keypoints is not None:
+        is_valid &= np.isfinite(found.keypoints).all(axis=(1, 2))
+    found = found.take(np.flatnonzero(is_valid))
+    boxes, keypoints = found.boxes.copy(), found.keypoints
+    boxes[:, 0::2], boxes[:, 1::2] = fit.to_original(boxes[:, 0::2], boxes[:, 1::2])
+    boxes = np.clip(boxes, -MAX_POSITION, MAX_POSITION)
+    if keypoints is not None:
+        keypoints = keypoints.copy()
+        keypoints[..., 0], keypoints[..., 1] = fit.to_original(keypoints[..., 0], keypoints[..., 1])
+        keypoints[..., :2] = np.clip(keypoints[..., :2], -MAX_POSITION, MAX_POSITION)
+    x_min, y_min, x_max, y_max = np.clip(boxes, 0, (fit.width, fit.height, fit.width, fit.height)).T
+    in_frame = Candidates(boxes, found.scores, found.classes, keypoints)
+    return in_frame.take(np.flatnonzero((x_max > x_min) & (y_max > y_min)))
+
+
+def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, size: NetworkSize) -> DetectionDecoder:
+    """Return the decoder of a model's detections. `size` is the size of its input.
+
+    Raises BadModelConfig for outputs that the declared head cannot read.
+    """
+    outputs = _choose_outputs(spec, declaration)
+    for output in outputs:
+        require_numbers(spec, output)
+    head = make_head(declaration, size, len(outputs))
+    ranked = list(zip(outputs, head.ranks, strict=True))
+    tensors = tuple(OutputTensor(output.name, output.dtype, rank) for output, rank in ranked)
+    shapes = [drop_batch_dim(spec, output, rank) for output, rank in ranked]
+    expected = head.check_shapes(shapes)
+    if expected is not None:
+        raise BadModelConfig(_mismatch(spec.name, declaration, tensors, expected, shapes))
+    return DetectionDecoder(head, tensors, declaration, outputs[head.labels_index].labels)
+
+
+def _mismatch(
+    model: str,
+    declaration: DetectionDeclaration,
+    tensors: tuple[OutputTensor, ...],
+    expected: str,
+    shapes: list[tuple[int, ...]],
+) -> str:
+    given = ", ".join(f"'{tensor.name}' {list(shape)}" for tensor, shape in zip(tensors, shapes, strict=True))
+    return f"model '{model}', detection_head {declaration.head.value}: expected {expected}, given {given}"
+
+
+def _choose_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[OutputSpec, ...]:
+    """Return the outputs that the declared head reads, in its order.
+
+    Raises BadModelConfig if they cannot be determined or the head does not support the model's batches.
+    """
+    if declaration.head in _ONE_LIST and spec.max_batch_size > 1:
+        raise BadModelConfig(
+            f"model '{spec.name}', detection_head {declaration.head.value}: expected max_batch_size of at most 1, "
+            f"because it lists the finds of all frames together, given {spec.max_batch_size}"
+        )
+    if declaration.head is HeadKind.YUNET:
+        counts: tuple[int, ...] = (4 * len(declaration.strides),)
+    else:
+        counts = _OUTPUT_COUNTS.get(declaration.head, (1,))
+    names = declaration.outputs or _find_outputs(spec, declaration)
+    outputs = [output for name in names if (output := spec.output(name)) is not None]
+    if len(outputs) != len(names) or len(outputs) not in counts:
+        known = ", ".join(f"'{output.name}' {list(output.dims)}" for output in spec.outputs)
+        stated = ", ".join(f"'{name}'" for name in names) or "no parameter 'detection_outputs'"
+        raise BadModelConfig(
+            f"model '{spec.name}', detection_head {declaration.head.value}: expected "
+            f"{' or '.join(str(count) for count in counts)} of its outputs, {known}, named in parameter "
+            f"'detection_outputs', given {stated}"
+        )
+    return tuple(outputs)
+
+
+def _find_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[str, ...]:
+    """Return the names of the outputs that can be determined without 'detection_outputs', or nothing."""
+    if declaration.head is HeadKind.YUNET:
+        return yunet_names(declaration.strides)
+    if declaration.head is HeadKind.NMS_INSIDE:
+        by_name = {output.name.lower(): output.name for output in spec.outputs}
+        found = [next((by_name[name] for name in names if name in by_name), None) for names in _NMS_OUTPUT_NAMES]
+        if found[3] is None:
+            found.pop()  # the count is optional
+        return tuple(name for name in found if name is not None) if None not in found else ()
+    last_dims = _LAST_DIMS.get(declaration.head)
+    if last_dims is None:
+        return (spec.outputs[0].name,) if len(spec.outputs) == 1 else ()
+    if len(spec.outputs) != len(last_dims):
+        return ()
+    # An output is found if no other has the same last dim.
+    by_last_dim: dict[int | None, list[str]] = {}
+    for output in spec.outputs:
+        last = output.dims[-1] if output.dims else None
+        by_last_dim.setdefault(last if last in last_dims else None, []).append(output.name)
+    names = [by_last_dim.get(dim, []) for dim in last_dims]
+    return tuple(alike[0] for alike in names) if all(len(alike) == 1 for alike in names) else ()
+
+
+def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count: int) -> DetectionHead:
+    """Return the declared head for an input of that size and that many outputs."""
+    encoding = BoxEncoding(declaration.format, declaration.unit, size)
+    kind, activation = declaration.head, declaration.activation
+    if kind in (HeadKind.YOLOV5, HeadKind.YOLOX_DECODED):
+        return ObjectnessRows(encoding, activation)
+    if kind in (HeadKind.YOLOV8, HeadKind.YOLO11):
+        return ClassColumns(encoding, activation, declaration.keypoint_count)
+    if kind is HeadKind.YOLOV10:
+        return FinalRows(encoding)
+    if kind is HeadKind.YOLOX:
+        return YoloxGrid(size, declaration.strides, activation)
+    if kind is HeadKind.SSD:
+        return Ssd(encoding, activation, declaration.background, declaration.variances, has_priors=output_count == 3)
+    if kind is HeadKind.NMS_INSIDE:
+        return FinalTensors(encoding, declaration.background, has_count=output_count == 4)
+    if kind is HeadKind.ONNX_NMS:
+        return SelectedBoxes(encoding, declaration.background)
+    if kind is HeadKind.DETECTION_OUTPUT:
+        return DetectionRows(encoding, declaration.background)
+    if kind is HeadKind.YUNET:
+        return YuNet(size, declaration.strides)
+    return BlazeFace(size, declaration.strides, activation)

@@ -1,0 +1,125 @@
+"""Face detection heads: YuNet with five landmarks, BlazeFace (MediaPipe) with six."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.plugins.vision.outputs.box_candidates import (
+    MAX_CANDIDATES,
+    Candidates,
+    NetworkSize,
+    count_cells,
+    grid_cells,
+)
+from edge_server.plugins.vision.outputs.output_parameters import Activation
+from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_OUTPUT_KINDS = (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
+"""Kinds of output in order, and how many numbers each has per cell."""
+
+
+def yunet_names(strides: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the original names of YuNet's outputs: the classes of all grids, then the next kind."""
+    return tuple(f"{kind}_{stride}" for kind, _ in _OUTPUT_KINDS for stride in strides)
+
+
+@dataclass(frozen=True, slots=True)
+class YuNet:
+    """For each grid: class [A, 1], objectness [A, 1], box [A, 4], landmarks [A, 10].
+
+    A score is the geometric mean of class and objectness, each clipped to 0..1. A box is its centre's offset and the
+    logarithm of its size, a landmark an offset, all in cells. Landmarks: eyes, nose, corners of the mouth; the person's
+    right first.
+    """
+
+    size: NetworkSize
+    strides: tuple[int, ...]
+    labels_index: int = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (2,) * (len(_OUTPUT_KINDS) * len(self.strides))
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        counts = [count_cells(self.size, stride) for stride in self.strides]
+        patterns = [(count, width) for _, width in _OUTPUT_KINDS for count in counts]
+        matches = all(shape_matches(shape, pattern) for shape, pattern in zip(shapes, patterns, strict=True))
+        return None if matches else ", ".join(str(list(pattern)) for pattern in patterns)
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        found = [
+            self._decode_grid(stride, arrays[index :: len(self.strides)], threshold)
+            for index, stride in enumerate(self.strides)
+        ]
+        scores = np.concatenate([grid.scores for grid in found])
+        order = select_top_k(scores, threshold, MAX_CANDIDATES)
+        return Candidates(
+            np.concatenate([grid.boxes for grid in found])[order],
+            scores[order],
+            np.zeros(len(order), np.int64),
+            np.concatenate([grid.keypoints for grid in found if grid.keypoints is not None])[order],
+        )
+
+    def _decode_grid(self, stride: int, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        classes, objectness, boxes, landmarks = arrays
+        scores = np.sqrt(np.clip(classes[:, 0], 0, 1) * np.clip(objectness[:, 0], 0, 1))
+        indices = select_top_k(scores, threshold, MAX_CANDIDATES)
+        corner = grid_cells(self.size, stride)[indices]
+        centre = (corner + boxes[indices, :2]) * stride
+        half = np.exp(boxes[indices, 2:].astype(np.float64)) * stride / 2
+        points = (landmarks[indices].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride
+        # A landmark has no score.
+        keypoints = np.concatenate((points, np.ones((len(indices), 5, 1))), axis=2)
+        corners = np.concatenate((centre - half, centre + half), axis=1)
+        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), keypoints)
+
+
+ANCHORS_PER_CELL = 2
+"""Number of anchors that each entry of the strides adds to a cell; equal consecutive strides share their cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlazeFace:
+    """[A, 16] and [A, 1]: centre, size and 6 points in pixels of the input, relative to the anchor's centre; score.
+
+    Keypoints: right eye, left eye, nose, mouth, right ear, left ear, from the person's view.
+    """
+
+    size: NetworkSize
+    strides: tuple[int, ...]
+    activation: Activation
+    ranks: tuple[int, ...] = (2, 2)
+    labels_index: int = 1
+    _anchors: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    """(A, 2): centres in pixels, cell by cell, all anchors of a cell together."""
+
+    def __post_init__(self) -> None:
+        grids = []
+        for stride, same in groupby(self.strides):
+            centres = (grid_cells(self.size, stride) + 0.5) * stride
+            grids.append(np.repeat(centres, ANCHORS_PER_CELL * len(list(same)), axis=0))
+        object.__setattr__(self, "_anchors", np.concatenate(grids))
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        count = ANCHORS_PER_CELL * sum(count_cells(self.size, stride) for stride in self.strides)
+        matches = shape_matches(shapes[0], (count, 16)) and shape_matches(shapes[1], (count, 1))
+        return None if matches else f"[{count}, 16], [{count}, 1]"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        values, scores = arrays[0], activate(arrays[1][:, 0], self.activation, axis=0)
+        indices = select_top_k(scores, threshold, MAX_CANDIDATES)
+        kept, centre = values[indices].astype(np.float64), self._anchors[indices]
+        middle, half = centre + kept[:, :2], kept[:, 2:4] / 2
+        points = kept[:, 4:].reshape(-1, 6, 2) + centre[:, None]
+        # A keypoint has no score.
+        keypoints = np.concatenate((points, np.ones((len(indices), 6, 1))), axis=2)
+        boxes = np.concatenate((middle - half, middle + half), axis=1)
+        return Candidates(boxes, scores[indices], np.zeros(len(indices), np.int64), keypoints)

@@ -1,0 +1,151 @@
+"""YOLO detection heads: one output, with a row or column for each box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.plugins.vision.outputs.box_candidates import (
+    MAX_CANDIDATES,
+    BoxEncoding,
+    Candidates,
+    NetworkSize,
+    count_cells,
+    decode_classified,
+    grid_cells,
+)
+from edge_server.plugins.vision.outputs.output_parameters import Activation
+from edge_server.plugins.vision.outputs.output_tensors import (
+    FloatArray,
+    activate,
+    max_probability,
+    select_top_k,
+    shape_matches,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def select_by_objectness(
+    objectness: FloatArray, scores: FloatArray, activation: Activation, threshold: float
+) -> tuple[npt.NDArray[np.intp], FloatArray]:
+    """Return (indices, scores) of the best anchors; a score is the objectness (A) times the best class score (A, C).
+
+    Anchors with an objectness below `threshold` are skipped: no class score raises it.
+    """
+    # Sigmoid even with softmax, because softmax over a single number is always 1.
+    objectness = activate(objectness, Activation.NONE if activation is Activation.NONE else Activation.SIGMOID, axis=0)
+    passing = np.flatnonzero(objectness >= threshold)
+    products = objectness[passing] * max_probability(scores[passing], activation, axis=1)
+    indices = select_top_k(products, threshold, MAX_CANDIDATES)
+    return passing[indices], products[indices]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectnessRows:
+    """YOLOv5 and decoded YOLOX, [A, 5 + C]: box, objectness, classes."""
+
+    encoding: BoxEncoding
+    activation: Activation
+    ranks: tuple[int, ...] = (2,)
+    labels_index: int = 0
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        shape = shapes[0]
+        matches = len(shape) == 2 and (shape[1] == -1 or shape[1] >= 6)
+        return None if matches else "[boxes, 5 + classes]"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        rows = arrays[0]
+        indices, scores = select_by_objectness(rows[:, 4], rows[:, 5:], self.activation, threshold)
+        kept = rows[indices]
+        return Candidates(self.encoding.to_corners(kept[:, :4]), scores, kept[:, 5:].argmax(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassColumns:
+    """YOLOv8 and 11, [4 + C + 3 * keypoints, A]: box, classes, then x, y and score of each keypoint; no objectness."""
+
+    encoding: BoxEncoding
+    activation: Activation
+    keypoint_count: int
+    ranks: tuple[int, ...] = (2,)
+    labels_index: int = 0
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        shape = shapes[0]
+        matches = len(shape) == 2 and (shape[0] == -1 or shape[0] >= 5 + 3 * self.keypoint_count)
+        points = f" + 3 * {self.keypoint_count} keypoints" if self.keypoint_count else ""
+        return None if matches else f"[4 + classes{points}, boxes]"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        columns = arrays[0]
+        end = len(columns) - 3 * self.keypoint_count
+        scores = max_probability(columns[4:end], self.activation, axis=0)
+        indices = select_top_k(scores, threshold, MAX_CANDIDATES)
+        kept = columns[:, indices].T
+        keypoints = None
+        if self.keypoint_count:
+            keypoints = np.array(kept[:, end:], np.float64).reshape(len(kept), self.keypoint_count, 3)
+            keypoints[..., :2] *= self.encoding.pixels_per_unit
+            keypoints[..., 2] = activate(keypoints[..., 2], self.activation, axis=0)
+        corners = self.encoding.to_corners(kept[:, :4])
+        return Candidates(corners, scores[indices], kept[:, 4:end].argmax(axis=1), keypoints)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRows:
+    """YOLOv10, which needs no NMS, [A, 6]: box, score, class."""
+
+    encoding: BoxEncoding
+    ranks: tuple[int, ...] = (2,)
+    labels_index: int = 0
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        return None if shape_matches(shapes[0], (-1, 6)) else "[boxes, 6]"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        rows = arrays[0]
+        return decode_classified(self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class YoloxGrid:
+    """YOLOX, [A, 5 + C]: box, objectness, classes; one grid after the other, each row by row.
+
+    A box is its centre's offset and the logarithm of its size, in cells.
+    """
+
+    size: NetworkSize
+    strides: tuple[int, ...]
+    activation: Activation
+    ranks: tuple[int, ...] = (2,)
+    labels_index: int = 0
+    _cells: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    _scales: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        grids = [grid_cells(self.size, stride) for stride in self.strides]
+        scales = [np.full((len(grid), 1), float(stride)) for grid, stride in zip(grids, self.strides, strict=True)]
+        object.__setattr__(self, "_cells", np.concatenate(grids))
+        object.__setattr__(self, "_scales", np.concatenate(scales))
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        shape = shapes[0]
+        count = sum(count_cells(self.size, stride) for stride in self.strides)
+        matches = len(shape) == 2 and shape[0] in (-1, count) and (shape[1] == -1 or shape[1] >= 6)
+        grids = ", ".join(str(stride) for stride in self.strides)
+        return None if matches else f"[{count}, 5 + classes] for grids {grids} over the input"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        rows = arrays[0]
+        indices, scores = select_by_objectness(rows[:, 4], rows[:, 5:], self.activation, threshold)
+        kept, scale = rows[indices].astype(np.float64), self._scales[indices]
+        centre = (kept[:, :2] + self._cells[indices]) * scale
+        half = np.exp(kept[:, 2:4]) * scale / 2
+        boxes = np.concatenate((centre - half, centre + half), axis=1)
+        return Candidates(boxes, scores, kept[:, 5:].argmax(axis=1))
