@@ -7,6 +7,7 @@ import functools
 import re
 import subprocess
 import sys
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),
+    "rich": ("cli/console.py",),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
     "orjson": ("frontends/v2/json_parser.py",),
@@ -459,6 +461,28 @@ def test_importing_the_server_pulls_in_no_runtime(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_server_process_does_not_import_what_draws_on_terminals(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "edge_server", "serve", f"--model-repository={tmp_path}",
+               "--http-port=0", "--grpc-port=0", "--metrics-port=0"]  # fmt: skip
+    with (
+        (tmp_path / "imports").open("w") as log,
+        subprocess.Popen(command, cwd=ROOT.parent, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            address = re.search(r"HTTP (\S+);", process.stdout.readline())
+            assert address is not None
+            for path in ("/edge/v1/plugins", "/openapi.json", "/docs/api"):
+                with urllib.request.urlopen(f"{address[1]}{path}", timeout=60) as reply:
+                    reply.read()
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    loaded = {line.rpartition("|")[2].strip() for line in (tmp_path / "imports").read_text().splitlines()}
+    assert "edge_server.process.server" in loaded
+    assert [name for name in loaded if name.split(".")[0] == "rich"] == []
 
 
 def test_every_package_says_what_lives_in_it_and_nothing_else() -> None:

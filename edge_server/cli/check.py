@@ -6,8 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from edge_server.cli.busy_line import busy_line
-from edge_server.cli.table import render
+from edge_server.cli.console import busy_line, render
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_server.cli import http_client
-from edge_server.cli.table import render
+from edge_server.cli.console import render
 
 COLUMN_TITLES = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
 

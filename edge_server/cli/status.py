@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
+from edge_server.cli.console import LiveView, clean, render
 from edge_server.cli.options import number
-from edge_server.cli.table import clean, clip, render
-from edge_server.cli.terminal import Screen
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
@@ -82,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _watch(options: argparse.Namespace) -> int:
     """Show the report repeatedly: redraw it on a terminal, otherwise print it again. Errors do not end the loop."""
-    screen = Screen(sys.stdout)
+    view = LiveView(sys.stdout)
     lines: list[str] = []
     try:
         while True:
@@ -94,17 +93,14 @@ def _watch(options: argparse.Namespace) -> int:
                 lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
                 if not options.json:
                     lines = [f"edge-server status: {problem}; trying again"]
-            if screen.is_terminal and not options.json:
-                width, height = screen.size()
-                # Lines with colours of rich already fit the width.
-                shown = [line for text in lines for line in text.splitlines() or [""]][:height]
-                screen.draw([line if "\x1b[" in line else clip(line, width) for line in shown])
+            if view.is_terminal and not options.json:
+                view.draw("\n".join(lines).splitlines())
             else:
                 print("\n".join(lines), flush=True)
             time.sleep(options.watch)
     except KeyboardInterrupt:
-        if screen.is_terminal and not options.json:
-            screen.erase()
+        if view.is_terminal and not options.json:
+            view.erase()
             print("\n".join(lines))
         return 0
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from edge_server.cli import options
+from edge_server.cli.console import render
 from edge_server.cli.events import event_as_text
-from edge_server.cli.table import render
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]

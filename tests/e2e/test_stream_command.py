@@ -248,10 +248,11 @@ def test_ctrl_c_prints_the_summary_and_restores_the_terminal(
         terminal.process.kill()
         terminal.end()
     live, _, after = terminal.text.rpartition("\x1b[?25h")
-    frames = [re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", part).splitlines() for part in live.split("F")]
-    assert all(len(line) < 100 for lines in frames for line in lines)
+    assert "\x1b[?25l" not in after
+    live, after = (re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for text in (live, after))
+    assert all(len(line) <= 100 for line in live.splitlines())
     assert re.search(r"offered (\d+) = answered (\d+) \+ dropped (\d+) \+ lost 0", after)
-    assert "\x1b" not in after
+    assert "Ctrl-C ends it" not in after
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.busy_line import busy_line
+from edge_server.cli.console import busy_line
 from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
 from edge_server.plugins.doctor.machine import (

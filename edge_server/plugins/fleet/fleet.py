@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.cli import expectations, http_client
+from edge_server.cli.console import render
 from edge_server.cli.status import NO_REPORT, read_report
-from edge_server.cli.table import render
 
 COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOWED", "STREAMS", "DROPPED", "FAILED")
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from edge_server.cli import http_client
+from edge_server.cli.console import Progress, clean, render
 from edge_server.cli.options import whole
-from edge_server.cli.progress import Progress
-from edge_server.cli.table import clean, render
 from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_server.cli.console import Progress, render
 from edge_server.cli.options import add_alias
-from edge_server.cli.progress import Progress
-from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
 from edge_server.plugins.governor.control_policy import PolicyConstants
 from edge_server.plugins.governor.simulation.plots import draw_replay, draw_simulation

@@ -8,14 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_server.cli.console import LiveView, bar
 from edge_server.cli.options import number
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
 from edge_server.plugins.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
 from edge_server.plugins.ros.ros2_types import MessageTypes
 from edge_server.protocol.frame_messages import Returns
-
-_BAR_CELLS = 30
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     types = MessageTypes()
     with TopicRecording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
         topic, count = recording.choose_topic(options.topic)
-        with ProgressBar(count) as progress:
+        with ReplayProgress(count) as progress:
             summary = TopicReplay(parameters, writer, progress.show, progress.print_message).run(
                 recording.frames(topic)
             )
@@ -104,34 +103,28 @@ def summary_in_words(summary: ReplaySummary, subject: str) -> str:
     return ", ".join(words)
 
 
-class ProgressBar:
-    """Progress bar on standard error; shown only on a terminal."""
+class ReplayProgress:
+    """Progress on standard error, shown only on a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._is_shown = sys.stderr.isatty()
+        self._view = LiveView(sys.stderr)
         self._began = self._drawn = time.monotonic()
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> ReplayProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            print(file=sys.stderr)
+        self._view.erase()
 
     def print_message(self, message: str) -> None:
         """Print a message on a separate line, also without a terminal."""
-        print(f"{chr(10) if self._is_shown else ''}edge-server ros replay: {message}", file=sys.stderr, flush=True)
+        self._view.print_line(f"edge-server ros replay: {message}")
 
     def show(self, done: int) -> None:
         """Draw the number of finished frames, at most ten times per second."""
         now = time.monotonic()
-        if self._is_shown and (now - self._drawn > 0.1 or done == self._total):
+        if self._view.is_terminal and (now - self._drawn > 0.1 or done == self._total):
             self._drawn = now
-            print(f"\r{bar(done, self._total)} {done / max(now - self._began, 1e-9):.1f}/s ", end="", file=sys.stderr)
-
-
-def bar(done: int, total: int) -> str:
-    """Return "[####....] 4/8"."""
-    filled = _BAR_CELLS * min(done, total) // max(total, 1)
-    return f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {done}/{total}"
+            rate = done / max(now - self._began, 1e-9)
+            self._view.draw([bar(done / max(self._total, 1), f", {done}/{self._total}, {rate:.1f}/s")])

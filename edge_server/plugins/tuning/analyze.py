@@ -16,9 +16,7 @@ from typing import Any, TextIO
 
 from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
-from edge_server.cli.progress import format_progress, format_remaining
-from edge_server.cli.table import clean, clip, render
-from edge_server.cli.terminal import Screen
+from edge_server.cli.console import LiveView, bar, clean, format_remaining, render
 from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
@@ -62,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     model = ModelFolder.open(options.model_repository, options.model)
     target = _variant_path(model, options.write, options.overwrite) if options.write else None
-    screen = Screen(sys.stderr)
+    view = LiveView(sys.stderr)
     limits = SearchLimits(
         options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
     )
@@ -73,12 +71,12 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     try:
         trials, candidates, left_out = _plan(options, model, interrupts)
         search = Search(trials.run, limits, options.objective)
-        trials.on_trial = _Progress(screen, search)
+        trials.on_trial = _Progress(view, search)
         best = search.run(candidates)
     except KeyboardInterrupt:
         is_cut = True
     finally:
-        screen.erase()
+        view.erase()
     is_cut = is_cut or interrupts.is_pending
     if search is not None and search.latest:
         _print_table(options, search)
@@ -193,8 +191,8 @@ def _default_concurrencies(options: argparse.Namespace, space: SearchSpace, core
 class _Progress:
     """Shows the current trial and the estimated remaining time."""
 
-    def __init__(self, screen: Screen, search: Search, clock: Callable[[], float] = time.monotonic) -> None:
-        self._screen = screen
+    def __init__(self, view: LiveView, search: Search, clock: Callable[[], float] = time.monotonic) -> None:
+        self._view = view
         self._search = search
         self._clock = clock
         self._began_s = self._round_began_s = clock()
@@ -227,13 +225,11 @@ class _Progress:
         line = f"round {round_number + 1}, {self._done + 1} of {self._search.candidates_in_round}: {candidate}"
         share = self.share()
         left = format_remaining(share, self._clock() - self._began_s)
-        if not self._screen.is_terminal:
-            print(f"{line}{left}", file=sys.stderr, flush=True)
+        if not self._view.is_terminal:
+            self._view.print_line(f"{line}{left}")
             return
-        line = format_progress(share, self._clock() - self._began_s, line)
-        width, height = self._screen.size()
-        table = _table(self._search).splitlines() if self._search.latest else []
-        self._screen.draw([clip(text, width) for text in [*table, line]][-height:])
+        table = _table(self._search, sys.stderr).splitlines() if self._search.latest else []
+        self._view.draw([*table, bar(share, f"{left} {line}")][-self._view.height :])
 
 
 def _ranked(search: Search) -> list[RankedTrial]:

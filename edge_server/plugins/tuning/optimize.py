@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from edge_server.cli.console import Progress, render
 from edge_server.cli.options import add_alias
-from edge_server.cli.progress import Progress
-from edge_server.cli.table import render
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment

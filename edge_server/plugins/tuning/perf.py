@@ -14,9 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from edge_server.cli import options as kinds
-from edge_server.cli.progress import format_progress, format_remaining
-from edge_server.cli.table import clip, render
-from edge_server.cli.terminal import Screen
+from edge_server.cli.console import LiveView, bar, format_remaining, render
 from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
@@ -35,6 +33,7 @@ from edge_server.plugins.tuning.load.measurement_windows import STEADY_WINDOWS, 
 from edge_server.plugins.tuning.load.report import (
     COLUMN_TITLES,
     MODES,
+    OPTIONAL_COLUMNS,
     TEXT_COLUMN_TITLES,
     draw_charts,
     point_notes,
@@ -82,7 +81,6 @@ def _measure(options: argparse.Namespace) -> int:
         for level, measure in levels:
             live.begin(level, points)
             points.append(measure())
-            live.end(points)
     except KeyboardInterrupt:
         is_cut = True
     except EdgeServerError as error:
@@ -149,14 +147,14 @@ class _LiveTable:
         self._began_s = time.monotonic()
         self._mode = _mode(options)
         self._batch = session.batch
-        self._screen = Screen(sys.stderr)
+        self._view = LiveView(sys.stderr)
         self._level = 0.0
         self._rows: list[MeasuredPoint] = []
         self._is_quiet = options.quiet
 
     def begin(self, level: float, points: Sequence[MeasuredPoint]) -> None:
         self._level, self._rows = level, list(points)
-        self._draw([*self._rows], self._progress(0.0, f"{MODES[self._mode].lower()} {level:g}: warming up"))
+        self._draw([*self._rows], 0.0, f"{MODES[self._mode].lower()} {level:g}: warming up")
 
     def window(self, windows: list[MeasurementWindow]) -> None:
         point = MeasuredPoint.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
@@ -166,31 +164,24 @@ class _LiveTable:
         )
         # At least three windows are needed. Whether more are needed is known only after measuring them.
         share = len(windows) / max(STEADY_WINDOWS, len(windows) + 1)
-        text = self._progress(share, text)
-        self._draw([*self._rows, point], text)
-        if not self._screen.is_terminal and not self._is_quiet:
-            print(text, file=sys.stderr, flush=True)
+        self._draw([*self._rows, point], share, text)
+        if not self._view.is_terminal and not self._is_quiet:
+            done, left = self._progress(share)
+            self._view.print_line(f"{text}; {done:.0%}{left}")
 
-    def _progress(self, share: float, text: str) -> str:
-        """Return the overall progress and `text`. `share` is the finished fraction of the current level."""
+    def _progress(self, share: float) -> tuple[float, str]:
+        """Return the finished fraction of all levels, given that of the current level, and the remaining time."""
         done = (len(self._rows) + share) / self._level_count
-        passed_s = time.monotonic() - self._began_s
-        if self._screen.is_terminal:
-            return format_progress(done, passed_s, text)
-        return f"{text}; {done:.0%}{format_remaining(done, passed_s)}"
-
-    def end(self, points: Sequence[MeasuredPoint]) -> None:
-        self._draw(points, "")
+        return done, format_remaining(done, time.monotonic() - self._began_s)
 
     def close(self) -> None:
-        self._screen.erase()
+        self._view.erase()
 
-    def _draw(self, points: Sequence[MeasuredPoint], last: str) -> None:
-        if not self._screen.is_terminal or self._is_quiet:
-            return
-        width, height = self._screen.size()
-        lines = [*_table(self._mode, points).splitlines(), last]
-        self._screen.draw([clip(line, width) for line in lines][-height:])
+    def _draw(self, points: Sequence[MeasuredPoint], share: float, text: str) -> None:
+        if self._view.is_terminal and not self._is_quiet:
+            done, left = self._progress(share)
+            lines = [*_table(self._mode, points, sys.stderr).splitlines(), bar(done, f"{left} {text}")]
+            self._view.draw(lines[-self._view.height :])
 
 
 def _mode(options: argparse.Namespace) -> str:
@@ -203,7 +194,8 @@ def _mode(options: argparse.Namespace) -> str:
 
 def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
     titles = TEXT_COLUMN_TITLES if any(point.text is not None for point in points) else COLUMN_TITLES
-    return render((MODES[mode], *titles), [table_row(point) for point in points], output)
+    rows = [table_row(point) for point in points]
+    return render((MODES[mode], *titles), rows, output, optional=OPTIONAL_COLUMNS)
 
 
 def _print_report(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.cli import main
-from edge_server.cli.progress import Progress
+from edge_server.cli.console import Progress
 from edge_server.plugins.governor import command as governor
 from edge_server.plugins.governor.simulation.simulator import SCENARIOS, Strategy
 

@@ -352,10 +352,3 @@ def test_a_replay_that_fails_in_the_middle_of_reading_raises_that(
         ):
             TopicReplay(parameters, writer).run(broken(frames))
     assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
-
-
-def test_the_bar_fills_with_the_share_that_is_done() -> None:
-    from edge_server.plugins.ros.command_replay import bar
-
-    assert bar(5, 10) == "[###############...............] 5/10"
-    assert bar(0, 0) == "[..............................] 0/0"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli.terminal import Screen
+from edge_server.cli.console import LiveView
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning import analyze
 from edge_server.plugins.tuning.load import server_trials
@@ -121,7 +121,7 @@ def test_what_does_not_load_is_refused_with_its_reason_and_what_cannot_run_here_
 def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
     now = [100.0]
     search = Search(lambda candidate, number: TrialOutcome(candidate), SearchLimits())
-    progress = analyze._Progress(Screen(io.StringIO()), search, clock=lambda: now[0])
+    progress = analyze._Progress(LiveView(io.StringIO()), search, clock=lambda: now[0])
     search.candidates_in_round = 8
     progress(ServerCandidate(), 0)
     assert progress.share() == 0

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import add_alias, add_tls_options, host_and_port, number, size, tls_of
-from edge_server.cli.terminal import Screen
 from edge_server.client import Delivery, Returns
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
@@ -63,8 +62,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
     output = sys.stdout if lines is None else sys.stderr
-    screen = Screen(output)
-    stream_run = StreamRun(settings, cameras, screen, lines)
+    stream_run = StreamRun(settings, cameras, output, lines)
     previous_handlers = {
         number: signal.signal(number, lambda *_: stream_run.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)
     }
@@ -73,7 +71,7 @@ def _run(settings: RunSettings, cameras: Sequence[StreamSender], lines: JsonLine
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-    if screen.is_broken or (lines is not None and lines.is_broken):
+    if stream_run.is_reader_gone:
         # Prevents an error message when the interpreter flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

@@ -7,14 +7,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
-from edge_server.cli.terminal import Screen
+from edge_server.cli.console import LiveView
 from edge_server.plugins.cameras.commands.frame_counts import FrameCounts, StreamFigures
 from edge_server.plugins.cameras.commands.json_lines import JsonLines
-from edge_server.plugins.cameras.commands.live_table import TableView, draw_table, plain_line, summary
 from edge_server.plugins.cameras.commands.result_text import result_in_words
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings, SourceThread
+from edge_server.plugins.cameras.commands.stream_display import TableView, draw_table, plain_line, summary
 from edge_server.plugins.cameras.commands.stream_sender import StreamSender
 from edge_server.plugins.cameras.sinks.result_json import REASONS
 from edge_server.plugins.cameras.sources.source_interface import Source
@@ -44,11 +44,12 @@ class StreamRun:
     """Runs until the source ends, every stream has failed, or `interrupt` is called."""
 
     def __init__(
-        self, settings: RunSettings, cameras: Sequence[StreamSender], screen: Screen, lines: JsonLines | None
+        self, settings: RunSettings, cameras: Sequence[StreamSender], output: TextIO, lines: JsonLines | None
     ) -> None:
         self._settings = settings
         self._cameras = cameras
-        self._screen = screen
+        self._output = output
+        self._live = LiveView(output)
         self._lines = lines
         self._began = time.monotonic()
         self._next_plain = self._began + _PLAIN_S
@@ -73,7 +74,7 @@ class StreamRun:
             # A read from a stalled camera blocks. Then the source is not closed; the process ends with its thread.
             if self._source_thread.join(_SOURCE_END_S):
                 self._settings.source.close()
-            self._screen.erase()
+            self._live.erase()
         return self._print_summary()
 
     def _run_until_end(self) -> None:
@@ -84,9 +85,13 @@ class StreamRun:
     def _is_any_alive(self) -> bool:
         return any(camera.is_alive for camera in self._cameras)
 
+    @property
+    def is_reader_gone(self) -> bool:
+        """Whether the reader of the output has closed it."""
+        return self._live.is_broken or (self._lines is not None and self._lines.is_broken)
+
     def _is_stopping(self) -> bool:
-        is_reader_gone = self._screen.is_broken or (self._lines is not None and self._lines.is_broken)
-        return self._interrupts > 0 or is_reader_gone
+        return self._interrupts > 0 or self.is_reader_gone
 
     def _drain(self) -> None:
         """Wait for the results of frames in flight."""
@@ -99,14 +104,13 @@ class StreamRun:
                 camera.join(_REDRAW_S / len(self._cameras))
 
     def _show(self) -> None:
-        if self._screen.is_terminal:
-            width, height = self._screen.size()
-            self._screen.draw(draw_table(self._view(), width, height))
+        if self._live.is_terminal:
+            self._live.draw(draw_table(self._view(), self._output, self._live.height))
         elif time.monotonic() >= self._next_plain:
             self._next_plain += _PLAIN_S
             now = time.monotonic()
             for camera, figures in zip(self._cameras, self._recent(now), strict=False):
-                self._screen.print_line(plain_line(figures, _latest(camera), now - self._began))
+                self._live.print_line(plain_line(figures, _latest(camera), now - self._began))
 
     def _view(self) -> TableView:
         now = time.monotonic()
@@ -175,9 +179,9 @@ class StreamRun:
         rows = self._figures(FrameCounts.whole, lambda all_counts: FrameCounts.whole_of_all(all_counts, "all"))
         if self._lines is not None:
             self._lines.write(_summary_as_json(rows))
-        print_line = self._screen.print_line
+        print_line = self._live.print_line
         if any(camera.opened is not None for camera in self._cameras):
-            for line in [self._title(), *summary(rows)]:
+            for line in [self._title(), *summary(rows, self._output)]:
                 print_line(line)
         if self._source_thread.has_reached_end and self._source_thread.picture_count < self._settings.source.length:
             print_line(

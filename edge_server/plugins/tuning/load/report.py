@@ -26,6 +26,9 @@ TEXT_COLUMN_TITLES = (
 )  # fmt: skip
 """The same for streamed text: time to the first token, and between two tokens."""
 
+OPTIONAL_COLUMNS = ("OUTPUT", "INPUT", "CLIENT CPU", "MB", "P95", "P90", "QUEUE US")
+"""Columns that are omitted on a narrow terminal, the first one first."""
+
 MODES = {"concurrency": "CONCURRENCY", "request_rate": "REQUEST RATE", "frames": "FPS", "intervals": "TRACE"}
 
 Json = dict[str, object]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
+import re
+from collections.abc import Callable
 
 import pytest
+from rich.cells import cell_len
 
-from edge_server.cli.table import cell_width, clip
+from edge_server.cli.console import LiveView
 from edge_server.plugins.cameras.commands.frame_counts import RECENT_S, FrameCounts, StreamFigures, total
-from edge_server.plugins.cameras.commands.live_table import TableView, draw_table, plain_line, progress, summary, table
 from edge_server.plugins.cameras.commands.percentiles import Percentiles, RecentValues, percentile
+from edge_server.plugins.cameras.commands.stream_display import TableView, draw_table, plain_line, summary, table
 from edge_server.protocol.frame_messages import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
 
 
@@ -206,19 +210,45 @@ def view(rows: list[StreamFigures], **changes: object) -> TableView:
     return TableView("a title", rows, **{"latest": latest, "governor": "full speed", **changes})  # type: ignore[arg-type]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`draw(view, width, height)` returns the lines that a terminal of this size shows."""
+
+    def drawn(shown: TableView, width: int, height: int) -> list[str]:
+        for name, value in (("COLUMNS", width), ("LINES", height), ("TERM", "xterm-256color")):
+            monkeypatch.setenv(name, str(value))
+        output = Terminal()
+        live = LiveView(output)
+        live.draw(draw_table(shown, output, live.height))
+        text = output.getvalue()
+        live.erase()
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
+
+    return drawn
+
+
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 79, 120, 300])
 @pytest.mark.parametrize("height", [1, 3, 8, 24, 60])
 @pytest.mark.parametrize("count", [1, 2, 4, 40])
-def test_the_table_is_never_larger_than_the_terminal(width: int, height: int, count: int) -> None:
+def test_the_table_is_never_larger_than_the_terminal(
+    draw: Callable[..., list[str]], width: int, height: int, count: int
+) -> None:
     parts = [figures(f"caméra-{number}") for number in range(count)]
     rows = parts if count == 1 else [*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]
-    lines = draw_table(view(rows, done=7, length=50, notes=["a note"]), width, height)
+    lines = draw(view(rows, done=7, length=50, notes=["a note"]), width, height)
     assert len(lines) <= height
-    assert all(cell_width(line) <= width for line in lines)
+    assert all(cell_len(line) <= width for line in lines)
 
 
-def test_a_narrow_terminal_shows_the_most_important_columns() -> None:
-    wide, narrow, tiny = (table([figures()], width)[0].split() for width in (200, 60, 20))
+def test_a_narrow_terminal_shows_the_most_important_columns(
+    draw: Callable[..., list[str]],
+) -> None:
+    wide, narrow, tiny = (draw(view([figures()]), width, 24)[1].split() for width in (200, 60, 20))
     assert "SERVER" in wide
     assert "OFFERED" in wide
     assert "SERVER" not in narrow
@@ -227,47 +257,40 @@ def test_a_narrow_terminal_shows_the_most_important_columns() -> None:
 
 
 def test_the_table_shows_rates_ages_and_counts() -> None:
-    row = table([figures()], 200)[1].split()
+    row = table([figures()])[2].split()
     assert row == ["cam", "30.0", "10.0", "50.0", "80.1", "250", "40.0", "100", "40", "0", "58", "2"]
 
 
-def test_drops_are_shown_by_reason_and_side() -> None:
-    lines = draw_table(view([figures()]), 200, 24)
+def test_drops_are_shown_by_reason_and_side(draw: Callable[..., list[str]]) -> None:
+    lines = [line.rstrip() for line in draw(view([figures()]), 200, 24)]
     assert "drops: newer 40, max-age 10, never sent 8" in lines
     assert "latest: espresso 0.95" in lines
     assert "governor: full speed" in lines
 
 
-def test_the_streams_that_do_not_fit_are_in_the_total() -> None:
+def test_the_streams_that_do_not_fit_are_in_the_total(draw: Callable[..., list[str]]) -> None:
     parts = [figures(f"cam-{number}") for number in range(30)]
-    lines = draw_table(view([*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]), 120, 20)
-    hidden = next(line for line in lines if "more streams" in line)
+    lines = draw(view([*parts, total(parts, "all", (0.1, 0.2, 0.3), 0.01)]), 120, 20)
+    hidden = next(line.rstrip() for line in lines if "more streams" in line)
     shown = sum(line.startswith("cam-") and "espresso" not in line for line in lines)
     assert hidden == f"... and {30 - shown} more streams, in the total"
     assert any(line.startswith("all") and "3000" in line for line in lines)
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31m", "a\nb", "\x07", "\u202eabc", "\x9b31m"])
-def test_untrusted_text_cannot_control_the_terminal(hostile: str) -> None:
-    lines = draw_table(view([figures(hostile)], latest=[("cam", hostile)], governor=hostile, notes=[hostile]), 100, 24)
+def test_untrusted_text_cannot_control_the_terminal(draw: Callable[..., list[str]], hostile: str) -> None:
+    lines = draw(view([figures(hostile)], latest=[("cam", hostile)], governor=hostile, notes=[hostile]), 100, 24)
     told = "".join([*lines, plain_line(figures(hostile), hostile, 1.0), *summary([figures(hostile)])])
     assert all(char.isprintable() for char in told)
 
 
-def test_wide_characters_take_two_cells() -> None:
-    assert cell_width("猫 cat") == 6
-    assert clip("猫猫猫", 5) == "猫猫…"
-    assert clip("猫猫猫", 4) == "猫…"
-    assert clip("abc", 3) == "abc"
-
-
-def test_progress_is_a_bar_if_the_length_is_known_else_a_clock() -> None:
-    half = progress(view([figures()], done=125, length=250, eta_s=65.0), 80)
-    assert half.startswith("[##")
-    assert half.count("#") == half.count(".")
-    assert half.endswith(" 125/250  50%, 1:05 left")
-    assert progress(view([figures()], done=300, length=250), 80).endswith(" 300/250 100%")
-    assert progress(view([figures()], done=99, passed_s=3725), 80) == "1:02:05, 99 pictures; Ctrl-C ends it"
+def test_progress_is_a_bar_if_the_length_is_known_else_a_clock(draw: Callable[..., list[str]]) -> None:
+    half = draw(view([figures()], done=125, length=250, eta_s=65.0), 80, 24)[-1]
+    assert half.rstrip().endswith("━  50%, 125/250, 1:05 left")
+    assert draw(view([figures()], done=300, length=250), 80, 24)[-1].rstrip().endswith("━ 100%, 300/250")
+    assert draw(view([figures()], done=99, passed_s=3725), 80, 24)[-1].rstrip() == (
+        "1:02:05, 99 pictures; Ctrl-C ends it"
+    )
 
 
 def test_the_summary_accounts_for_every_frame() -> None:
