@@ -84,14 +84,12 @@ class Cameras(RunningPlugin):
         return (StreamService(SERVICE, {"Stream": self._frames.open}),)
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.cameras.endpoints.camera_endpoints import camera_routes
-        from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
-        from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+        from edge_server.plugins.cameras.endpoints.routes import deepstack_routes, report_routes, view_routes
 
         return (
-            *DeepStackEndpoints(self._core.service).routes(),
-            *camera_routes(self._stream_reports, self._camera_report),
-            *ViewEndpoints(self._core.access, self._frames.view).routes(),
+            *deepstack_routes(self._core.service),
+            *report_routes(self._stream_reports, self._camera_report),
+            *view_routes(self._core.access, self._frames.view),
         )
 
     def families(self) -> list[Family]:

@@ -1,6 +1,6 @@
 """Endpoints of cameras: the gRPC service of frame streams, HTTP, and the wires of video recorders.
 
 `frame_service` opens the calls of the RPC `edge.frames.v1.FrameService/Stream`; `stream_call` decodes the frames of one
-call, passes them to a stream of `streams/`, and sends the stream's results. The HTTP endpoints list the streams and
-show their pictures. `deepstack_endpoints` and `zmq_detector` answer video recorders.
+call, passes them to a stream of `streams/`, and sends the stream's results. `routes` are those of HTTP: reports
+of the streams, their pictures, and DeepStack's API. `deepstack_endpoints` and `zmq_detector` answer video recorders.
 """

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.inference_route import DECOUPLED
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
-from edge_server.frontends.http.routes import Route
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection
@@ -35,11 +34,6 @@ class DeepStackEndpoints:
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-
-    def routes(self) -> Sequence[Route]:
-        summary = "Detect objects in the image of a form, as in DeepStack's API"
-        paths = ("/v1/vision/detection", "/v1/vision/custom/{model}")
-        return [Route("POST", path, "inference", summary, self.detect) for path in paths]
 
     async def detect(self, request: HttpRequest) -> HttpResponse:
         """Respond with the objects in the image of a form, in pixels of the image."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import MOTION_JPEG_TYPE, HttpResponse
-from edge_server.frontends.http.routes import Route
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.plugins.vision.http_route import results_as_json
 
@@ -33,27 +32,12 @@ _PICTURE_HEADERS = {
 }
 
 
-_SCHEMAS = "edge_server.plugins.cameras.endpoints.schemas"
-
-
 class ViewEndpoints:
     """The handlers. `view` returns the view of a frame stream, see StreamRegistry.view."""
 
     def __init__(self, access: AccessCheck, view: Callable[[str], AbstractContextManager[StreamView]]) -> None:
         self._access = access
         self._view = view
-
-    def routes(self) -> Sequence[Route]:
-        pictures = "Live pictures of a frame stream with its results drawn in, as MJPEG"
-        frames = "Live pictures of a frame stream, and before each a part of JSON with its results"
-        picture = "The next picture of a frame stream with its results drawn in, as JPEG"
-        view = partial(Route, "GET", category="view")
-        stream, motion = "/edge/v1/streams/{stream}", f"{_SCHEMAS}:MOTION_JPEG"
-        return (
-            view(f"{stream}/view", summary=pictures, handler=self.pictures, schema=motion),
-            view(f"{stream}/frames", summary=frames, handler=self.frames, schema=motion),
-            view(f"{stream}/picture", summary=picture, handler=self.picture, schema=f"{_SCHEMAS}:PICTURE"),
-        )
 
     async def picture(self, request: HttpRequest) -> HttpResponse:
         """Respond with the next picture, or with 204 if none comes within a moment."""

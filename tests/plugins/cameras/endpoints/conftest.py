@@ -11,9 +11,7 @@ import pytest
 from edge_server.config import HttpConfig
 from edge_server.errors import NotFound
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.plugins.cameras.endpoints.camera_endpoints import camera_routes
-from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
-from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+from edge_server.plugins.cameras.endpoints.routes import deepstack_routes, report_routes, view_routes
 from edge_server.plugins.cameras.reports import NO_CAMERAS
 from tests.frontends.conftest import Site, StubService
 
@@ -31,9 +29,9 @@ def open_site() -> Iterator[Callable[..., Site]]:
         settings, service = HttpConfig(port=0, **config), StubService()
         access = AccessCheck(settings)
         routes = [
-            *DeepStackEndpoints(service).routes(),  # type: ignore[arg-type]
-            *camera_routes(list, lambda: NO_CAMERAS),
-            *ViewEndpoints(access, view).routes(),
+            *deepstack_routes(service),  # type: ignore[arg-type]
+            *report_routes(list, lambda: NO_CAMERAS),
+            *view_routes(access, view),
         ]
         sites.append(Site(service, settings, access, routes))
         return sites[-1]

@@ -135,8 +135,8 @@ def test_a_server_without_cameras_imports_no_camera_modules() -> None:
         "cameras = PLUGIN.prepare(ServerConfig())\n"
         "cameras.build(SimpleNamespace(service=None, access=None, admission=None))\n"
         "cameras.start(), cameras.routes(), cameras.models_known(), cameras.begin_stop(), cameras.stop(0.0)\n"
-        "ours = 'edge_server.plugins.cameras.'\n"
-        "late = (ours + 'sources', ours + 'sinks', ours + 'streams', 'av', 'paho', 'cv2')\n"
+        "ours = ('cameras.sources', 'cameras.sinks', 'cameras.streams', 'vision.')\n"
+        "late = ('av', 'paho', 'cv2', *('edge_server.plugins.' + name for name in ours))\n"
         "print([name for name in sys.modules if name.startswith(late)], threading.active_count())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,89 @@
+"""Routes of HTTP: reports of frame streams and cameras, pictures of streams, and DeepStack's object detection.
+
+Pictures and DeepStack's API are imported for their first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server.frontends.http.access_check import AccessCheck
+from edge_server.frontends.http.request import HttpRequest
+from edge_server.frontends.http.response import HttpResponse, json_response
+from edge_server.frontends.http.routes import DeferredEndpoints, Route
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
+    from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+    from edge_server.plugins.cameras.streams.stream_view import StreamView
+
+_SCHEMAS = "edge_server.plugins.cameras.endpoints.schemas"
+
+
+def report_routes(
+    streams: Callable[[], Sequence[Mapping[str, object]]], cameras: Callable[[], Mapping[str, object]]
+) -> Sequence[Route]:
+    """Return the routes of reports; `streams` and `cameras` return their reports."""
+
+    async def show_streams(request: HttpRequest) -> HttpResponse:
+        return json_response({"streams": streams()})
+
+    async def show_cameras(request: HttpRequest) -> HttpResponse:
+        return json_response(cameras())
+
+    get = partial(Route, "GET", category="statistics", uses_aiohttp=True)
+    rates = "Frame streams: rates, drops, ages"
+    opened = "Cameras that the server opens, and receivers of their results"
+    return (
+        get("/edge/v1/streams", summary=rates, handler=show_streams, schema=f"{_SCHEMAS}:STREAMS"),
+        get("/edge/v1/cameras", summary=opened, handler=show_cameras),
+    )
+
+
+def view_routes(access: AccessCheck, view: Callable[[str], AbstractContextManager[StreamView]]) -> Sequence[Route]:
+    """Return the routes of pictures; `view` returns the view of a frame stream, see StreamRegistry.view."""
+
+    def make() -> ViewEndpoints:
+        from edge_server.plugins.cameras.endpoints.view_endpoints import ViewEndpoints
+
+        return ViewEndpoints(access, view)
+
+    handler = DeferredEndpoints(make).handler
+    get = partial(Route, "GET", category="view")
+    stream, motion = "/edge/v1/streams/{stream}", f"{_SCHEMAS}:MOTION_JPEG"
+    return (
+        get(
+            f"{stream}/view",
+            summary="Live pictures of a frame stream with its results drawn in, as MJPEG",
+            handler=handler(lambda endpoints: endpoints.pictures),
+            schema=motion,
+        ),
+        get(
+            f"{stream}/frames",
+            summary="Live pictures of a frame stream, and before each a part of JSON with its results",
+            handler=handler(lambda endpoints: endpoints.frames),
+            schema=motion,
+        ),
+        get(
+            f"{stream}/picture",
+            summary="The next picture of a frame stream with its results drawn in, as JPEG",
+            handler=handler(lambda endpoints: endpoints.picture),
+            schema=f"{_SCHEMAS}:PICTURE",
+        ),
+    )
+
+
+def deepstack_routes(service: InferenceService) -> Sequence[Route]:
+    def make() -> DeepStackEndpoints:
+        from edge_server.plugins.cameras.endpoints.deepstack_endpoints import DeepStackEndpoints
+
+        return DeepStackEndpoints(service)
+
+    detect = DeferredEndpoints(make).handler(lambda endpoints: endpoints.detect)
+    summary = "Detect objects in the image of a form, as in DeepStack's API"
+    paths = ("/v1/vision/detection", "/v1/vision/custom/{model}")
+    return [Route("POST", path, "inference", summary, detect) for path in paths]
