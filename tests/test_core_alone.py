@@ -32,6 +32,11 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("core")
     package = Path(edge_server.__file__).parent
     shutil.copytree(package, folder / "edge_server", ignore=shutil.ignore_patterns("plugins", "__pycache__"))
+    # An editable installation would find what is missing in the copy.
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [each for each in sys.meta_path if '__editable__' not in getattr(each, '__module__', '')]\n"
+    )
     return folder
 
 

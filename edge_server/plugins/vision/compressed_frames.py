@@ -87,7 +87,7 @@ def _reduction(header: ImageHeader, rule: FitRule | None) -> int:
         return 1
     wanted = place(rule, header.width, header.height)
     sides = ((header.width, wanted.width), (header.height, wanted.height))
-    return next((n for n in _REDUCTIONS if all(side % n == 0 and side >= n * least for side, least in sides)), 1)
+    return next((n for n in _REDUCTIONS if all(side % n == 0 and side >= n * min_side for side, min_side in sides)), 1)
 
 
 def _flags(color: Color, reduction: int) -> int:

@@ -121,8 +121,8 @@ class _Pen:
         color = _color(found.class_index)
         corner, opposite = self._corners(found)
         self._cv2.rectangle(self._canvas, corner, opposite, color, self._line)
-        for number, point in enumerate(found.keypoints):
-            self._point(point, _color(found.class_index + 1 + number))
+        for index, point in enumerate(found.keypoints):
+            self._point(point, _color(found.class_index + 1 + index))
 
     def _corners(self, found: Detection) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the first and the last pixel of a box in continuous coordinates."""
@@ -160,8 +160,8 @@ class _Pen:
         wide = min(self._width, max(text.width for text in texts) + 4 * self._gap)
         panel = self._canvas[: min(self._height, row * len(texts) + 2 * self._gap), :wide]
         panel[:] = self._cv2.addWeighted(panel, 0.3, np.full_like(panel, _PANEL), 0.7, 0)
-        for number, (best, text) in enumerate(zip(classes, texts, strict=True)):
-            top = self._gap + number * row
+        for index, (best, text) in enumerate(zip(classes, texts, strict=True)):
+            top = self._gap + index * row
             bar = round((wide - 2 * self._gap) * min(max(best.score, 0.0), 1.0))
             if bar:
                 last = (self._gap + bar - 1, top + row - self._gap // 2 - 2)

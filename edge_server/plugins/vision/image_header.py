@@ -66,25 +66,27 @@ def read_header(data: memoryview, error_prefix: str) -> ImageHeader:
     `error_prefix` begins every error message: the model and input for the image. Raises InvalidRequest for an unknown
     format, damaged or truncated data, an empty image, or more than MAX_PIXELS.
     """
-    form = _format_of(data)
-    if form is None:
+    image_format = _format_of(data)
+    if image_format is None:
         raise InvalidRequest(f"{error_prefix}: expected a JPEG, PNG, BMP or WebP image, given {_describe(data)}")
     try:
-        width, height = _READERS[form](data)
+        width, height = _READERS[image_format](data)
     except (_Malformed, struct.error, IndexError) as error:
         # struct.error and IndexError: a field is beyond the end of the data.
         reason = str(error) if isinstance(error, _Malformed) else "the data ends within the header"
         raise InvalidRequest(
-            f"{error_prefix}: expected a complete {form.value} image, given {data.nbytes} bytes: {reason}"
+            f"{error_prefix}: expected a complete {image_format.value} image, given {data.nbytes} bytes: {reason}"
         ) from None
     if width < 1 or height < 1:
-        raise InvalidRequest(f"{error_prefix}: expected at least one pixel, given a {form.value} of {width}x{height}")
+        raise InvalidRequest(
+            f"{error_prefix}: expected at least one pixel, given a {image_format.value} of {width}x{height}"
+        )
     if width * height > MAX_PIXELS:
         raise InvalidRequest(
             f"{error_prefix}: expected an image of at most {MAX_PIXELS} pixels, "
-            f"given a {form.value} of {width}x{height}"
+            f"given a {image_format.value} of {width}x{height}"
         )
-    return ImageHeader(form, width, height)
+    return ImageHeader(image_format, width, height)
 
 
 def _format_of(data: memoryview) -> ImageFormat | None:

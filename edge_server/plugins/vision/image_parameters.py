@@ -195,13 +195,13 @@ class _Reader:
             self.refuse(key, f"one of {', '.join(str(member.value) for member in kind)}")
         return found
 
-    def integer(self, key: str, most: int) -> int | None:
+    def integer(self, key: str, maximum: int) -> int | None:
         text = self._parameters.get(key)
         if text is None:
             return None
         # isdecimal excludes signs, blanks and underscores; the length check excludes numbers that are slow to parse.
-        if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
-            self.refuse(key, f"a whole number from 1 to {most}")
+        if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= maximum):
+            self.refuse(key, f"a whole number from 1 to {maximum}")
         return int(text)
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from edge_server.plugins.vision.compressed_frames import read_compressed
 from edge_server.plugins.vision.decode import decode_image
 from edge_server.plugins.vision.image_parameters import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
 from edge_server.plugins.vision.picture import Picture
-from edge_server.plugins.vision.pixel_values import ByteValues, DepthValues, exact, zero_not_finite
+from edge_server.plugins.vision.pixel_values import ByteValues, DepthValues, cast_exactly, zero_not_finite
 from edge_server.plugins.vision.raw_encodings import pixels
 from edge_server.plugins.vision.resize import (
     Color,
@@ -377,7 +377,7 @@ class _Planner:
         stddev = np.array(self._per_channel("image_stddev", self.declaration.stddev, channels))[:, None]
         with np.errstate(over="ignore"):
             values = (np.arange(256.0) * self.declaration.scale - mean) / stddev
-            table = exact(values, self.target.dtype)
+            table = cast_exactly(values, self.target.dtype)
         if table is None:
             self._refuse(
                 f"image_scale, image_mean and image_stddev to give values that {self.target.dtype.value} holds",

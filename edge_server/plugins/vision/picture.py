@@ -67,7 +67,7 @@ def _gray_of_depth(pixels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     is_number = np.isfinite(values)
     if not is_number.any():
         return np.zeros(pixels.shape, np.uint8)
-    least, most = values[is_number].min(), values[is_number].max()
-    values[~is_number] = least
-    shown: npt.NDArray[np.uint8] = ((values - least) * (255 / max(most - least, 1e-300))).astype(np.uint8)
+    low, high = values[is_number].min(), values[is_number].max()
+    values[~is_number] = low
+    shown: npt.NDArray[np.uint8] = ((values - low) * (255 / max(high - low, 1e-300))).astype(np.uint8)
     return shown

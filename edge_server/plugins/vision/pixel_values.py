@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # OpenCV's lookup depends only on the size of values, not on their type. It has no uint32.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.int32}
 
-_MOST_BF16 = np.uint32(0x7F7F0000).view(np.float32)
+_MAX_BF16 = np.uint32(0x7F7F0000).view(np.float32)
 """Largest finite BF16 number."""
 
 
@@ -92,7 +92,7 @@ class DepthValues:
     def border(self, pad: tuple[int, ...]) -> npt.NDArray[np.generic]:
         """Return the border values; `pad` is in the network's unit."""
         values = (np.array(pad, np.float64) * self.scale - self.mean) / self.stddev
-        return saturated(values.astype(np.float32), self.dtype)
+        return cast_saturated(values.astype(np.float32), self.dtype)
 
     def write(self, numbers: npt.NDArray[np.generic], window: npt.NDArray[np.generic]) -> None:
         """Write `numbers` into `window`, both `(height, width)`."""
@@ -101,7 +101,7 @@ class DepthValues:
         with np.errstate(over="ignore"):
             values = np.multiply(numbers, np.float32(factor), dtype=np.float32, casting="same_kind")
             values -= np.float32(self.mean / self.stddev)
-        np.copyto(window, saturated(values, self.dtype))
+        np.copyto(window, cast_saturated(values, self.dtype))
 
     def _unit_factor(self, dtype: np.dtype[np.generic]) -> float:
         given = DepthUnit.METRES if dtype.kind == "f" else DepthUnit.MILLIMETRES
@@ -120,7 +120,7 @@ def zero_not_finite(numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]
     return np.where(is_number, numbers, numbers.dtype.type(0))
 
 
-def exact(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.generic] | None:
+def cast_exactly(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.generic] | None:
     """Return `values` as `dtype`, rounded to nearest (ties to even), or None if some do not fit."""
     if dtype is DType.BF16:
         kept = bf16_bits(values.astype(np.float32))
@@ -135,11 +135,11 @@ def exact(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.gener
     return rounded.astype(dtype.numpy)
 
 
-def saturated(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.generic]:
+def cast_saturated(values: npt.NDArray[np.float32], dtype: DType) -> npt.NDArray[np.generic]:
     """Return `values` as `dtype`, rounded to nearest and clipped to its range."""
     if dtype.numpy.kind == "f" or dtype is DType.BF16:
-        most = _MOST_BF16 if dtype is DType.BF16 else np.float32(np.finfo(str(dtype.numpy)).max)
-        kept = values.clip(-most, most)
+        maximum = _MAX_BF16 if dtype is DType.BF16 else np.float32(np.finfo(str(dtype.numpy)).max)
+        kept = values.clip(-maximum, maximum)
         return bf16_bits(kept) if dtype is DType.BF16 else kept.astype(dtype.numpy, copy=False)
     limits = np.iinfo(str(dtype.numpy))
     # Double precision holds the limits of all integer types in IMAGE_TYPES exactly.

@@ -42,18 +42,18 @@ MAX_SIDE = 65535
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Consecutive pixels, each of `channels` numbers of the numpy type `number` (without byte order)."""
+    """Consecutive pixels, each of `channels` numbers of the numpy type `dtype` (without byte order)."""
 
-    number: str
+    dtype: str
     channels: int
     color: Color
 
     @property
     def pixel_bytes(self) -> int:
-        return self.channels * int(self.number[1:])
+        return self.channels * int(self.dtype[1:])
 
     def picture(self, rows: npt.NDArray[np.uint8], width: int, is_bigendian: bool) -> Picture:
-        numbers = _numbers(rows, self.number, is_bigendian)
+        numbers = _numbers(rows, self.dtype, is_bigendian)
         if self.channels == 1:
             return Picture(numbers, self.color)
         pixels = numbers.reshape(rows.shape[0], width, self.channels)
@@ -68,16 +68,16 @@ class _Packed:
 class _Bayer:
     """One number per pixel, red, green or blue by its position. `code` is the cv2 attribute that converts to BGR."""
 
-    number: str
+    dtype: str
     code: str
 
     @property
     def pixel_bytes(self) -> int:
-        return int(self.number[1:])
+        return int(self.dtype[1:])
 
     def picture(self, rows: npt.NDArray[np.uint8], width: int, is_bigendian: bool) -> Picture:
         cv2 = opencv()
-        return Picture(cv2.cvtColor(_numbers(rows, self.number, is_bigendian), getattr(cv2, self.code)), Color.BGR)
+        return Picture(cv2.cvtColor(_numbers(rows, self.dtype, is_bigendian), getattr(cv2, self.code)), Color.BGR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +273,11 @@ def _check_size(height: int, width: int, encoding: str, error_prefix: str) -> No
         )
 
 
-def _numbers(rows: npt.NDArray[np.uint8], number: str, is_bigendian: bool) -> npt.NDArray[np.generic]:
+def _numbers(rows: npt.NDArray[np.uint8], dtype: str, is_bigendian: bool) -> npt.NDArray[np.generic]:
     """Return rows of bytes as rows of native, aligned numbers: a view if possible, else a copy."""
-    if number == "u1":
+    if dtype == "u1":
         return rows
-    values = rows.view((">" if is_bigendian else "<") + number)
+    values = rows.view((">" if is_bigendian else "<") + dtype)
     is_native = is_bigendian == (sys.byteorder == "big")
     # OpenCV needs row strides that are a multiple of the number's size.
     if is_native and values.flags.aligned and values.strides[0] % values.itemsize == 0:
