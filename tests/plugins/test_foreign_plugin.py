@@ -88,7 +88,7 @@ def add_model(models: Path, name: str, parameters: str = "") -> None:
     )
 
 
-def test_it_adds_a_setting_a_route_a_metric_a_command_a_check_and_a_line_of_status(
+def test_a_plugin_adds_a_setting_route_metric_command_check_and_status_line(
     site: Path, run: Callable[..., Any], serve_with_client_memory: Callable[..., Any], tmp_path: Path
 ) -> None:
     add_model(tmp_path, "known", 'parameters { key: "contact" value { string_value: "me" } }')
@@ -115,7 +115,7 @@ def test_it_adds_a_setting_a_route_a_metric_a_command_a_check_and_a_line_of_stat
 
 
 @pytest.mark.parametrize("is_required", [False, True])
-def test_a_plugin_that_fails_unexpectedly_harms_nobody_else(
+def test_a_failing_plugin_does_not_disturb_others(
     run: Callable[..., Any], serve_with_client_memory: Callable[..., Any], tmp_path: Path, is_required: bool
 ) -> None:
     text = FAILING.format(error="KeyError('oops')", is_required=is_required)
@@ -137,7 +137,7 @@ def test_a_plugin_that_fails_unexpectedly_harms_nobody_else(
 @pytest.mark.parametrize(
     ("error", "code"), [("ConfigError('the site is closed')", 78), ("ServingFault('the site is closed')", 2)]
 )
-def test_an_error_of_the_settings_or_of_the_machine_ends_the_start(
+def test_an_invalid_setting_or_machine_ends_the_start(
     run: Callable[..., Any], tmp_path: Path, error: str, code: int
 ) -> None:
     text = FAILING.format(error=error, is_required=False)

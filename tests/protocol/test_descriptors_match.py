@@ -57,7 +57,7 @@ def test_committed_descriptors_are_what_the_proto_files_compile_to() -> None:
 
 
 @pytest.mark.parametrize("name", ["model_config.proto", "grpc_service.proto"])
-def test_every_symbol_is_the_one_that_tritonclient_speaks(name: str) -> None:
+def test_every_symbol_equals_that_of_tritonclient(name: str) -> None:
     pytest.importorskip("tritonclient.grpc", exc_type=ImportError)
     from tritonclient.grpc import model_config_pb2, service_pb2
 
@@ -75,7 +75,7 @@ def test_every_symbol_is_the_one_that_tritonclient_speaks(name: str) -> None:
     assert set(ours) - set(expected) == set()
 
 
-def test_health_and_reflection_are_numbered_as_their_public_services() -> None:
+def test_health_and_reflection_have_the_public_field_numbers() -> None:
     files = _committed()
     health = dict(_facts(files["health.proto"]))
     assert health["grpc.health.v1.HealthCheckRequest.service"][0] == 1  # type: ignore[index]

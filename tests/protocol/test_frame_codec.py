@@ -239,7 +239,7 @@ def theirs_server(octets: bytes) -> object | None:
 
 
 @given(st.one_of(requests, frames))
-def test_what_a_client_says_is_what_the_generated_class_reads_and_back(message: object) -> None:
+def test_client_messages_round_trip_with_the_generated_class(message: object) -> None:
     octets = encode_client_message(message)
     assert comparable(client_noun(ClientWire.FromString(octets))) == comparable(message)
     again = ClientWire.FromString(octets).SerializeToString()
@@ -247,7 +247,7 @@ def test_what_a_client_says_is_what_the_generated_class_reads_and_back(message: 
 
 
 @given(answers, u64)
-def test_what_a_server_says_is_what_the_generated_class_reads_and_back(message: object, allowed: int) -> None:
+def test_server_messages_round_trip_with_the_generated_class(message: object, allowed: int) -> None:
     octets = encode_server_message(message, allowed)
     wire = ServerWire.FromString(octets)
     assert wire.frames_allowed == allowed
@@ -257,13 +257,13 @@ def test_what_a_server_says_is_what_the_generated_class_reads_and_back(message: 
 
 
 @given(st.lists(st.one_of(requests, frames), min_size=2, max_size=3))
-def test_client_messages_that_come_in_pieces_are_merged_as_protobuf_merges(parts: list[object]) -> None:
+def test_concatenated_client_messages_are_merged_as_in_protobuf(parts: list[object]) -> None:
     octets = b"".join(map(encode_client_message, parts))
     assert comparable(decode_client_message(octets)) == comparable(theirs_client(octets))
 
 
 @given(st.lists(answers, min_size=2, max_size=3))
-def test_server_messages_that_come_in_pieces_are_merged_as_protobuf_merges(parts: list[object]) -> None:
+def test_concatenated_server_messages_are_merged_as_in_protobuf(parts: list[object]) -> None:
     octets = b"".join(encode_server_message(part, 7) for part in parts)
     assert comparable(decode_server_message(octets)) == comparable(theirs_server(octets))
 
@@ -278,21 +278,21 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 
 @given(st.one_of(requests, frames).map(encode_client_message).flatmap(damaged))
-def test_a_damaged_client_message_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
+def test_a_damaged_client_message_is_refused_or_read_as_by_protobuf(octets: bytes) -> None:
     found = ours_client(octets)
     if found is not None:
         assert comparable(found) == comparable(theirs_client(octets))
 
 
 @given(answers.map(encode_server_message).flatmap(damaged))
-def test_a_damaged_server_message_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
+def test_a_damaged_server_message_is_refused_or_read_as_by_protobuf(octets: bytes) -> None:
     found = ours_server(octets)
     if found is not None:
         assert comparable(found) == comparable(theirs_server(octets))
 
 
 @given(st.binary(max_size=80))
-def test_garbage_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
+def test_random_bytes_are_refused_or_read_as_by_protobuf(octets: bytes) -> None:
     for ours, theirs in ((ours_client, theirs_client), (ours_server, theirs_server)):
         found = ours(octets)
         if found is not None:
@@ -311,7 +311,7 @@ def test_a_kind_of_message_of_a_later_version_counts_as_credit() -> None:
     assert decode_server_message(delimited(9, b"news") + number_field(15, 12)) == (Credit(), 12)
 
 
-def test_a_drop_for_a_reason_of_a_later_version_is_counted_all_the_same() -> None:
+def test_a_drop_reason_of_a_later_version_is_counted() -> None:
     wire = ServerWire()
     for number, count in ((99, 2), (0, 1), (1, 4), (1, 1)):
         wire.result.dropped.add(reason=number, count=count)
@@ -358,12 +358,12 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_malformed_is_an_invalid_request(what: str) -> None:
+def test_a_malformed_message_is_an_invalid_request(what: str) -> None:
     with pytest.raises(InvalidRequest):
         decode_client_message(MALFORMED[what])
 
 
-def test_a_result_that_is_parsed_whole_is_checked_as_one_whose_tensors_are_cut_out() -> None:
+def test_both_parsers_of_results_make_the_same_checks() -> None:
     wrong = delimited(2, number_field(5, 3))  # a model's name as a number
     with pytest.raises(InvalidRequest, match="'model' of Result has the wire type 0"):
         decode_server_message(wrong)
@@ -382,7 +382,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("what", TENSORS)
-def test_a_tensor_that_contradicts_itself_is_an_invalid_request(what: str) -> None:
+def test_an_inconsistent_tensor_is_an_invalid_request(what: str) -> None:
     datatype, shape, octets = TENSORS[what]
     tensor = delimited(1, b"boxes") + delimited(2, datatype) + shape + delimited(15, octets)
     with pytest.raises(InvalidRequest, match="tensor 'boxes' of a result"):
@@ -406,7 +406,7 @@ UNFIT: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("message", UNFIT)
-def test_a_value_that_does_not_fit_its_field_is_refused_by_name(message: str) -> None:
+def test_an_out_of_range_value_is_refused_by_field_name(message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         UNFIT[message]()
 
@@ -427,13 +427,13 @@ def test_arrays_of_a_result_are_views_of_the_message() -> None:
     assert not found.tensors[0].array.flags.writeable
 
 
-def test_views_with_gaps_are_written_as_they_read() -> None:
+def test_strided_views_are_written_correctly() -> None:
     every_other = memoryview(bytes(range(10)))[::2]
     found = decode_client_message(encode_client_message(Frame(FrameHeader(), data=every_other)))
     assert bytes(found.data) == bytes(range(0, 10, 2))
 
 
-def test_the_path_is_that_of_the_service() -> None:
+def test_the_path_equals_that_of_the_service() -> None:
     (method,) = service_methods("edge.frames.v1.FrameService")
     assert (method.path, method.client_streaming, method.server_streaming) == (STREAM_PATH, True, True)
 

@@ -28,7 +28,7 @@ def test_an_unknown_attribute_is_an_attribute_error(name: str) -> None:
         getattr(messages, name)
 
 
-def test_our_bytes_and_tritonclients_bytes_are_the_same() -> None:
+def test_encoded_bytes_equal_those_of_tritonclient() -> None:
     service_pb2 = pytest.importorskip("tritonclient.grpc", exc_type=ImportError).service_pb2
     theirs = service_pb2.ModelInferRequest(model_name="m", id="1", raw_input_contents=[b"\x00\x01"])
     theirs.inputs.add(name="x", datatype="FP32", shape=[1, -1])
@@ -55,7 +55,7 @@ def test_importing_the_module_does_not_import_protobuf() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_threads_that_ask_first_at_once_get_one_class() -> None:
+def test_concurrent_first_accesses_return_one_class() -> None:
     code = """
 import threading
 from edge_server.protocol import messages
@@ -87,7 +87,7 @@ def test_health_offers_check_and_a_streaming_watch() -> None:
     assert (methods["Check"].server_streaming, methods["Watch"].server_streaming) == (False, True)
 
 
-def test_both_reflection_services_stream_both_ways() -> None:
+def test_both_reflection_services_stream_in_both_directions() -> None:
     for name in messages.REFLECTION_SERVICES:
         (method,) = messages.service_methods(name)
         assert method.client_streaming
@@ -106,7 +106,7 @@ def test_both_reflection_services_stream_both_ways() -> None:
         ("grpc.health.v1.Health", ["health.proto"]),
     ],
 )
-def test_reflection_gives_the_file_of_a_symbol_and_what_it_depends_on(symbol: str, files: list[str]) -> None:
+def test_reflection_returns_the_file_of_a_symbol_and_its_dependencies(symbol: str, files: list[str]) -> None:
     found = [descriptor_pb2.FileDescriptorProto.FromString(data) for data in messages.file_containing_symbol(symbol)]
     assert [file.name for file in found] == files
 

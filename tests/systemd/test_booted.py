@@ -65,7 +65,7 @@ def seen(machine: Any, package: Path, tmp_path_factory: pytest.TempPathFactory) 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 
-def test_it_is_enabled_and_started_as_its_own_user_when_all_models_are_loaded(seen: dict[str, Any]) -> None:
+def test_the_service_starts_as_its_own_user_and_is_ready_after_all_loads(seen: dict[str, Any]) -> None:
     assert seen["enabled"] == "enabled"
     after = seen["after_start"]
     assert (after["ActiveState"], after["Type"], after["StatusText"]) == ("active", "notify", "2 models served")
@@ -74,14 +74,14 @@ def test_it_is_enabled_and_started_as_its_own_user_when_all_models_are_loaded(se
     assert (seen["models_mode"], seen["runtime_mode"]) == ("0o2775", "0o750")
 
 
-def test_a_reload_takes_over_log_settings_and_a_bad_file_changes_nothing(seen: dict[str, Any]) -> None:
+def test_a_reload_applies_log_settings_and_an_invalid_file_changes_nothing(seen: dict[str, Any]) -> None:
     assert (seen["reload"], seen["log_format"]) == (0, "text")
     assert "needs a restart: http.port" in seen["reload_journal"]
     for moment in ("after_reload", "after_bad_reload"):
         assert seen[moment] == {"ActiveState": "active", "NRestarts": "0"}
 
 
-def test_a_model_that_hangs_has_the_watchdog_start_a_new_process_with_stacks_in_the_journal(
+def test_a_hung_model_makes_the_watchdog_restart_the_service_with_stacks_in_the_journal(
     seen: dict[str, Any],
 ) -> None:
     assert (seen["hang_asked"], seen["restarted"], seen["served_again"]) == (0, True, True)
@@ -91,11 +91,11 @@ def test_a_model_that_hangs_has_the_watchdog_start_a_new_process_with_stacks_in_
     assert "Fatal Python error: Aborted" in seen["hang_journal"]
 
 
-def test_a_process_that_stands_still_is_replaced(seen: dict[str, Any]) -> None:
+def test_a_stopped_process_is_restarted(seen: dict[str, Any]) -> None:
     assert (seen["still_restarted"], seen["still_served_again"]) == (True, True)
 
 
-def test_a_stop_is_clean_and_a_wrong_configuration_is_not_tried_again(seen: dict[str, Any]) -> None:
+def test_a_stop_is_clean_and_an_invalid_configuration_is_not_retried(seen: dict[str, Any]) -> None:
     assert seen["after_stop"] == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}
     assert seen["bad_configuration"] == {
         "ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "78", "NRestarts": "0"
@@ -106,5 +106,5 @@ def test_a_key_that_only_root_can_read_serves_https_as_a_credential(seen: dict[s
     assert (seen["key_mode"], seen["tls_start"], seen["tls_ready"]) == ("0o600", 0, 200)
 
 
-def test_a_removal_leaves_models(seen: dict[str, Any]) -> None:
+def test_removing_the_package_keeps_models(seen: dict[str, Any]) -> None:
     assert (seen["removed"], seen["models_kept"]) == (True, True)

@@ -43,14 +43,14 @@ def environment(**more: str) -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "EDGE_PYTHON": base, "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
-def test_it_asks_for_nothing_but_the_python_that_it_was_built_for(package: Path) -> None:
+def test_the_package_depends_only_on_its_python(package: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     assert field(package, "Package") == "edge-server"
     assert field(package, "Depends") == f"python{version}, libc6 (>= 2.28)"
     assert f"py{version}" in package.name
 
 
-def test_it_holds_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
+def test_the_package_contains_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
     unit = (unpacked / "lib/systemd/system/edge-server.service").read_text()
     assert unit == (ROOT / "systemd/edge-server.service").read_text()
     assert {"jetson.conf", "nvidia.conf", "cpu-only.conf"} <= set(os.listdir(unpacked / "usr/share/edge-server"))
@@ -58,7 +58,7 @@ def test_it_holds_the_unit_the_drop_ins_and_no_caches(unpacked: Path) -> None:
     assert os.readlink(unpacked / "usr/bin/edge-server") == "/opt/edge_server/bin/edge-server"
 
 
-def test_it_holds_man_pages_and_completion(unpacked: Path) -> None:
+def test_the_package_contains_man_pages_and_completion(unpacked: Path) -> None:
     for name, source in {
         "bash-completion/completions/edge-server": "completion/edge-server.bash",
         "zsh/vendor-completions/_edge-server": "completion/_edge-server",
@@ -69,7 +69,7 @@ def test_it_holds_man_pages_and_completion(unpacked: Path) -> None:
     assert packed == {f"{path.name}.gz": path.read_bytes() for path in (ROOT / "systemd/shell/man").iterdir()}
 
 
-def test_it_checks_a_repository_without_a_network_and_without_this_environment(unpacked: Path, tmp_path: Path) -> None:
+def test_the_packaged_command_checks_a_repository_without_a_network(unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / "models/same/1").mkdir(parents=True)
     (tmp_path / "models/same/config.pbtxt").write_text(IDENTITY)
     program = str(unpacked / "opt/edge_server/bin/edge-server")
@@ -82,7 +82,7 @@ def test_it_checks_a_repository_without_a_network_and_without_this_environment(u
     assert "same" in done.stdout
 
 
-def test_all_of_it_comes_from_the_package(unpacked: Path) -> None:
+def test_all_imports_come_from_the_package(unpacked: Path) -> None:
     """Also a helper process of the server's own finds the package's files."""
     code = "import json, edge_server, grpc, numpy; print(json.dumps([m.__file__ for m in (edge_server, grpc, numpy)]))"
     script = (unpacked / "opt/edge_server/bin/edge-server").read_text()
@@ -122,7 +122,7 @@ AARCH64 = 183
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", ["3.10", "3.12"])
-def test_a_package_for_arm64_holds_aarch64_files_for_its_python_alone(python: str, tmp_path: Path) -> None:
+def test_a_package_for_arm64_contains_aarch64_files_for_its_python_only(python: str, tmp_path: Path) -> None:
     """JetPack 6 has Python 3.10, JetPack 7 has 3.12. The packages come from the registry."""
     if shutil.which("dpkg-deb") is None:
         pytest.skip("needs dpkg-deb")

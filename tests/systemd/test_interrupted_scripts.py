@@ -28,9 +28,7 @@ def program(path: Path, text: str = "exit 0") -> None:
         ("systemd/fetch_systemd.sh", "EDGE_TEST_SYSTEMD_ANALYZE", "bin/systemd-analyze"),
     ],
 )
-def test_what_was_fetched_into_a_folder_with_blanks_is_found(
-    tmp_path: Path, script: str, variable: str, found: str
-) -> None:
+def test_downloads_in_a_folder_with_spaces_are_found(tmp_path: Path, script: str, variable: str, found: str) -> None:
     folder = tmp_path / "a folder with blanks"
     program(folder / found)
     (folder / "complete").touch()
@@ -43,7 +41,7 @@ def test_what_was_fetched_into_a_folder_with_blanks_is_found(
     assert done.stdout == str(folder / found), done.stderr
 
 
-def test_the_builders_umask_is_not_in_the_package(tmp_path: Path) -> None:
+def test_the_umask_of_the_build_does_not_affect_the_package(tmp_path: Path) -> None:
     if shutil.which("dpkg-deb") is None:
         pytest.skip("needs dpkg-deb: apt-get install dpkg")
     source = tmp_path / "clone"

@@ -49,7 +49,7 @@ class TestBash:
         assert {setting.flag for setting in SETTINGS} - set(bash_offers("serve", "--")) == set()
         assert bash_offers("fleet", "status", "--js") == ["--json"]
 
-    def test_a_command_with_others_below_it_offers_them(self) -> None:
+    def test_subcommands_are_offered(self) -> None:
         assert bash_offers("ros", "") == ["bridge", "replay"]
         assert bash_offers("governor", "replay", "--trip") == ["--trip-c"]
         assert bash_offers("governor", "simulate", "--trip") == []
@@ -64,7 +64,7 @@ class TestBash:
     @pytest.mark.parametrize(
         "words", [("check", "mod"), ("serve", "--model-repository", ""), ("serve", "--model-repository", "=")]
     )
-    def test_files_are_left_to_bash(self, words: tuple[str, ...]) -> None:
+    def test_file_names_are_completed_by_bash(self, words: tuple[str, ...]) -> None:
         assert bash_offers(*words) == []
 
 
@@ -125,7 +125,7 @@ def test_fish_offers_commands_options_and_values(typed: str, offered: list[str])
     assert [line.split("\t")[0] for line in lines.splitlines()] == offered
 
 
-def test_every_command_and_every_setting_has_its_place_in_a_man_page() -> None:
+def test_every_command_and_setting_is_in_a_man_page() -> None:
     assert {path.name for path in MAN.iterdir()} == {
         "edge-server.1", *(f"edge-server-{name}.1" for name in COMMANDS)
     }  # fmt: skip
@@ -135,7 +135,7 @@ def test_every_command_and_every_setting_has_its_place_in_a_man_page() -> None:
 
 @pytest.mark.full
 @needs_mandoc
-def test_the_man_pages_are_sound() -> None:
+def test_the_man_pages_are_valid() -> None:
     pages = [str(path) for path in MAN.iterdir()]
     assert output("mandoc", "-Tlint", "-Werror", *pages) == ""
     shown = output("mandoc", "-Tascii", str(MAN / "edge-server-fleet.1"))

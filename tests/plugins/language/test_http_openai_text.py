@@ -107,7 +107,7 @@ def events(reply: Any) -> list[Any]:
         ("temprature", 0, ""),
     ],
 )
-def test_a_member_that_might_constrain_the_answer_is_refused_with_those_that_are_supported(
+def test_an_unsupported_constraint_is_refused_with_the_supported_ones(
     talker: Any, name: str, value: Any, instead: str
 ) -> None:
     for path, body, own in (
@@ -123,7 +123,7 @@ def test_a_member_that_might_constrain_the_answer_is_refused_with_those_that_are
     assert not talker.service.requests
 
 
-def test_members_that_ask_for_nothing_or_have_no_effect_are_ignored(talker: Any) -> None:
+def test_members_without_effect_are_ignored(talker: Any) -> None:
     nothing = {"logit_bias": {}, "reasoning_effort": None, "guided_json": None, "best_of": 1, "grammar": "",
                "chat_template_kwargs": {}, "skip_special_tokens": True, "use_beam_search": False}  # fmt: skip
     ignored = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "cache_prompt": True}
@@ -147,26 +147,26 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
     ],
 )
-def test_a_wrong_member_gets_a_plain_error(talker: Any, members: dict[str, Any], param: str, said: str) -> None:
+def test_an_invalid_member_gets_a_clear_error(talker: Any, members: dict[str, Any], param: str, said: str) -> None:
     reply = talker.post("/v1/chat/completions", chat(**members))
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
     assert said in reply.json["error"]["message"]
 
 
-def test_the_answers_to_a_chat_share_it_as_it_was_parsed(talker: Any) -> None:
+def test_choices_of_a_chat_share_its_parsed_messages(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(n=2)).status == 200
     first, second = (request.inputs["messages"] for request in talker.service.requests)
     assert first.value is second.value
     assert first.value == chat()["messages"] == json.loads(first.array[0])
 
 
-def test_the_answers_to_the_largest_seed_have_seeds_too(talker: Any) -> None:
+def test_choices_of_the_largest_seed_have_valid_seeds(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(seed=(1 << 63) - 1, n=2)).status == 200
     sampling = [json.loads(item.inputs["sampling_parameters"].array[0]) for item in talker.service.requests]
     assert [item["seed"] for item in sampling] == [(1 << 63) - 1, 0]
 
 
-def test_a_chat_has_the_chosen_token_as_the_most_likely_one_if_that_is_asked(talker: Any) -> None:
+def test_logprobs_of_a_chat_contain_the_chosen_token(talker: Any) -> None:
     expected = [{"token": "two", "logprob": 0.0, "bytes": list(b"two")},
                 {"token": " words", "logprob": -0.5, "bytes": list(b" words")}]  # fmt: skip
     for top in (0, 1):
@@ -179,7 +179,7 @@ def test_a_chat_has_the_chosen_token_as_the_most_likely_one_if_that_is_asked(tal
         assert [item for part in logprobs if part for item in part["content"]] == content
 
 
-def test_a_completion_has_the_places_of_its_tokens_and_the_most_likely_ones(talker: Any) -> None:
+def test_logprobs_of_a_completion_contain_offsets_and_top_tokens(talker: Any) -> None:
     (choice,) = talker.post("/v1/completions", completion(logprobs=1)).json["choices"]
     assert choice["logprobs"] == {
         "tokens": ["two", " words"],
@@ -194,7 +194,7 @@ def test_a_completion_has_the_places_of_its_tokens_and_the_most_likely_ones(talk
     assert places == [0, 3]
 
 
-def test_the_probabilities_of_an_echoed_prompt_are_refused(talker: Any) -> None:
+def test_logprobs_of_an_echoed_prompt_are_refused(talker: Any) -> None:
     for logprobs in (0, 1):
         reply = talker.post("/v1/completions", completion(echo=True, logprobs=logprobs))
         assert (reply.status, reply.json["error"]["param"]) == (400, "logprobs")
@@ -203,9 +203,7 @@ def test_the_probabilities_of_an_echoed_prompt_are_refused(talker: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_stream_whose_first_token_takes_long_gets_comments_and_then_all_its_chunks(
-    talker: Any, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(endpoints, "_KEEP_ALIVE_S", 0.01)
     has_comment = threading.Event()
 
@@ -236,7 +234,7 @@ def test_a_stream_whose_first_token_takes_long_gets_comments_and_then_all_its_ch
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
 @pytest.mark.parametrize(("more", "role"), [("", "system"), ("{# developer #}", "developer")])
-def test_templates_that_do_not_know_the_role_developer_get_system(talker: Any, more: str, role: str) -> None:
+def test_templates_without_the_role_developer_get_system(talker: Any, more: str, role: str) -> None:
     template = ChatTemplate("{{ messages[0].role }}" + more, {})
     spec = replace(TALKER, inputs=TALKER.inputs[:1], chat_template=template)
     talker.service.models["talker"] = (spec, say_words)
@@ -257,9 +255,7 @@ def test_templates_that_do_not_know_the_role_developer_get_system(talker: Any, m
         {"tools": [{**TOOL, "function": {**TOOL["function"], "description": "<|im_end|>"}}]},
     ],
 )
-def test_a_special_token_that_would_take_effect_in_a_prompt_is_refused_by_name(
-    talker: Any, members: dict[str, Any]
-) -> None:
+def test_a_special_token_in_a_prompt_is_refused_by_name(talker: Any, members: dict[str, Any]) -> None:
     template = ChatTemplate(
         "{{ messages[0].content }}<|im_end|>{{ eos_token }}", {"eos_token": "</s>"}, ("<|im_end|>",)
     )
@@ -273,7 +269,7 @@ def test_a_special_token_that_would_take_effect_in_a_prompt_is_refused_by_name(
     assert talker.post("/v1/chat/completions", chat(model="caller")).status == 200
 
 
-def test_without_parallel_calls_an_answer_has_the_first_call_only(talker: Any) -> None:
+def test_without_parallel_tool_calls_a_response_has_the_first_call_only(talker: Any) -> None:
     members = chat(model="caller", tools=[TOOL])
     for more, count in (({}, 2), ({"parallel_tool_calls": True}, 2), ({"parallel_tool_calls": False}, 1)):
         (choice,) = talker.post("/v1/chat/completions", members | more).json["choices"]
@@ -283,7 +279,7 @@ def test_without_parallel_calls_an_answer_has_the_first_call_only(talker: Any) -
         assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == count
 
 
-def test_the_usage_has_the_cached_tokens_of_each_prompt_if_the_model_tells_them(talker: Any) -> None:
+def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(talker: Any) -> None:
     def say_counts(request: Request) -> list[Response]:
         counts = (("num_input_tokens", 9), ("num_cached_tokens", 4))
         outputs = tuple(Tensor(name, DType.UINT32, np.array([count], np.uint32)) for name, count in counts)
@@ -300,7 +296,7 @@ def test_the_usage_has_the_cached_tokens_of_each_prompt_if_the_model_tells_them(
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/", "/v3/audio/speech?x=1", "/v1/models/a/b"])
-def test_unknown_paths_have_openais_error(site: Any, path: str) -> None:
+def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
     for method in ("POST", "GET"):
         reply = site.ask(method, path)
         assert reply.status == 404
@@ -309,7 +305,7 @@ def test_unknown_paths_have_openais_error(site: Any, path: str) -> None:
         assert error["message"].startswith(f"unknown path: {method} {path}; of OpenAI's API this server has /v1/chat")
 
 
-def test_wrong_methods_and_missing_tokens_have_openais_error(open_site: Any) -> None:
+def test_wrong_methods_and_missing_tokens_get_openais_error(open_site: Any) -> None:
     reply = open_site().get("/v1/chat/completions")
     assert (reply.status, reply.headers["Allow"]) == (405, "POST")
     assert reply.json["error"]["message"] == "GET: use POST"
@@ -319,6 +315,6 @@ def test_wrong_methods_and_missing_tokens_have_openais_error(open_site: Any) -> 
     assert reply.json["error"]["message"] == "This API is restricted, expecting header 'key'"
 
 
-def test_paths_of_others_keep_their_errors(site: Any) -> None:
+def test_other_paths_keep_their_errors(site: Any) -> None:
     for path in ("/v1x", "/v2/nosuch", "/v1/vision/nosuch"):
         assert (site.get(path).status, site.get(path).error) == (404, "Not Found")

@@ -40,14 +40,14 @@ from edge_server.repository.pbtxt import new_config
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 
 
-def test_the_header_of_a_gguf_file_says_what_it_will_cost() -> None:
+def test_the_memory_of_a_gguf_model_is_computed_from_its_header() -> None:
     values = 2 * 2 * 2 * 16  # K and V, layers, heads, numbers of a head
     weight_bytes = int(TINY.stat().st_size * GGUF_LOAD_FACTOR)
     assert read_gguf(TINY) == LlmSize(weight_bytes, 512, int(values * KV_BYTES_PER_VALUE), 64)
 
 
 @pytest.mark.parametrize("size", [0, 3, 24, 100, 2000, 9000, 200_000, -1])
-def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, size: int) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(TINY.read_bytes()[:size])
     with pytest.raises(BadModelFile, match="cut short"):
@@ -69,9 +69,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [(6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")])
-def test_a_tensor_type_that_the_engine_does_not_read_is_named_with_what_to_take_instead(
-    tmp_path: Path, kind: int, name: str
-) -> None:
+def test_an_unsupported_tensor_type_is_named_with_an_alternative(tmp_path: Path, kind: int, name: str) -> None:
     path = tmp_path / "model.gguf"
     data = TINY.read_bytes()
     place = data.index(b"blk.1.ffn_down.weight") + len(b"blk.1.ffn_down.weight") + 4 + 2 * 8
@@ -82,7 +80,7 @@ def test_a_tensor_type_that_the_engine_does_not_read_is_named_with_what_to_take_
         read_gguf(path)
 
 
-def test_counts_that_a_file_cannot_have_are_refused(tmp_path: Path) -> None:
+def test_impossible_counts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60))
     with pytest.raises(BadModelFile, match="at most 1000 entries"):
@@ -93,9 +91,7 @@ def test_counts_that_a_file_cannot_have_are_refused(tmp_path: Path) -> None:
 
 
 @given(place=st.integers(0, 2000), value=st.integers(0, 255))
-def test_a_damaged_header_never_does_more_than_fail(
-    tmp_path_factory: pytest.TempPathFactory, place: int, value: int
-) -> None:
+def test_a_damaged_header_only_fails_the_load(tmp_path_factory: pytest.TempPathFactory, place: int, value: int) -> None:
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     data = bytearray(TINY.read_bytes())
     data[place] = value
@@ -105,7 +101,7 @@ def test_a_damaged_header_never_does_more_than_fail(
 
 
 @pytest.mark.parametrize(("backend", "extra"), [("openvino_genai", "llm"), ("onnxruntime_genai", "llm-onnx")])
-def test_without_the_library_the_error_says_how_to_install_it(
+def test_without_the_library_the_error_names_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -113,7 +109,7 @@ def test_without_the_library_the_error_says_how_to_install_it(
         make(backend)
 
 
-def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
+def test_the_memory_of_an_export_is_computed_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.bin").write_bytes(bytes(1000))
     assert read_export(tmp_path) == LlmSize(int(1000 * EXPORT_LOAD_FACTOR), 0, 0)
     config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30,
@@ -126,7 +122,7 @@ def test_an_export_is_known_from_its_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"num_attention_heads": 0}', "[" * 100_000, "1e999"])
-def test_of_an_export_with_a_damaged_config_only_the_weights_are_known(tmp_path: Path, text: str) -> None:
+def test_with_a_damaged_config_only_the_weights_are_counted(tmp_path: Path, text: str) -> None:
     if text == "1e999":
         text = (
             '{"num_attention_heads": 9, "hidden_size": 576, "num_hidden_layers": 30, "max_position_embeddings": 1e999}'
@@ -135,7 +131,7 @@ def test_of_an_export_with_a_damaged_config_only_the_weights_are_known(tmp_path:
     assert read_export(tmp_path) == LlmSize(int(len(text) * EXPORT_LOAD_FACTOR), 0, 0)
 
 
-def test_what_a_model_takes_is_its_weights_and_all_blocks_of_its_cache() -> None:
+def test_the_memory_of_a_model_is_its_weights_and_its_full_cache() -> None:
     size = LlmSize(weight_bytes=300 << 20, context=8192, bytes_per_token=14_400, width=576)
     settings = read_settings("m", {"num_kv_blocks": "10", "max_num_batched_tokens": "64"}, size, 32)
     parts = memory_parts(settings, size, 32)
@@ -152,7 +148,7 @@ GENAI = {
 }
 
 
-def test_an_onnx_export_is_known_from_its_configuration(tmp_path: Path) -> None:
+def test_the_memory_of_an_onnx_export_is_computed_from_its_configuration(tmp_path: Path) -> None:
     path = tmp_path / "genai_config.json"
     (tmp_path / "model.onnx.data").write_bytes(bytes(1000))
     path.write_text(json.dumps(GENAI))
@@ -189,7 +185,7 @@ def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text
         read_genai_config(path)
 
 
-def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_path: Path) -> None:
+def test_the_configuration_of_an_onnx_export_overrides_its_onnx_file(tmp_path: Path) -> None:
     for name in ("genai_config.json", "model.onnx", "tokenizer.json"):
         (tmp_path / name).touch()
     found = candidates(new_config(), "talker", tmp_path)
@@ -201,7 +197,7 @@ def test_the_configuration_of_an_onnx_export_decides_before_its_onnx_file(tmp_pa
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20),
     stop=st.lists(st.text(min_size=1, max_size=4), max_size=3),
 )
-def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
+def test_streamed_text_ends_at_the_first_stop_string(text: str, sizes: list[int], stop: list[str]) -> None:
     data = list(text.encode())
 
     def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
@@ -236,7 +232,7 @@ def test_text_in_pieces_is_the_text_up_to_the_first_stop_string(text: str, sizes
         ('{"do_sample": false, "temperature": 0.6, "top_p": 0.9}', [], {"temperature": 0.0, "top_p": 0.9}),
     ],
 )  # fmt: skip
-def test_an_export_has_its_end_tokens_and_defaults_of_sampling_in_generation_config_json(
+def test_end_tokens_and_sampling_defaults_are_read_from_generation_config_json(
     tmp_path: Path, text: str, end_tokens: list[int], sampling: dict[str, float]
 ) -> None:
     assert read_generation_config(tmp_path) == GenerationConfig(frozenset(), Sampling(16))
@@ -310,7 +306,7 @@ print(peak_bytes() - before, parts["activations"], parts["KV cache"], peak_bytes
 
 
 @pytest.mark.full
-def test_prompts_of_an_onnx_export_take_no_more_memory_than_was_computed() -> None:
+def test_prompts_of_an_onnx_export_stay_within_the_computed_memory() -> None:
     pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
     command = [sys.executable, "-c", ONNX_PROMPTS, TINY.parent / "onnx"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -326,7 +322,7 @@ def test_prompts_of_an_onnx_export_take_no_more_memory_than_was_computed() -> No
     "EDGE_TEST_LANGUAGE_MODEL" not in os.environ,
     reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it",
 )
-def test_a_real_model_with_a_full_cache_takes_no_more_memory_than_was_computed() -> None:
+def test_a_real_model_with_a_full_cache_stays_within_the_computed_memory() -> None:
     pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
     command = [sys.executable, "-c", LONG_PROMPT, os.environ["EDGE_TEST_LANGUAGE_MODEL"]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
@@ -352,7 +348,7 @@ open_tokenizer(Library, Path("model.gguf"))
 """
 
 
-def test_the_folder_of_a_process_that_is_killed_while_it_opens_a_tokenizer_is_deleted_at_the_next_start(
+def test_temporary_folders_of_killed_processes_are_deleted_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(

@@ -90,7 +90,7 @@ def start() -> Iterator[Callable[..., Driven]]:
         driven.engine.close()
 
 
-def test_prompts_that_are_longer_together_than_the_context_are_read_one_after_the_other(
+def test_prompts_that_exceed_the_context_together_are_processed_one_by_one(
     start: Callable[..., Driven],
 ) -> None:
     driven = start()
@@ -101,7 +101,7 @@ def test_prompts_that_are_longer_together_than_the_context_are_read_one_after_th
     driven.run()
 
 
-def test_sequences_that_run_together_have_the_texts_of_each_alone_in_fewer_steps(start: Callable[..., Driven]) -> None:
+def test_batched_sequences_give_the_same_texts_in_fewer_steps(start: Callable[..., Driven]) -> None:
     alone, together = start(), start()
     for question, answer in ANSWERS.items():
         assert alone.run(alone.add(question)) == answer
@@ -114,7 +114,7 @@ def test_sequences_that_run_together_have_the_texts_of_each_alone_in_fewer_steps
     assert together.steps < alone.steps / 3
 
 
-def test_a_sequence_that_comes_later_begins_at_once(start: Callable[..., Driven]) -> None:
+def test_a_later_sequence_starts_at_once(start: Callable[..., Driven]) -> None:
     driven = start()
     first = driven.add("count from three")
     driven.step()
@@ -125,7 +125,7 @@ def test_a_sequence_that_comes_later_begins_at_once(start: Callable[..., Driven]
     assert driven.text(second) == ANSWERS["say hello"]
 
 
-def test_more_sequences_than_max_num_seqs_wait_and_all_complete(start: Callable[..., Driven]) -> None:
+def test_sequences_above_max_num_seqs_wait_and_all_complete(start: Callable[..., Driven]) -> None:
     driven = start(max_num_seqs=2)
     numbers = [driven.add("say hello") for _ in range(5)]
     driven.step()
@@ -134,7 +134,7 @@ def test_more_sequences_than_max_num_seqs_wait_and_all_complete(start: Callable[
     assert [driven.text(number) for number in numbers] == [ANSWERS["say hello"]] * 5
 
 
-def test_a_cancelled_sequence_leaves_its_neighbour_intact_and_its_room_free(start: Callable[..., Driven]) -> None:
+def test_a_cancelled_sequence_frees_its_cache_and_does_not_disturb_others(start: Callable[..., Driven]) -> None:
     driven = start()
     for steps in range(8):
         leaver, neighbour = driven.add("count from three"), driven.add("say hello")
@@ -146,7 +146,7 @@ def test_a_cancelled_sequence_leaves_its_neighbour_intact_and_its_room_free(star
         assert driven.engine.stats().used_blocks == 0
 
 
-def test_cancelling_the_only_sequence_makes_the_engine_idle(start: Callable[..., Driven]) -> None:
+def test_cancelling_the_only_sequence_leaves_the_engine_idle(start: Callable[..., Driven]) -> None:
     driven = start()
     number = driven.add("say hello")
     driven.step()
@@ -169,14 +169,14 @@ def test_the_statistics_count_the_blocks_that_batches_reserve(start: Callable[..
     assert driven.run(number) == ANSWERS["say hello"]
 
 
-def test_most_tokens_end_a_text_with_the_reason_length(start: Callable[..., Driven]) -> None:
+def test_reaching_max_tokens_has_the_finish_reason_length(start: Callable[..., Driven]) -> None:
     driven = start()
     number = driven.add("count from three", max_tokens=5)
     driven.run()
     assert (len(driven.tokens[number]), driven.finish[number]) == (5, "length")
 
 
-def test_ignore_eos_and_min_tokens_go_on_after_the_answer(start: Callable[..., Driven]) -> None:
+def test_ignore_eos_and_min_tokens_continue_after_the_end_token(start: Callable[..., Driven]) -> None:
     driven = start()
     ignoring = driven.add("say hello", ignore_eos=True, max_tokens=50)
     least = driven.add("say hello", min_tokens=30)
@@ -195,7 +195,7 @@ def test_a_high_temperature_varies_and_top_k_1_does_not(start: Callable[..., Dri
     assert [driven.text(number) for number in [*narrow, almost]] == [ANSWERS["say hello"]] * 3
 
 
-def test_json_fits_its_schema_whatever_the_question(start: Callable[..., Driven]) -> None:
+def test_json_matches_its_schema_for_any_prompt(start: Callable[..., Driven]) -> None:
     driven = start()
     numbers = [driven.add(question, json_schema=SCHEMA, temperature=0.8) for question in ANSWERS]
     plain = driven.add("say hello")
@@ -223,7 +223,7 @@ def test_json_fits_its_schema_whatever_the_question(start: Callable[..., Driven]
         ({"temperature": 0.8, "top_k": 385}, "less than or equal to vocab_size"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_alone(
+def test_an_unsupported_request_is_refused_alone(
     start: Callable[..., Driven], sampling: dict[str, Any], said: str
 ) -> None:
     driven = start()
@@ -237,7 +237,7 @@ def test_what_the_engine_cannot_do_is_refused_alone(
     assert (driven.text(waiting), driven.text(later)) == (ANSWERS["give me json"], ANSWERS["say hello"])
 
 
-def test_a_batch_that_fails_leaves_the_others_intact(start: Callable[..., Driven]) -> None:
+def test_a_failing_batch_does_not_disturb_the_others(start: Callable[..., Driven]) -> None:
     driven = start()
     good = driven.add("say hello")
     driven.step()
@@ -254,14 +254,14 @@ def test_a_batch_that_fails_leaves_the_others_intact(start: Callable[..., Driven
     assert driven.text(good) == ANSWERS["say hello"]
 
 
-def test_characters_of_several_tokens_survive(start: Callable[..., Driven]) -> None:
+def test_characters_of_several_tokens_are_kept_whole(start: Callable[..., Driven]) -> None:
     engine = start().engine
     for text in ("", "Grüße 漢字 😀", " leading", "two\nlines"):
         assert engine.decode([engine.encode(text)]) == [text]
     assert engine.decode([[2, *engine.encode("a"), 0]]) == ["a"]
 
 
-def test_messages_that_the_template_cannot_write_are_refused(start: Callable[..., Driven], tmp_path: Path) -> None:
+def test_messages_that_the_template_cannot_render_are_refused(start: Callable[..., Driven], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(FOLDER, folder)
     (folder / "chat_template.jinja").write_text("{{ raise_exception('only roles of two letters') }}")
@@ -285,9 +285,7 @@ def file_in(folder: Path, tmp_path: Path) -> ModelFile:
         ({"max_context": "0"}, "parameter max_context: expected 1 to 512"),
     ],
 )
-def test_a_parameter_that_the_backend_cannot_obey_is_refused(
-    job: Any, tmp_path: Path, parameters: dict[str, str], said: str
-) -> None:
+def test_an_unsupported_parameter_is_refused(job: Any, tmp_path: Path, parameters: dict[str, str], said: str) -> None:
     with pytest.raises(LoadError, match=said):
         load_backend("onnxruntime_genai").open(job(file_in(FOLDER, tmp_path), parameters=parameters))
 

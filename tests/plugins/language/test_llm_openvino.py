@@ -88,7 +88,7 @@ def drive() -> Callable[..., Driven]:
     return make
 
 
-def test_eight_chats_together_take_the_steps_of_the_longest_and_have_their_own_texts(
+def test_eight_concurrent_chats_take_the_steps_of_the_longest(
     drive: Callable[..., Driven],
 ) -> None:
     driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
@@ -104,7 +104,7 @@ def test_eight_chats_together_take_the_steps_of_the_longest_and_have_their_own_t
     assert {question: driven.text(number) for question, number in numbers.items()} == alone
 
 
-def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its_neighbour_intact(
+def test_a_cancelled_sequence_frees_its_blocks_within_three_steps(
     drive: Callable[..., Driven],
 ) -> None:
     driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
@@ -125,7 +125,7 @@ def test_a_cancelled_sequence_frees_its_blocks_within_three_steps_and_leaves_its
     assert driven.text(neighbour) == expected
 
 
-def test_a_sequence_whose_schema_is_compiled_frees_its_blocks_as_soon_as_its_client_has_left(
+def test_a_sequence_cancelled_during_schema_compilation_frees_its_blocks(
     drive: Callable[..., Driven],
 ) -> None:
     driven = drive(num_kv_blocks="64", enable_prefix_caching="false")
@@ -148,7 +148,7 @@ def test_a_sequence_whose_schema_is_compiled_frees_its_blocks_as_soon_as_its_cli
         assert driven.text(neighbour) == expected
 
 
-def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_together_all_complete(
+def test_responses_that_fill_the_cache_end_or_complete_in_turn(
     drive: Callable[..., Driven],
 ) -> None:
     driven = drive(num_kv_blocks="6", enable_prefix_caching="false")
@@ -164,7 +164,7 @@ def test_an_answer_that_fills_the_cache_ends_and_several_that_do_not_fit_togethe
     assert len(driven.tokens[number]) == 70
 
 
-def test_min_p_leaves_out_the_tokens_that_are_less_likely_than_this_part_of_the_likeliest(
+def test_min_p_excludes_tokens_below_that_fraction_of_the_most_likely(
     drive: Callable[..., Driven],
 ) -> None:
     driven = drive()
@@ -177,7 +177,7 @@ def test_min_p_leaves_out_the_tokens_that_are_less_likely_than_this_part_of_the_
     assert len({driven.text(number) for number in wild}) > 1
 
 
-def test_a_prompt_that_was_read_before_is_not_read_again(drive: Callable[..., Driven]) -> None:
+def test_a_known_prompt_prefix_is_taken_from_the_cache(drive: Callable[..., Driven]) -> None:
     driven = drive(num_kv_blocks="64", max_num_batched_tokens="16")
     prompt = "one two three four five six seven eight nine ten " * 5
     size = len(driven.engine.encode(prompt))
@@ -215,7 +215,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gguf", "export"])
-def test_a_prompt_of_more_than_8192_tokens_has_the_tokens_that_another_tokenizer_gives_it(
+def test_a_prompt_above_8192_tokens_is_tokenized_correctly(
     drive: Callable[..., Driven], export: Path, kind: str
 ) -> None:
     other = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, of the extra test-all")
@@ -240,7 +240,7 @@ def make_export(export: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path
     return make
 
 
-def test_a_text_ends_at_each_end_token_of_an_export_and_at_none_with_ignore_eos(
+def test_a_text_ends_at_any_end_token_unless_ignore_eos_is_set(
     drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
 ) -> None:
     (mark,) = drive(num_kv_blocks="64").engine.encode("!")
@@ -261,7 +261,7 @@ def test_a_text_ends_at_each_end_token_of_an_export_and_at_none_with_ignore_eos(
     assert [driven.finished[number] for number in numbers] == ["stop", "stop", "length", "stop"]
 
 
-def test_the_sampling_of_an_export_is_its_default(
+def test_sampling_defaults_come_from_the_export(
     drive: Callable[..., Driven], make_export: Callable[[dict[str, Any]], Path]
 ) -> None:
     stated = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}

@@ -70,7 +70,7 @@ def check(schema: Any, vocabulary: int = VOCABULARY) -> Any:
 
 @pytest.mark.parametrize("name", USUAL)
 @pytest.mark.parametrize("vocabulary", [384, VOCABULARY, 151_936])
-def test_the_schemas_of_usual_clients_pass(name: str, vocabulary: int) -> None:
+def test_schemas_of_common_clients_are_accepted(name: str, vocabulary: int) -> None:
     if vocabulary > VOCABULARY and name in FOR_SMALL_VOCABULARIES:
         with pytest.raises(BadSchema, match="too expensive"):
             check(USUAL[name], vocabulary)
@@ -141,7 +141,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_schema_beyond_a_limit_is_refused_and_the_place_is_named(name: str) -> None:
+def test_a_schema_above_a_limit_is_refused_with_the_location(name: str) -> None:
     schema, said = REFUSED[name]
     with pytest.raises(BadSchema) as caught:
         check(schema)
@@ -167,7 +167,7 @@ def test_members_of_other_types_are_left_to_the_engine_or_named(key: str, number
         check({"type": "object", key: number})
 
 
-def test_length_limits_that_would_take_too_long_are_left_out_the_longest_first() -> None:
+def test_expensive_length_limits_are_dropped_longest_first() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -182,7 +182,7 @@ def test_length_limits_that_would_take_too_long_are_left_out_the_longest_first()
     assert check(schema, 3 * VOCABULARY)["properties"]["city"] == text()
 
 
-def test_what_is_left_out_is_named_and_nothing_else() -> None:
+def test_only_dropped_limits_are_named() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -223,7 +223,7 @@ def test_parts_that_are_equal_count_once() -> None:
         ("required", "tools[1].function.parameters.properties.x.pattern"),
     ],
 )
-def test_the_place_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: str) -> None:
+def test_the_location_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: str) -> None:
     bad = {"type": "object", "properties": {"x": text(pattern="^(a{1,100}){1,100}$")}}
     items = [{"function": {"name": "first"}}, {"function": {"name": "second", "parameters": bad}}]
     tools = Tools(items, choice)
@@ -255,12 +255,12 @@ def test_the_place_in_a_tool_is_named_as_the_client_sent_it(choice: str, place: 
         ("a{1,2}?", "(a{1,2}?){8}"),
     ],
 )
-def test_a_dearer_pattern_costs_more(cheap: str, dear: str) -> None:
+def test_a_more_expensive_pattern_costs_more(cheap: str, dear: str) -> None:
     assert estimate_pattern(cheap).cost < estimate_pattern(dear).cost
 
 
 @pytest.mark.parametrize("pattern", ["^a(.?)+([0-9]{3}){7}$", "(\\S?)*", "([a-z]?|b){2,}", "(?:x*)+"])
-def test_what_may_be_empty_is_not_repeated_without_a_limit(pattern: str) -> None:
+def test_patterns_that_match_empty_text_are_not_repeated_without_a_limit(pattern: str) -> None:
     with pytest.raises(BadSchema, match="repeats without a limit what may be empty") as caught:
         check_schema(json.dumps({"type": "string", "pattern": pattern}), VOCABULARY, place)
     assert caught.value.place == "json_schema.pattern"
@@ -269,7 +269,7 @@ def test_what_may_be_empty_is_not_repeated_without_a_limit(pattern: str) -> None
 @pytest.mark.parametrize(
     "pattern", ["", ")", "(", "[", "[]", "[^", "a{", "a{1", "a{,}", "\\", "[\\", "*", "a**", "(?", "{9}", "a{x}"]
 )
-def test_wrong_syntax_is_left_to_the_engine(pattern: str) -> None:
+def test_invalid_syntax_is_left_to_the_engine(pattern: str) -> None:
     assert estimate_pattern(pattern).cost < schema_check.MAX_COST
 
 
@@ -294,7 +294,7 @@ MAX_COMPILE_MS = 200.0
         pytest.param("TINY_ONNX", marks=needs("onnxruntime_genai"), id="onnx"),
     ],
 )
-def test_what_passes_compiles_within_the_limits_of_the_engine(model: str) -> None:
+def test_accepted_schemas_compile_within_the_limits_of_the_engine(model: str) -> None:
     """The schemas of usual clients, and a few seconds of the search: none is refused by the engine or takes seconds."""
     bench = load_search()
     path = getattr(bench, model)
@@ -327,7 +327,7 @@ def check_slowest(bench: Any, path: Path, seconds: float) -> None:
     reason="SmolLM2 is not here: tests/e2e/fetch_pipeline_models.sh fetches it",
 )
 @pytest.mark.timeout(1200)
-def test_the_slowest_schema_found_compiles_within_the_time_that_the_limits_promise() -> None:
+def test_the_slowest_known_schema_compiles_within_the_time_limit() -> None:
     check_slowest(load_search(), Path(os.environ["EDGE_TEST_LANGUAGE_MODEL"]), 600.0)
 
 
@@ -335,7 +335,7 @@ def test_the_slowest_schema_found_compiles_within_the_time_that_the_limits_promi
 @pytest.mark.full
 @needs("onnxruntime_genai")
 @pytest.mark.timeout(600)
-def test_the_slowest_schema_found_for_onnx_runtime_genai_compiles_within_that_time() -> None:
+def test_the_slowest_known_schema_for_onnx_runtime_genai_compiles_within_the_time_limit() -> None:
     """With 384 tokens: no export with a real vocabulary is fetched."""
     bench = load_search()
     check_slowest(bench, bench.TINY_ONNX, 120.0)

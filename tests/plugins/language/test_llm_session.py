@@ -93,7 +93,7 @@ def tensor(name: str, value: str | bool) -> Tensor:
     return Tensor(name, DType.BYTES, np.array([value.encode()], object))
 
 
-def test_a_parsed_chat_reads_as_its_text_and_stays_as_it_is() -> None:
+def test_a_parsed_chat_equals_its_text_and_is_not_changed() -> None:
     call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -139,7 +139,7 @@ def serve(engine_file: Path) -> Iterator[Callable[..., Served]]:
         served.session.close()
 
 
-def test_requests_that_come_together_share_the_steps(serve: Callable[..., Served]) -> None:
+def test_concurrent_requests_share_the_steps(serve: Callable[..., Served]) -> None:
     alone = serve()
     for _ in range(8):
         assert alone.ask("count").text == ANSWERS["count"]
@@ -151,9 +151,7 @@ def test_requests_that_come_together_share_the_steps(serve: Callable[..., Served
     assert together.engine.steps < alone.engine.steps
 
 
-def test_steps_are_slowed_by_pauses_that_leave_the_allowed_share(
-    engine_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_between_steps_keep_the_allowed_fraction(engine_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = read_settings("talker", {}, LlmSize(1, 0, 0), 8)
     pauses: list[float] = []
     monkeypatch.setattr(threading.Condition, "wait_for", record_pauses(threading.Condition.wait_for, pauses))
@@ -178,7 +176,7 @@ def record_pauses(wait_for: Any, pauses: list[float]) -> Any:
     return recorded
 
 
-def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served]) -> None:
+def test_a_stream_gets_deltas_and_a_finish_reason(serve: Callable[..., Served]) -> None:
     client = serve().ask("count")
     assert client.text == ANSWERS["count"]
     assert len(client.responses) == len(ANSWERS["count"])
@@ -187,7 +185,7 @@ def test_a_stream_gets_deltas_and_the_end_says_why(serve: Callable[..., Served])
     assert client.responses[0]["num_input_tokens"] == 5
 
 
-def test_the_end_says_how_much_of_the_prompt_was_cached_if_the_engine_tells_it(
+def test_the_last_response_has_the_cached_tokens_if_the_engine_reports_them(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
@@ -211,13 +209,13 @@ def test_without_a_stream_there_is_one_response(serve: Callable[..., Served]) ->
     assert [response["finish_reason"] for response in client.responses] == [b"length"]
 
 
-def test_characters_of_several_tokens_are_never_torn(serve: Callable[..., Served]) -> None:
+def test_characters_of_several_tokens_are_never_split(serve: Callable[..., Served]) -> None:
     client = serve().ask("greet")
     assert client.text == ANSWERS["greet"]
     assert all("�" not in response["text_output"].decode() for response in client.responses)
 
 
-def test_a_stop_string_ends_the_text_before_it_and_the_sequence(serve: Callable[..., Served]) -> None:
+def test_a_stop_string_ends_the_text_and_the_sequence(serve: Callable[..., Served]) -> None:
     served = serve()
     client = served.ask("count", stop=["three", "never"])
     assert client.text == "one two "
@@ -226,7 +224,7 @@ def test_a_stop_string_ends_the_text_before_it_and_the_sequence(serve: Callable[
     assert served.engine.stats().used_blocks == 0
 
 
-def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callable[..., Served]) -> None:
+def test_a_client_that_disconnects_frees_its_blocks_and_disturbs_no_other(serve: Callable[..., Served]) -> None:
     served = serve()
     for _ in range(50):
         leaver, neighbour = served.ask("long"), served.ask("count")
@@ -238,7 +236,7 @@ def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(serve: Callab
     assert served.engine.stats().used_blocks == 0
 
 
-def test_a_prompt_that_can_never_fit_is_refused_before_the_engine_sees_it(serve: Callable[..., Served]) -> None:
+def test_a_prompt_above_the_cache_size_is_refused_before_it_is_queued(serve: Callable[..., Served]) -> None:
     served = serve(num_kv_blocks="6")
     client = served.ask("a" * 800)
     with pytest.raises(ContextTooLong, match="expected a prompt of less than 48 tokens, got 800"):
@@ -246,7 +244,7 @@ def test_a_prompt_that_can_never_fit_is_refused_before_the_engine_sees_it(serve:
     assert served.engine.added == []
 
 
-def test_more_tokens_than_fit_are_cut_and_the_answer_says_so(serve: Callable[..., Served]) -> None:
+def test_max_tokens_is_limited_to_the_cache_and_reported(serve: Callable[..., Served]) -> None:
     client = serve(num_kv_blocks="6").ask("long", max_tokens=200)
     assert client.text == "x" * 44
     assert client.responses[-1]["finish_reason"] == b"length"
@@ -260,7 +258,7 @@ def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
-def test_as_many_wait_as_the_queue_holds_and_the_others_are_refused(
+def test_requests_above_the_queue_size_are_refused(
     serve: Callable[..., Served], eventually: Callable[..., bool], size: int
 ) -> None:
     served = serve(num_kv_blocks="27", max_queue_size=str(size))
@@ -281,7 +279,7 @@ def test_as_many_wait_as_the_queue_holds_and_the_others_are_refused(
     assert served.ask("long").text == "x" * 200
 
 
-def test_requests_that_come_together_to_an_idle_engine_do_not_wait(serve: Callable[..., Served]) -> None:
+def test_concurrent_requests_to_an_idle_engine_do_not_wait(serve: Callable[..., Served]) -> None:
     served = serve(max_queue_size="0")
     clients = [Client(request("count", max_tokens=30)) for _ in range(12)]
     served.session.execute(clients)
@@ -315,7 +313,7 @@ def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
     assert first.startswith("p.Cp..C..C..C.."), first
 
 
-def test_the_end_of_an_answer_names_the_limits_that_the_grammar_lacks(serve: Callable[..., Served]) -> None:
+def test_the_last_response_names_the_limits_missing_from_the_grammar(serve: Callable[..., Served]) -> None:
     served = serve()
     essays = {f"p{index}": {"type": "string", "maxLength": 5000} for index in range(10)}
     for schema, count in (({"type": "string", "maxLength": 5000}, 1), ({"type": "object", "properties": essays}, 9)):
@@ -332,7 +330,7 @@ def test_the_end_of_an_answer_names_the_limits_that_the_grammar_lacks(serve: Cal
     assert not any(client.warnings)
 
 
-def test_clients_that_leave_while_they_wait_free_their_places_at_once(
+def test_waiting_clients_that_disconnect_free_their_slots_at_once(
     serve: Callable[..., Served], eventually: Callable[..., bool]
 ) -> None:
     served = serve(num_kv_blocks="4", max_queue_size="2")
@@ -371,7 +369,9 @@ def test_clients_that_leave_while_they_wait_free_their_places_at_once(
         ({"json_schema": "[1]"}, "expected a JSON object"),
     ],
 )
-def test_a_bad_sampling_parameter_is_named(serve: Callable[..., Served], sampling: dict[str, Any], said: str) -> None:
+def test_an_invalid_sampling_parameter_is_named(
+    serve: Callable[..., Served], sampling: dict[str, Any], said: str
+) -> None:
     served = serve()
     client = served.ask("count", **sampling)
     with pytest.raises(InvalidRequest, match=said):
@@ -389,12 +389,12 @@ def test_a_bad_sampling_parameter_is_named(serve: Callable[..., Served], samplin
         ([{"role": "nobody", "content": "x"}], "knows no role 'nobody'"),
     ],
 )
-def test_bad_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
+def test_invalid_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         _ = serve().ask(None, messages=messages).text
 
 
-def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Callable[..., Served]) -> None:
+def test_unsupported_constraint_parameters_are_named(serve: Callable[..., Served]) -> None:
     def ask(**parameters: Any) -> Client:
         client = Client(Request("talker", {"text_input": tensor("text_input", "count")}, parameters=parameters))
         served.session.execute([client])
@@ -418,7 +418,7 @@ def test_of_request_parameters_those_that_constrain_a_text_are_named(serve: Call
     assert ask(max_tokens=3, bad_words="", repeat_penalty=1, skip_special_tokens=True, customer=7).text == "countone"
 
 
-def test_the_role_developer_is_system_for_templates_that_do_not_know_it(
+def test_the_role_developer_becomes_system_for_templates_without_it(
     serve: Callable[..., Served], engine_file: Path
 ) -> None:
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "count"}]
@@ -451,7 +451,9 @@ def test_an_engine_that_fails_fails_its_requests_and_refuses_new_ones(
         _ = served.ask("count").text
 
 
-def test_one_bad_request_of_a_step_fails_alone(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_invalid_request_of_a_step_fails_alone(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = serve()
     step = served.engine.step
 
@@ -471,7 +473,7 @@ def test_one_bad_request_of_a_step_fails_alone(serve: Callable[..., Served], mon
     assert good.text == ANSWERS["count"]
 
 
-def test_closing_fails_what_is_open(serve: Callable[..., Served]) -> None:
+def test_closing_fails_open_requests(serve: Callable[..., Served]) -> None:
     served = serve()
     stuck = threading.Event()
     step = served.engine.step
@@ -493,19 +495,19 @@ def test_closing_fails_what_is_open(serve: Callable[..., Served]) -> None:
         ({"kv_cache_mb": "10"}, "set num_kv_blocks"),
     ],
 )
-def test_a_bad_setting_is_named(parameters: dict[str, str], said: str) -> None:
+def test_an_invalid_setting_is_named(parameters: dict[str, str], said: str) -> None:
     with pytest.raises(LoadError, match=said):
         read_settings("talker", parameters, LlmSize(1, 0, 0), 32)
 
 
-def test_the_size_of_the_cache_follows_from_megabytes() -> None:
+def test_the_number_of_cache_blocks_follows_from_megabytes() -> None:
     size = LlmSize(1, 8192, 2 * 30 * 3 * 64 * 4)
     assert read_settings("talker", {"kv_cache_mb": "100"}, size, 32).num_kv_blocks == 100_000_000 // (46_080 * 32)
     with pytest.raises(LoadError, match=r"expected at least 1\.5, one block"):
         read_settings("talker", {"kv_cache_mb": "1"}, size, 32)
 
 
-def test_what_a_request_leaves_out_is_the_models_default_and_what_it_says_overrides_that(
+def test_request_options_override_the_models_defaults(
     serve: Callable[..., Served],
 ) -> None:
     served = serve()

@@ -72,13 +72,13 @@ def test_the_arguments_are_the_models_own_text() -> None:
     assert arguments == '{"city": "B\\"}{", "n": [1, {"a": 2}]}'
 
 
-def test_a_call_that_is_cut_short_gives_its_arguments_so_far() -> None:
+def test_a_truncated_call_returns_its_arguments_so_far() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Be'
     assert parse(ToolCallParser(Tools(TOOLS, "auto"), "hermes"), text, 4) == ("", ["weather"], ['{"city": "Be'])
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", None])
-def test_a_required_call_is_the_whole_text_and_a_named_one_has_only_arguments(form: ToolFormat | None) -> None:
+def test_a_required_call_is_the_whole_text_and_a_named_call_its_arguments(form: ToolFormat | None) -> None:
     assert parse(ToolCallParser(Tools(TOOLS, "required"), form), ONE, 3)[:2] == ("", ["weather"])
     assert parse(ToolCallParser(Tools(TOOLS, "look_up"), form), '{"word": "x"}', 2) == (
         "", ["look_up"], ['{"word": "x"}'],
@@ -120,12 +120,12 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
         (None, "required", "without tools"),
     ],
 )
-def test_bad_tools_are_refused(tools: Any, choice: Any, said: str) -> None:
+def test_invalid_tools_are_refused(tools: Any, choice: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         read_tools(tools, choice, "request")
 
 
-def test_the_choice_none_leaves_the_tools_out() -> None:
+def test_tool_choice_none_omits_the_tools() -> None:
     assert read_tools(TOOLS, "none", "request") is None
     assert read_tools(TOOLS, None, "request") == Tools(TOOLS, "auto")
 

@@ -25,7 +25,7 @@ NAMED = "is a Git LFS pointer to the file of 12345 bytes, not the file itself: r
         ("openvino_genai", "tiny_embeddings", "openvino_model.bin", "openvino_embeddings"),
     ],
 )
-def test_a_file_of_an_export_is_called_what_it_is(
+def test_a_git_lfs_pointer_in_an_export_is_reported(
     tmp_path: Path, runtime: str, source: str, file: str, backend: str
 ) -> None:
     pytest.importorskip(runtime)

@@ -53,7 +53,7 @@ def calling(target: str) -> str:
     return f"TARGET = '{target}'\n{CALLER}"
 
 
-def test_a_model_calls_another_through_the_servers_door(python_house: Any) -> None:
+def test_a_model_calls_another_as_a_client_would(python_house: Any) -> None:
     python_house.add("double", DOUBLE)
     python_house.add("caller", calling("double"))
     assert python_house.value("caller", [5.0]) == [11.0]
@@ -64,21 +64,19 @@ def test_a_model_calls_another_through_the_servers_door(python_house: Any) -> No
 @pytest.mark.parametrize(
     ("target", "expected"), [("absent", "Request for unknown model: 'absent'"), ("counter", r"exec\(decoupled=True\)")]
 )
-def test_a_call_that_cannot_be_is_an_error_response(
-    python_house: Any, decoupled: str, target: str, expected: str
-) -> None:
+def test_an_invalid_call_is_an_error_response(python_house: Any, decoupled: str, target: str, expected: str) -> None:
     python_house.add("counter", COUNTER, decoupled)
     python_house.add("caller", calling(target))
     with pytest.raises(AssertionError, match=expected):
         raise AssertionError(python_house.error("caller"))
 
 
-def test_a_model_that_calls_itself_with_one_instance_is_told_so_at_once(python_house: Any) -> None:
+def test_a_model_that_calls_itself_with_one_instance_gets_an_error_at_once(python_house: Any) -> None:
     python_house.add("caller", calling("caller"))
     assert "every instance of 'caller' is waiting" in python_house.error("caller")
 
 
-def test_models_that_call_each_other_in_a_circle_are_told_so(python_house: Any) -> None:
+def test_models_that_call_each_other_in_a_cycle_get_an_error(python_house: Any) -> None:
     python_house.add("a", calling("b"))
     python_house.add("b", calling("c"))
     python_house.add("c", calling("a"))
@@ -87,7 +85,7 @@ def test_models_that_call_each_other_in_a_circle_are_told_so(python_house: Any) 
     assert all(final.wait(20) for _, final, _ in started)
 
 
-def test_recursion_is_fine_as_far_as_there_are_instances(python_house: Any) -> None:
+def test_recursion_works_up_to_the_number_of_instances(python_house: Any) -> None:
     code = """
     class TritonPythonModel:
         def execute(self, requests):
@@ -113,7 +111,7 @@ def test_recursion_is_fine_as_far_as_there_are_instances(python_house: Any) -> N
     assert python_house.value("m", [2.0]) == [2.0]
 
 
-def test_calls_begun_together_run_together(python_house: Any) -> None:
+def test_concurrent_calls_run_in_parallel(python_house: Any) -> None:
     config = """
     input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
     output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
@@ -155,7 +153,7 @@ def test_calls_begun_together_run_together(python_house: Any) -> None:
         del sys.modules["tests_barrier"]
 
 
-def test_a_coroutine_that_awaits_itself_is_told_so(python_house: Any) -> None:
+def test_a_coroutine_that_awaits_itself_gets_an_error(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -171,16 +169,14 @@ def test_a_coroutine_that_awaits_itself_is_told_so(python_house: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_decoupled_model_answers_any_number_of_times(python_house: Any, decoupled: str, count: int) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(python_house: Any, decoupled: str, count: int) -> None:
     python_house.add("counter", COUNTER, decoupled)
     responses = python_house.ask("counter", [count])
     assert [item.outputs[0].array.tolist() for item in responses[:-1]] == [[float(n)] for n in range(count)]
     assert responses[-1].is_empty
 
 
-def test_a_decoupled_model_answers_later_from_other_threads_and_takes_more_meanwhile(
-    python_house: Any, decoupled: str
-) -> None:
+def test_a_decoupled_model_responds_later_from_other_threads(python_house: Any, decoupled: str) -> None:
     python_house.add(
         "m",
         """
@@ -220,7 +216,7 @@ def test_a_decoupled_model_answers_later_from_other_threads_and_takes_more_meanw
         ),
     ],
 )
-def test_a_decoupled_model_that_does_wrong_leaves_no_caller_waiting(
+def test_an_erroneous_decoupled_model_leaves_no_caller_waiting(
     python_house: Any, decoupled: str, code: str, expected: str
 ) -> None:
     python_house.add(
@@ -236,7 +232,7 @@ def test_a_decoupled_model_that_does_wrong_leaves_no_caller_waiting(
     assert (last.error.message if last.error else "").find(expected) >= 0
 
 
-def test_coroutines_of_a_decoupled_model_run_side_by_side(python_house: Any, decoupled: str) -> None:
+def test_coroutines_of_a_decoupled_model_run_concurrently(python_house: Any, decoupled: str) -> None:
     python_house.add(
         "m",
         """
@@ -261,7 +257,7 @@ def test_coroutines_of_a_decoupled_model_run_side_by_side(python_house: Any, dec
     assert [responses[0].outputs[0].array.tolist() for responses, _, _ in started[1:]] == [[1.0], [2.0]]
 
 
-def test_the_responses_of_a_decoupled_model_are_iterated_as_they_come(python_house: Any, decoupled: str) -> None:
+def test_responses_of_a_decoupled_model_are_iterated_as_they_arrive(python_house: Any, decoupled: str) -> None:
     python_house.add("counter", COUNTER, decoupled)
     python_house.add(
         "caller",
@@ -338,7 +334,7 @@ class TritonPythonModel:
 
 @pytest.mark.parametrize("caller", [WAITING, AWAITING], ids=["exec", "async_exec"])
 @pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])
-def test_a_stream_that_ends_with_the_flag_alone_has_an_empty_response_at_its_end_and_no_other_has(
+def test_only_a_stream_that_ends_with_the_final_flag_has_an_empty_last_response(
     python_house: Any, one_to_one: str, decoupled: str, isolation: str, caller: str
 ) -> None:
     python_house.add("caller", caller, one_to_one + isolation)
@@ -370,7 +366,7 @@ class TritonPythonModel:
 """
 
 
-def test_cancelling_the_caller_cancels_whom_it_called(
+def test_cancelling_the_caller_cancels_its_calls(
     python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     python_house.add("endless", ENDLESS, decoupled)
@@ -396,7 +392,7 @@ def test_cancelling_the_caller_cancels_whom_it_called(
     assert eventually(lambda: not any("(run)" in thread.name for thread in threading.enumerate()))
 
 
-def test_a_deadline_holds_for_what_is_called_too(python_house: Any) -> None:
+def test_a_deadline_applies_to_nested_calls(python_house: Any) -> None:
     python_house.add(
         "inner",
         """
@@ -470,7 +466,7 @@ class TritonPythonModel:
     ("wanted", "instances", "value", "expected"),
     [("OUT", 1, 1.0, None), ("OUT", 2, 1.0, 1.0), ("OUT", 2, 2.0, None), ("OTHER", 1, 1.0, 10.0 + 1)],
 )
-def test_a_model_that_calls_itself_through_an_ensemble_is_answered_or_told_so_but_never_waits_for_ever(
+def test_a_model_that_calls_itself_through_an_ensemble_never_waits_forever(
     python_house: Any, isolation: str, wanted: str, instances: int, value: float, expected: float | None
 ) -> None:
     tensors = """

@@ -53,7 +53,7 @@ class TritonPythonModel:
 """
 
 
-def test_an_isolated_model_runs_elsewhere_and_answers_the_same(python_house: Any) -> None:
+def test_an_isolated_model_runs_in_another_process_with_equal_outputs(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -101,7 +101,7 @@ def test_strings_and_errors_pass_between_the_processes(python_house: Any) -> Non
 @pytest.mark.parametrize(
     ("value", "expected"), [(-1.0, "ended with exit code 7"), (-2.0, "signal SIGSEGV"), (-3.0, "signal SIGKILL")]
 )
-def test_a_crash_costs_one_batch_is_told_with_its_reason_and_is_healed(
+def test_a_crash_fails_one_batch_with_its_reason_and_the_process_restarts(
     python_house: Any, value: float, expected: str
 ) -> None:
     python_house.add("m", CRASHER, ISOLATED)
@@ -113,7 +113,7 @@ def test_a_crash_costs_one_batch_is_told_with_its_reason_and_is_healed(
     assert second != first
 
 
-def test_crash_upon_crash_is_put_off_longer_and_longer(python_house: Any) -> None:
+def test_restarts_after_repeated_crashes_are_delayed_exponentially(python_house: Any) -> None:
     python_house.add("m", CRASHER, ISOLATED)
     # The first restart comes at once, the second after half a second: there is time to be refused, or the third has it.
     errors = [python_house.ask("m", [-1.0])[0].error for _ in range(2)]
@@ -141,9 +141,7 @@ def limited(what: int, soft: int) -> Iterator[None]:
         resource.setrlimit(what, before)
 
 
-def test_a_process_that_the_system_does_not_give_is_asked_for_again(
-    python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_failed_process_start_is_retried(python_house: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
     python_house.add("m", CRASHER, ISOLATED)
     said: list[str] = []
 
@@ -157,7 +155,7 @@ def test_a_process_that_the_system_does_not_give_is_asked_for_again(
     assert eventually(lambda: python_house.ask("m")[0].error is None)
 
 
-def test_a_batch_that_shared_memory_has_no_room_for_costs_its_process_and_nobody_waits_for_ever(
+def test_a_batch_that_exceeds_shared_memory_ends_its_process_and_fails(
     python_house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     python_house.add("m", CRASHER, ISOLATED)
@@ -170,14 +168,14 @@ def test_a_batch_that_shared_memory_has_no_room_for_costs_its_process_and_nobody
     assert second != first
 
 
-def test_other_instances_go_on_while_one_crashes(python_house: Any) -> None:
+def test_other_instances_continue_while_one_crashes(python_house: Any) -> None:
     python_house.add("m", CRASHER, ISOLATED + "instance_group { count: 2 }")
     started = [python_house.start("m", [-1.0 if number == 3 else 1.0]) for number in range(10)]
     assert all(final.wait(20) for _, final, _ in started)
     assert [number for number, (responses, _, _) in enumerate(started) if responses[0].error] == [3]
 
 
-def test_nothing_is_left_of_the_processes_and_their_memory(
+def test_processes_and_their_shared_memory_are_removed(
     python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     def held() -> tuple[int, int]:
@@ -210,7 +208,7 @@ def test_nothing_is_left_of_the_processes_and_their_memory(
         assert any(f"finalized in {pid}" in line for line in caplog.messages)
 
 
-def test_a_model_that_does_not_open_or_dies_of_it_says_so(python_house: Any) -> None:
+def test_a_model_that_fails_or_crashes_while_loading_has_its_reason(python_house: Any) -> None:
     python_house.write("m", "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
                             "    def execute(self, requests): pass", ISOLATED)  # fmt: skip
     with pytest.raises(LoadError, match="ValueError: no weights"):
@@ -240,7 +238,7 @@ def test_auto_complete_config_runs_in_a_process_too(python_house: Any) -> None:
     assert python_house.value("m", [3.0]) == [3.0]
 
 
-def test_an_isolated_model_calls_others_and_is_told_when_it_waits_for_itself(python_house: Any) -> None:
+def test_an_isolated_model_calls_others_and_a_call_to_itself_is_an_error(python_house: Any) -> None:
     python_house.add(
         "double",
         """
@@ -257,7 +255,7 @@ def test_an_isolated_model_calls_others_and_is_told_when_it_waits_for_itself(pyt
     assert "every instance of 'self' is waiting" in python_house.error("self")
 
 
-def test_an_isolated_decoupled_model_streams_and_learns_of_cancellation(
+def test_an_isolated_decoupled_model_streams_and_sees_cancellation(
     python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     python_house.add(
@@ -296,7 +294,7 @@ def test_an_isolated_decoupled_model_streams_and_learns_of_cancellation(
         logging.getLogger("edge_server.model").removeHandler(handler)
 
 
-def test_metrics_of_an_isolated_model_reach_the_page(
+def test_metrics_of_an_isolated_model_are_on_the_metrics_page(
     python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     python_house.add(
@@ -317,7 +315,7 @@ def test_metrics_of_an_isolated_model_reach_the_page(
     assert eventually(lambda: python_house.service.model_families() == [])
 
 
-def test_shared_memory_is_used_again_and_grows_when_it_must() -> None:
+def test_shared_memory_is_reused_and_grows_if_needed() -> None:
     arena = Arena()
     reader = ArenaReader(os.dup(arena.fd))
     first = arena.write([memoryview(b"a" * 1000), memoryview(b"b" * 10)])
@@ -388,7 +386,7 @@ class TritonPythonModel:
 """
 
 
-def test_an_initialize_that_takes_longer_than_the_limit_but_goes_on_loading_is_let_finish(python_house: Any) -> None:
+def test_an_initialize_above_the_time_limit_that_makes_progress_may_finish(python_house: Any) -> None:
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "2" } }\n'
     python_house.write("m", SLOW, ISOLATED + limit)
     python_house.service.load_model("m")
@@ -396,7 +394,7 @@ def test_an_initialize_that_takes_longer_than_the_limit_but_goes_on_loading_is_l
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "soon"])
-def test_a_limit_on_initialize_that_is_none_is_refused(python_house: Any, word: str) -> None:
+def test_an_invalid_limit_on_initialize_is_refused(python_house: Any, word: str) -> None:
     limit = f'parameters {{ key: "initialize_timeout_s" value {{ string_value: "{word}" }} }}\n'
     python_house.write("m", HANGING, ISOLATED + limit)
     before = children()

@@ -48,7 +48,7 @@ def seen(responses: list[Any]) -> list[float]:
 
 @pytest.mark.parametrize("code", [COUNTDOWN, COUNTDOWN.replace("def execute", "async def execute")])
 @pytest.mark.parametrize("place", ["", PROCESS])
-def test_a_request_comes_again_until_the_model_keeps_it_no_longer(python_house: Any, place: str, code: str) -> None:
+def test_a_request_is_rescheduled_until_the_model_releases_it(python_house: Any, place: str, code: str) -> None:
     python_house.add("m", code, DECOUPLED + place)
     started = [python_house.start("m", [[float(value)]]) for value in (40, 3, 25, 1, 30)]
     for _, final, _ in started:
@@ -61,7 +61,7 @@ def test_a_request_comes_again_until_the_model_keeps_it_no_longer(python_house: 
 
 
 @pytest.mark.parametrize("place", ["", PROCESS])
-def test_a_cancelled_request_does_not_come_again(
+def test_a_cancelled_request_is_not_rescheduled(
     python_house: Any, place: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     python_house.add("m", COUNTDOWN, DECOUPLED + place)
@@ -74,7 +74,7 @@ def test_a_cancelled_request_does_not_come_again(
     assert seen(python_house.ask("m", [[2.0]])) == [2, 1]
 
 
-def test_without_streams_a_model_answers_once_after_as_many_runs_as_it_likes(python_house: Any) -> None:
+def test_without_streams_a_model_responds_once_after_any_number_of_runs(python_house: Any) -> None:
     code = """
     class TritonPythonModel:
         def initialize(self, args):
@@ -96,7 +96,7 @@ def test_without_streams_a_model_answers_once_after_as_many_runs_as_it_likes(pyt
     assert python_house.value("m", [[200.0]]) == [[200]]
 
 
-def test_a_model_may_think_better_of_it_and_a_run_that_fails_ends_the_request(python_house: Any) -> None:
+def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(python_house: Any) -> None:
     code = """
     class TritonPythonModel:
         def execute(self, requests):
@@ -121,7 +121,7 @@ def test_a_model_may_think_better_of_it_and_a_run_that_fails_ends_the_request(py
         (ITERATIVE, 2, "answer([[1]])", "execute must return None for a request that it reschedules"),
     ],
 )
-def test_what_a_model_does_wrong_is_told(python_house: Any, config: str, flags: int, returned: str, words: str) -> None:
+def test_errors_of_a_model_are_reported(python_house: Any, config: str, flags: int, returned: str, words: str) -> None:
     code = f"""
     class TritonPythonModel:
         def execute(self, requests):
@@ -132,7 +132,7 @@ def test_what_a_model_does_wrong_is_told(python_house: Any, config: str, flags: 
     assert re.search(words, python_house.error("m", [[1.0]]))
 
 
-def test_a_request_that_was_answered_does_not_come_again_and_an_old_sender_is_closed(
+def test_an_answered_request_is_not_rescheduled_and_its_sender_is_closed(
     python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     code = """

@@ -35,7 +35,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_gets_what_triton_gives_it_and_answers_in_order(python_house: Any) -> None:
+def test_a_model_gets_tritons_arguments_and_responds_in_order(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -79,7 +79,7 @@ def test_a_model_gets_what_triton_gives_it_and_answers_in_order(python_house: An
     }  # fmt: skip
 
 
-def test_requests_of_one_batch_fail_and_succeed_each_on_its_own(python_house: Any) -> None:
+def test_requests_of_one_batch_fail_or_succeed_independently(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -142,7 +142,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_a_model_does_wrong_is_told_and_costs_that_batch_only(python_house: Any, case: str) -> None:
+def test_an_error_of_a_model_is_reported_and_fails_only_its_batch(python_house: Any, case: str) -> None:
     action, expected = WRONG[case]
     python_house.add(
         "m",
@@ -158,9 +158,7 @@ def test_what_a_model_does_wrong_is_told_and_costs_that_batch_only(python_house:
     assert python_house.value("m", [4.0]) == [4.0]
 
 
-def test_outputs_that_are_not_declared_or_not_asked_for_are_left_out(
-    python_house: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_undeclared_and_unrequested_outputs_are_omitted(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
     python_house.add(
         "m",
         """
@@ -199,7 +197,7 @@ def test_strings_come_as_bytes_and_leave_as_utf8(python_house: Any) -> None:
     assert response.outputs[0].array.tolist() == ["aß".encode(), "ß".encode(), "grüßß".encode()]
 
 
-def test_bf16_passes_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
+def test_bf16_is_passed_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -226,7 +224,7 @@ def test_bf16_passes_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
     assert response.outputs[0].array.tolist() == bits.tolist()
 
 
-def test_a_model_may_write_to_its_inputs_and_nobody_else_sees_it(python_house: Any) -> None:
+def test_writes_of_a_model_to_its_inputs_are_private(python_house: Any) -> None:
     code = """
         class TritonPythonModel:
             def execute(self, requests):
@@ -252,7 +250,7 @@ def test_a_model_may_write_to_its_inputs_and_nobody_else_sees_it(python_house: A
     assert "read_only_inputs" in python_house.error("views")
 
 
-def test_an_answer_that_the_model_keeps_does_not_change_on_its_way(python_house: Any) -> None:
+def test_a_response_is_copied_before_the_model_can_change_it(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -302,7 +300,7 @@ def test_modules_beside_a_model_are_its_own(python_house: Any) -> None:
     assert not list(python_house.path.rglob("__pycache__"))
 
 
-def test_each_instance_has_an_object_a_module_and_a_thread_of_its_own(python_house: Any) -> None:
+def test_each_instance_has_its_own_object_module_and_thread(python_house: Any) -> None:
     python_house.add(
         "m",
         """
@@ -345,14 +343,16 @@ def test_each_instance_has_an_object_a_module_and_a_thread_of_its_own(python_hou
         ),
     ],
 )
-def test_a_model_that_does_not_open_says_why_and_leaves_nothing(python_house: Any, code: str, expected: str) -> None:
+def test_a_model_that_fails_to_load_has_its_reason_and_leaves_nothing(
+    python_house: Any, code: str, expected: str
+) -> None:
     python_house.write("m", code)
     with pytest.raises(LoadError, match=expected):
         python_house.service.load_model("m")
     assert [name for name in sys.modules if name.startswith("_edge_model_")] == []
 
 
-def test_auto_complete_config_fills_what_the_configuration_leaves_out(python_house: Any) -> None:
+def test_auto_complete_config_fills_missing_configuration(python_house: Any) -> None:
     code = """
         class TritonPythonModel:
             @staticmethod
@@ -379,7 +379,7 @@ def test_auto_complete_config_fills_what_the_configuration_leaves_out(python_hou
         python_house.service.load_model("m")
 
 
-def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_ready_decides_the_readiness_of_the_model(python_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     python_house.add(
         "m",
         """
@@ -402,7 +402,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         assert not python_house.service.is_model_ready("m", None)
 
 
-def test_two_who_ask_for_a_models_health_at_once_get_the_same_answer() -> None:
+def test_concurrent_health_checks_share_one_result() -> None:
     check, may_answer = HealthCheck(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(check.is_healthy, lambda: may_answer.wait(20), 20.0) for _ in range(2)]
@@ -411,7 +411,7 @@ def test_two_who_ask_for_a_models_health_at_once_get_the_same_answer() -> None:
         assert [answer.result() for answer in answers] == [True, True]
 
 
-def test_while_a_model_hangs_in_its_health_check_the_answer_is_no_at_once(eventually: Any) -> None:
+def test_during_a_hung_health_check_the_model_is_not_ready(eventually: Any) -> None:
     check, may_answer = HealthCheck(), threading.Event()
     assert not check.is_healthy(lambda: may_answer.wait(60), 0.05)
     assert not check.is_healthy(lambda: True, 60.0)
@@ -419,7 +419,7 @@ def test_while_a_model_hangs_in_its_health_check_the_answer_is_no_at_once(eventu
     assert eventually(lambda: check.is_healthy(lambda: True, 20.0))
 
 
-def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(
+def test_metrics_of_a_model_are_on_the_metrics_page_until_it_is_unloaded(
     python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     python_house.add(
@@ -461,7 +461,9 @@ def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(
     ],
     ids=["method", "function", "partial", "class"],
 )
-def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest.LogCaptureFixture, start: str) -> None:
+def test_threads_that_a_model_leaves_running_are_named(
+    python_house: Any, caplog: pytest.LogCaptureFixture, start: str
+) -> None:
     python_house.add(
         "m",
         f"""
@@ -490,7 +492,7 @@ def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest
 
 
 @pytest.mark.soak
-def test_reloads_leave_nothing_behind(python_house: Any) -> None:
+def test_reloads_leak_nothing(python_house: Any) -> None:
     python_house.write(
         "m",
         """
@@ -548,7 +550,7 @@ def test_a_coroutine_may_be_awaited_in_execute(python_house: Any) -> None:
 
 @pytest.mark.parametrize("thread", ["own", "caller"])
 @pytest.mark.parametrize("raised", ["asyncio.CancelledError('so')", "GeneratorExit('so')"])
-def test_what_is_raised_beside_exceptions_costs_its_batch_and_not_the_instance(
+def test_a_base_exception_fails_its_batch_and_not_the_instance(
     python_house: Any, one_to_one: str, thread: str, raised: str
 ) -> None:
     python_house.add(
@@ -565,14 +567,14 @@ def test_what_is_raised_beside_exceptions_costs_its_batch_and_not_the_instance(
     assert python_house.value("m", [2.0]) == [4.0]
 
 
-def test_a_load_whose_initialize_is_cancelled_fails_and_says_so(python_house: Any) -> None:
+def test_a_load_whose_initialize_is_cancelled_fails_with_that_reason(python_house: Any) -> None:
     code = "class TritonPythonModel:\n    def METHOD: raise asyncio.CancelledError('so')\n"
     for method in ("initialize(self, args)", "auto_complete_config(config)"):
         with pytest.raises(LoadError, match="CancelledError: so"):
             python_house.add("m", code.replace("METHOD", method) + "    def execute(self, requests): pass\n")
 
 
-def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_one_runs(
+def test_a_coroutine_without_an_available_thread_fails_only_its_batch(
     python_house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python_house.add(
@@ -594,7 +596,7 @@ def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_o
     assert python_house.value("m", [2.0]) == [4.0]
 
 
-def test_a_health_check_for_which_there_is_no_thread_says_no_and_the_next_one_is_asked(
+def test_a_health_check_without_an_available_thread_fails_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

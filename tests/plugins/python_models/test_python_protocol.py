@@ -116,7 +116,7 @@ def refusing(granted: int, module: Any) -> Any:
     return SimpleNamespace(**{**vars(module.threading), "Thread": Thread})
 
 
-def test_words_numbers_and_arrays_of_types_that_a_model_made_itself_reach_the_server(python_house: Any) -> None:
+def test_subclasses_of_str_int_and_ndarray_reach_the_server(python_house: Any) -> None:
     python_house.add("m", OWN_TYPES, ISOLATED)
     (response,) = python_house.ask("m", [1.5])
     assert response.error is None
@@ -125,13 +125,13 @@ def test_words_numbers_and_arrays_of_types_that_a_model_made_itself_reach_the_se
     assert [type(value) for value in response.parameters.values()] == [str, int, float, bool]
 
 
-def test_a_call_in_words_that_a_model_made_itself_reaches_the_other_model(python_house: Any) -> None:
+def test_a_call_with_subclasses_of_str_reaches_the_other_model(python_house: Any) -> None:
     python_house.add("target", PLAIN)
     python_house.add("m", CALLER, ISOLATED)
     assert python_house.value("m", [4.0]) == [9.0]
 
 
-def test_a_process_that_sends_nonsense_costs_its_batch_and_is_replaced(python_house: Any) -> None:
+def test_a_process_that_sends_invalid_data_fails_its_batch_and_is_replaced(python_house: Any) -> None:
     python_house.add("m", BABBLER, ISOLATED)
     (first,) = python_house.value("m", [2.0])
     (response,) = python_house.ask("m", [1.0])
@@ -140,14 +140,14 @@ def test_a_process_that_sends_nonsense_costs_its_batch_and_is_replaced(python_ho
     assert second != first
 
 
-def test_nonsense_where_a_message_should_begin_is_told_from_a_message(pair: tuple[Channel, Channel]) -> None:
+def test_invalid_data_at_the_start_of_a_message_is_detected(pair: tuple[Channel, Channel]) -> None:
     one, other = pair
     one._socket.sendall(b"nonsense" * 4)
     with pytest.raises(MalformedMessage, match="nons"):
         other.receive()
 
 
-def test_memory_on_a_gpu_for_outputs_is_no_matter_for_a_model_in_a_process(python_house: Any) -> None:
+def test_an_isolated_model_ignores_gpu_output_memory(python_house: Any) -> None:
     piece = SimpleNamespace(device_id=0, address=4096, byte_size=4, lock=threading.Lock())
     with pytest.raises(TypeError):
         pickle.dumps(piece)
@@ -165,7 +165,7 @@ class LostPiece:
         raise ServingFault("failed to read CUDA shared memory region 'r': unspecified launch failure")
 
 
-def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_hand(
+def test_an_unreadable_input_fails_its_request_and_leaks_nothing(
     python_house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[RequestsInProcess] = []
@@ -179,7 +179,7 @@ def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_ha
     assert python_house.value("m", [4.0]) == [8.0]
 
 
-def test_what_was_to_be_freed_is_told_with_the_next_message_where_one_could_not_be_written(
+def test_after_a_failed_write_freed_memory_is_reported_with_the_next_message(
     pair: tuple[Channel, Channel],
 ) -> None:
     one, other = pair
@@ -195,7 +195,7 @@ def test_what_was_to_be_freed_is_told_with_the_next_message_where_one_could_not_
     assert one.arena.used_bytes == 0
 
 
-def test_who_reads_is_not_held_up_by_who_cannot_send(pair: tuple[Channel, Channel]) -> None:
+def test_a_blocked_writer_does_not_delay_the_reader(pair: tuple[Channel, Channel]) -> None:
     """Else both ends could wait for each other for ever, each with a message that the other does not read."""
     one, other = pair
     one.send(("array", np.zeros(1 << 20, np.uint8)))
@@ -212,7 +212,7 @@ def test_who_reads_is_not_held_up_by_who_cannot_send(pair: tuple[Channel, Channe
     sender.join(60)
 
 
-def test_inputs_stay_as_they_are_until_execute_has_returned(
+def test_inputs_do_not_change_until_execute_returns(
     python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     """Also those of requests that have had their last answer by then."""
@@ -244,9 +244,7 @@ def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) ->
     return job(ModelFile(folder / "model.py", folder.parent, 1))
 
 
-def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
-    model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stopped_reading_is_killed_on_close(model_job: OpenJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_process_client, "EXIT_TIMEOUT_S", 0.2)
     one = ModelProcess(model_job, open_alone, lambda lost, why: None)
     one.open()
@@ -266,7 +264,7 @@ def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     assert [type(failure) for failure in failures] == [SessionLost]
 
 
-def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
+def test_without_available_threads_the_process_is_ended_and_the_load_fails(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
@@ -287,7 +285,7 @@ def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def test_a_crash_while_there_is_no_thread_to_heal_it_is_answered_and_healed_later(
+def test_without_an_available_thread_a_crashed_process_restarts_later(
     python_house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python_house.add(

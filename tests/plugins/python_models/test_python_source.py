@@ -59,7 +59,7 @@ def test_a_model_is_unloaded_while_other_threads_import(tmp_path: Path, quick_sw
             thread.join()
 
 
-def test_in_a_process_of_its_own_a_models_modules_go_by_plain_names_too(python_house: Any) -> None:
+def test_modules_of_an_isolated_model_have_plain_names(python_house: Any) -> None:
     folder = python_house.write(
         "m",
         """
@@ -98,7 +98,7 @@ def test_in_a_process_of_its_own_a_models_modules_go_by_plain_names_too(python_h
     assert "audit_helper" not in sys.modules
 
 
-def test_plain_names_are_gone_with_the_model_and_never_there_in_a_shared_process(tmp_path: Path) -> None:
+def test_plain_module_names_are_removed_with_the_model(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "audit_helper.py").touch()
     path = tmp_path / "1" / "model.py"
@@ -168,7 +168,7 @@ def by_name():
 """
 
 
-def test_models_in_one_process_import_by_name_what_is_their_own(python_house: Any) -> None:
+def test_models_in_one_process_import_their_own_modules_by_name(python_house: Any) -> None:
     words = {"first": "own", "second": "another"}
     for name, word in words.items():
         version = python_house.write(name, f"WORD = {word!r}\n{BY_NAME}")
@@ -187,7 +187,7 @@ def test_models_in_one_process_import_by_name_what_is_their_own(python_house: An
     assert "audit_helper" not in sys.modules
 
 
-def test_models_import_by_name_at_the_same_time(tmp_path: Path, quick_switches: None) -> None:
+def test_models_import_by_name_concurrently(tmp_path: Path, quick_switches: None) -> None:
     sources = []
     for number in range(4):
         folder = tmp_path / str(number) / "1"
@@ -226,9 +226,7 @@ class Unloading(MetaPathFinder):
         self._source.unload()
 
 
-def test_an_import_misses_nothing_when_the_last_model_is_unloaded_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_succeeds_while_the_last_model_is_unloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "1").mkdir()
     path = tmp_path / "1" / "model.py"
     path.write_text("TritonPythonModel = object\n")

@@ -120,7 +120,7 @@ def doubt(tmp_path: Path, code: str, parameters: dict[str, str] | None = None, *
     return needs_own_thread(model, execute, file, lambda name: (tmp_path / f"{name}.py").exists())
 
 
-def test_a_model_of_plain_arithmetic_runs_on_the_thread_that_brings_the_request(python_house: Any) -> None:
+def test_a_model_of_plain_arithmetic_runs_inline(python_house: Any) -> None:
     add(python_house, "m", SCALE)
     threads: list[int] = []
 
@@ -134,13 +134,13 @@ def test_a_model_of_plain_arithmetic_runs_on_the_thread_that_brings_the_request(
     assert threads == [threading.get_ident()]
 
 
-def test_a_model_with_anything_unknown_keeps_the_thread_that_initialized_it(python_house: Any) -> None:
+def test_a_model_with_unknown_imports_runs_on_the_thread_that_initialized_it(python_house: Any) -> None:
     add(python_house, "m", TELLS.format(imports="", body=""), THREADS)
     executed, initialized = executed_by(python_house, "m")
     assert executed == initialized != threading.get_ident()
 
 
-def test_a_connection_of_sqlite_made_in_initialize_is_good_in_execute(python_house: Any) -> None:
+def test_an_sqlite_connection_of_initialize_works_in_execute(python_house: Any) -> None:
     code = """
         import sqlite3
         import numpy as np
@@ -160,7 +160,7 @@ def test_a_connection_of_sqlite_made_in_initialize_is_good_in_execute(python_hou
     assert response.outputs[0].array.tolist() == [3.0]
 
 
-def test_what_the_configuration_says_counts_more_than_what_the_file_shows(python_house: Any) -> None:
+def test_the_configured_execution_thread_overrides_the_detected_one(python_house: Any) -> None:
     code = TELLS.format(imports="", body="")
     add(python_house, "caller", code, THREADS + parameter("caller"))
     add(python_house, "own", code, THREADS + parameter("own"))
@@ -168,7 +168,7 @@ def test_what_the_configuration_says_counts_more_than_what_the_file_shows(python
     assert executed_by(python_house, "own")[0] != threading.get_ident()
 
 
-def test_a_model_never_executes_twice_at_once_whoever_calls(python_house: Any) -> None:
+def test_a_model_instance_never_executes_concurrently(python_house: Any) -> None:
     code = TELLS.format(
         imports="inside = []",
         body="inside.append(1); assert len(inside) == 1; sum(range(2000)); inside.pop()",
@@ -190,7 +190,7 @@ def test_a_model_never_executes_twice_at_once_whoever_calls(python_house: Any) -
     assert counted.success.count == 300
 
 
-def test_the_context_of_a_model_is_its_own_on_any_thread(python_house: Any) -> None:
+def test_a_model_has_its_own_context_on_any_thread(python_house: Any) -> None:
     code = TELLS.format(
         imports="import contextvars\nseen = contextvars.ContextVar('seen', default=0)",
         body="seen.set(seen.get() + 1); same = np.array([seen.get(), 0], np.float64)",
@@ -210,14 +210,14 @@ CALLS_OTHERS = {
 
 
 @pytest.mark.parametrize("what", CALLS_OTHERS)
-def test_a_model_on_its_callers_threads_is_told_that_it_cannot_call_others(python_house: Any, what: str) -> None:
+def test_an_inline_model_that_calls_others_gets_an_error(python_house: Any, what: str) -> None:
     add(python_house, "m", TELLS.format(imports="", body=CALLS_OTHERS[what]), THREADS + parameter("caller"))
     response = ask_here(python_house, "m")
     assert response.error is not None
     assert 'execution_thread: "own"' in response.error.message
 
 
-def test_a_model_that_calls_others_does_so_from_a_thread_of_its_own(python_house: Any) -> None:
+def test_a_model_that_calls_others_runs_on_its_own_thread(python_house: Any) -> None:
     add(python_house, "scale", SCALE)
     code = """
         import triton_python_backend_utils as pb_utils
@@ -235,7 +235,7 @@ def test_a_model_that_calls_others_does_so_from_a_thread_of_its_own(python_house
     assert response.outputs[0].array.tolist() == [2.0] * 4
 
 
-def test_what_a_model_raises_on_its_callers_thread_is_the_requests_error_alone(python_house: Any) -> None:
+def test_an_exception_of_an_inline_model_fails_only_its_request(python_house: Any) -> None:
     add(python_house, "m", TELLS.format(imports="import sys", body="sys.exit(3)"), THREADS + parameter("caller"))
     first = ask_here(python_house, "m")
     assert first.error is not None
@@ -243,7 +243,7 @@ def test_what_a_model_raises_on_its_callers_thread_is_the_requests_error_alone(p
     assert ask_here(python_house, "m").error is not None
 
 
-def test_a_request_is_cancelled_from_elsewhere_while_its_callers_thread_executes(python_house: Any) -> None:
+def test_a_request_can_be_cancelled_while_it_executes_inline(python_house: Any) -> None:
     code = TELLS.format(imports="import sys", body="entered, go = sys.gates; entered.set(); assert go.wait(20)")
     add(python_house, "m", code, THREADS + parameter("caller"))
     entered, go = threading.Event(), threading.Event()
@@ -278,7 +278,7 @@ def test_a_request_is_cancelled_from_elsewhere_while_its_callers_thread_executes
     assert python_house.service.statistics("m", None)[0].failures["CANCELED"] == 1
 
 
-def test_a_reload_waits_for_the_callers_thread_and_finalizes_on_the_models_own(python_house: Any) -> None:
+def test_a_reload_waits_for_inline_execution_and_finalizes_on_the_models_thread(python_house: Any) -> None:
     code = TELLS.format(imports="", body="")
     for _ in range(3):
         add(python_house, "m", code, THREADS + parameter("caller"))
@@ -314,22 +314,22 @@ def test_a_reload_waits_for_the_callers_thread_and_finalizes_on_the_models_own(p
         ("def f(:", "its file cannot be read as a program"),
     ],
 )
-def test_what_is_not_known_is_not_trusted(tmp_path: Path, code: str, reason: str) -> None:
+def test_unknown_code_is_not_run_inline(tmp_path: Path, code: str, reason: str) -> None:
     assert doubt(tmp_path, code) == reason
 
 
-def test_a_file_of_the_models_own_is_not_the_module_of_that_name(tmp_path: Path) -> None:
+def test_a_models_own_file_is_not_taken_for_the_library_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
     assert doubt(tmp_path, "import numpy") == "it imports numpy"
 
 
-def test_a_decoupled_model_keeps_its_thread_and_cannot_be_told_otherwise(tmp_path: Path) -> None:
+def test_a_decoupled_model_always_has_its_own_thread(tmp_path: Path) -> None:
     assert doubt(tmp_path, "", is_decoupled=True) == "it is decoupled"
     with pytest.raises(BadModelConfig, match="model 'm': parameter execution_thread is caller, but it is decoupled"):
         doubt(tmp_path, "", {"execution_thread": "caller"}, is_decoupled=True)
 
 
-def test_a_coroutine_keeps_its_thread_and_cannot_be_told_otherwise(python_house: Any) -> None:
+def test_a_coroutine_always_has_its_own_thread(python_house: Any) -> None:
     code = "class TritonPythonModel:\n    async def execute(self, requests):\n        return []\n"
     with pytest.raises(LoadError, match="its execute is a coroutine"):
         add(python_house, "m", code, CONFIG + parameter("caller"))
@@ -342,11 +342,11 @@ def test_a_coroutine_keeps_its_thread_and_cannot_be_told_otherwise(python_house:
         (parameter("caller") + parameter("process", "isolation"), "execution_thread is caller, but with isolation"),
     ],
 )
-def test_a_wrong_word_or_a_contradiction_fails_the_load(python_house: Any, more: str, words: str) -> None:
+def test_an_invalid_or_contradictory_execution_thread_fails_the_load(python_house: Any, more: str, words: str) -> None:
     with pytest.raises(LoadError, match=words):
         add(python_house, "m", SCALE, CONFIG + more)
 
 
-def test_the_example_of_this_file_is_one_that_needs_no_thread(tmp_path: Path) -> None:
+def test_the_example_of_this_file_can_run_inline(tmp_path: Path) -> None:
     assert inspect.cleandoc(SCALE)
     assert doubt(tmp_path, SCALE) == ""

@@ -50,7 +50,7 @@ def test_each_level_of_the_logger_is_a_level_of_the_log(
 
 
 @BOTH
-def test_what_a_model_logs_follows_the_level_as_it_is_now(
+def test_messages_of_a_model_follow_the_current_log_level(
     python_house: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
 ) -> None:
     caplog.set_level(logging.WARNING, "edge_server.model")
@@ -76,7 +76,7 @@ def test_what_a_model_logs_follows_the_level_as_it_is_now(
 
 
 @pytest.mark.full
-def test_tensors_pass_between_numpy_and_torch_over_one_memory(python_house: Any) -> None:
+def test_tensors_share_memory_between_numpy_and_torch(python_house: Any) -> None:
     pytest.importorskip("torch")
     python_house.add(
         "m",
@@ -103,7 +103,7 @@ def test_tensors_pass_between_numpy_and_torch_over_one_memory(python_house: Any)
 
 
 @BOTH
-def test_a_model_is_loaded_with_a_configuration_and_files_of_the_callers(python_house: Any, config: str) -> None:
+def test_a_model_is_loaded_with_the_callers_configuration_and_files(python_house: Any, config: str) -> None:
     python_house.write("other", "class TritonPythonModel: pass")
     code = """
     import triton_python_backend_utils as pb_utils
@@ -146,7 +146,7 @@ def test_a_model_is_loaded_with_a_configuration_and_files_of_the_callers(python_
 
 
 @BOTH
-def test_a_models_health_is_asked_wherever_it_lives(python_house: Any, config: str) -> None:
+def test_health_checks_work_in_process_and_isolated(python_house: Any, config: str) -> None:
     python_house.add(
         "m",
         """
@@ -167,7 +167,7 @@ def test_a_models_health_is_asked_wherever_it_lives(python_house: Any, config: s
 
 @BOTH
 @pytest.mark.parametrize("number", [-(2**63) - 1, 2**64])
-def test_a_parameter_that_no_wire_carries_fails_that_batch_alone(python_house: Any, config: str, number: int) -> None:
+def test_a_parameter_that_no_protocol_carries_fails_only_its_batch(python_house: Any, config: str, number: int) -> None:
     python_house.add(
         "m",
         """
@@ -207,7 +207,7 @@ def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, c
     assert python_house.value("m", [[1.0]]) == [[7.0]]
 
 
-def test_the_folder_of_a_model_is_nobodys_outside_of_models() -> None:
+def test_outside_of_models_there_is_no_model_folder() -> None:
     import edge_server.plugins.python_models.triton_python_backend_utils as pb_utils
 
     with pytest.raises(pb_utils.TritonModelException, match="get_model_dir: called by no model"):
@@ -238,9 +238,7 @@ def test_shapes_are_lists_that_models_may_add_to(python_house: Any) -> None:
         ("pb_utils.InferenceResponse([], parameters={1: 1})", "got 1 with int"),
     ],
 )
-def test_values_that_no_wire_carries_are_refused_with_tritons_exception(
-    python_house: Any, made: str, words: str
-) -> None:
+def test_values_that_no_protocol_carries_raise_tritons_exception(python_house: Any, made: str, words: str) -> None:
     python_house.add(
         "m",
         f"""

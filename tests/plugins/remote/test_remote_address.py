@@ -26,7 +26,7 @@ from edge_server.plugins.remote.object_store import ObjectListing, ObjectStore, 
         ("file:///models", "file", "/models", {}),
     ],
 )
-def test_addresses_are_read_as_triton_reads_them(url: str, protocol: str, path: str, options: Any) -> None:
+def test_addresses_are_parsed_as_by_triton(url: str, protocol: str, path: str, options: Any) -> None:
     found = parse_address(url)
     assert (found.protocol, found.path, found.options) == (protocol, path, options)
     assert is_remote(url)
@@ -38,7 +38,7 @@ def test_addresses_are_read_as_triton_reads_them(url: str, protocol: str, path: 
     ["http://host/models", "s3://", "s3://host:9000/", "s3://host:9000", "s3://key:secret@host/b", "as://account",
      "as://account/", "file://models", "gs://", "S3://bucket", "s3://ftp://host:1/b"],
 )  # fmt: skip
-def test_other_addresses_are_refused_in_one_sentence_without_secrets(url: str) -> None:
+def test_other_addresses_are_refused_without_showing_secrets(url: str) -> None:
     with pytest.raises(InvalidRequest, match="model repository") as caught:
         parse_address(url)
     assert "secret" not in caught.value.message
@@ -52,12 +52,12 @@ def test_paths_are_no_addresses() -> None:
     assert not any(map(is_remote, ["/models", "models", "a:b", "./s3:/x"]))
 
 
-def test_every_address_has_a_copy_of_its_own() -> None:
+def test_every_address_has_its_own_copy() -> None:
     urls = ["s3://a/b", "s3://a-b", "s3://a/b/c", "gs://a/b"]
     assert len({parse_address(url).folder_name for url in urls}) == len(urls)
 
 
-def test_a_store_whose_library_is_missing_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_its_library_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
@@ -68,7 +68,7 @@ def test_a_store_whose_library_is_missing_names_the_pip_line(monkeypatch: pytest
         ObjectStore(parse_address("s3://bucket/a"))
 
 
-def test_the_variable_of_repositories_may_hold_addresses() -> None:
+def test_the_repository_variable_may_contain_addresses() -> None:
     table = [
         ("/a:/b", ("/a", "/b")),
         ("s3://bucket/a:/b", ("s3://bucket/a", "/b")),
@@ -88,7 +88,7 @@ def test_the_variable_of_repositories_may_hold_addresses() -> None:
         ({"EDGE_SERVER_REPOSITORY_CACHE_DIR": "/given", "CACHE_DIRECTORY": "/unit"}, "/given"),
     ],
 )
-def test_the_copies_go_where_the_operator_or_the_service_manager_says(environ: dict[str, str], expected: str) -> None:
+def test_copies_are_stored_where_the_operator_or_systemd_configures(environ: dict[str, str], expected: str) -> None:
     assert parse_serve(["--model-repository=s3://b/a"], environ).config.repository.cache_dir == expected
 
 
@@ -118,7 +118,7 @@ def test_a_listing_is_sorted_into_versions_and_models_own_files() -> None:
     assert found.warnings == ()
 
 
-def test_a_file_that_is_also_a_folder_is_passed_over() -> None:
+def test_a_file_that_is_also_a_folder_is_skipped() -> None:
     found = plan(ObjectListing((RemoteFile("m/1/a", 1, ""), RemoteFile("m/1/a/b", 1, ""))))
     assert list(found.units[UnitKey("m", 1)]) == ["a/b"]
 
@@ -129,7 +129,7 @@ def test_a_file_that_is_also_a_folder_is_passed_over() -> None:
     ["../escaped", "m/../../escaped", "m/1/../../../escaped", "/etc/passwd", "m//x", "m/./x", "m/1/a\\b", "m/1/a\nb",
      "m/1/\x00", "m/3", "m /1/x", "m/1/" + "x" * 300, "m/1/" + "d/" * 600 + "x"],
 )  # fmt: skip
-def test_a_name_that_could_leave_the_copy_is_passed_over_with_a_warning(name: str) -> None:
+def test_a_name_outside_the_copy_is_skipped_with_a_warning(name: str) -> None:
     found = plan(ObjectListing((RemoteFile(name, 1, ""), RemoteFile("m/1/good", 1, ""))))
     assert found.units == {UnitKey("m", 1): {"good": RemoteFile("m/1/good", 1, "")}}
     assert len(found.warnings) == 1

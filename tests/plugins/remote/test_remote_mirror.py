@@ -62,7 +62,7 @@ def fill(bucket: Any) -> dict[str, bytes]:
     return files
 
 
-def test_the_copy_holds_what_the_bucket_holds(bucket: Any, mirror_of: Any) -> None:
+def test_the_copy_equals_the_bucket(bucket: Any, mirror_of: Any) -> None:
     files = fill(bucket)
     bucket.put("m/2/empty.bin", b"")
     bucket.put("n/1/", b"")  # what consoles write for a folder: a version without files
@@ -74,7 +74,7 @@ def test_the_copy_holds_what_the_bucket_holds(bucket: Any, mirror_of: Any) -> No
     assert mirror.is_warm
 
 
-def test_nothing_is_fetched_again_that_did_not_change(bucket: Any, mirror_of: Any) -> None:
+def test_unchanged_files_are_not_downloaded_again(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/model.onnx", os.urandom(MIB))
     mirror_of(bucket.url).sync()
     before = bucket.wire.sent_bytes
@@ -85,7 +85,7 @@ def test_nothing_is_fetched_again_that_did_not_change(bucket: Any, mirror_of: An
     assert tree(mirror.root)["m/2/model.onnx"] == b"two"
 
 
-def test_of_a_version_that_changed_only_the_changed_file_is_fetched(bucket: Any, mirror_of: Any) -> None:
+def test_only_changed_files_of_a_version_are_downloaded(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/weights.bin", os.urandom(MIB))
     bucket.put("m/1/model.xml", b"old")
     mirror = mirror_of(bucket.url)
@@ -98,7 +98,7 @@ def test_of_a_version_that_changed_only_the_changed_file_is_fetched(bucket: Any,
     assert len(tree(mirror.root)["m/1/weights.bin"]) == MIB
 
 
-def test_a_download_that_was_cut_goes_on_where_it_ended_and_shows_nothing_before(bucket: Any, mirror_of: Any) -> None:
+def test_an_interrupted_download_is_resumed_and_published_when_complete(bucket: Any, mirror_of: Any) -> None:
     content = os.urandom(3 * MIB)
     bucket.put("m/1/model.onnx", content)
     mirror = mirror_of(bucket.url)
@@ -116,9 +116,7 @@ def test_a_download_that_was_cut_goes_on_where_it_ended_and_shows_nothing_before
     assert bucket.wire.sent_bytes - before < 2 * MIB
 
 
-def test_a_file_that_was_replaced_in_the_middle_of_its_download_is_never_shown_mixed(
-    bucket: Any, mirror_of: Any
-) -> None:
+def test_a_file_replaced_during_its_download_is_never_published_mixed(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/model.onnx", b"a" * MIB)
     mirror = mirror_of(bucket.url)
     read = mirror._store.read
@@ -135,7 +133,7 @@ def test_a_file_that_was_replaced_in_the_middle_of_its_download_is_never_shown_m
     assert tree(mirror.root) == {"m/1/model.onnx": b"b" * MIB}
 
 
-def test_a_version_whose_upload_goes_on_is_shown_when_it_stands_still(
+def test_a_version_is_published_once_its_upload_has_ended(
     bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("m/1/model.xml", b"first half")
@@ -146,7 +144,7 @@ def test_a_version_whose_upload_goes_on_is_shown_when_it_stands_still(
     monkeypatch.undo()
 
 
-def test_what_left_the_bucket_leaves_the_copy(bucket: Any, mirror_of: Any) -> None:
+def test_files_deleted_from_the_bucket_are_deleted_from_the_copy(bucket: Any, mirror_of: Any) -> None:
     fill(bucket)
     bucket.put("m/2/model.onnx", b"two")
     bucket.put("m/labels/a.txt", b"cat")
@@ -159,7 +157,7 @@ def test_what_left_the_bucket_leaves_the_copy(bucket: Any, mirror_of: Any) -> No
     assert sorted(path.name for path in mirror.root.rglob("*") if path.is_dir()) == ["2", "m"]
 
 
-def test_nothing_is_deleted_when_the_new_did_not_arrive(bucket: Any, mirror_of: Any) -> None:
+def test_nothing_is_deleted_if_a_download_failed(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/model.onnx", b"one")
     mirror = mirror_of(bucket.url)
     mirror.sync()
@@ -174,7 +172,7 @@ def test_nothing_is_deleted_when_the_new_did_not_arrive(bucket: Any, mirror_of: 
     assert list(tree(mirror.root)) == ["m/2/model.onnx"]
 
 
-def test_an_empty_bucket_takes_nothing_from_the_copy(bucket: Any, mirror_of: Any) -> None:
+def test_an_empty_bucket_deletes_nothing_from_the_copy(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/model.onnx", b"one")
     mirror = mirror_of(bucket.url)
     mirror.sync()
@@ -200,7 +198,7 @@ def test_a_corrupted_listing_changes_nothing(bucket: Any, mirror_of: Any, garble
     assert tree(mirror.root) == {**files, "m/2/model.onnx": b"two"}
 
 
-def test_a_damaged_copy_is_mended(bucket: Any, mirror_of: Any) -> None:
+def test_a_damaged_copy_is_repaired(bucket: Any, mirror_of: Any) -> None:
     files = fill(bucket)
     mirror = mirror_of(bucket.url)
     mirror.sync()
@@ -214,7 +212,7 @@ def test_a_damaged_copy_is_mended(bucket: Any, mirror_of: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"units": {"m": {"x": {}}}, "is_complete": true}'])
-def test_a_damaged_record_costs_a_download_and_nothing_else(bucket: Any, mirror_of: Any, content: bytes) -> None:
+def test_a_damaged_record_only_repeats_the_download(bucket: Any, mirror_of: Any, content: bytes) -> None:
     files = fill(bucket)
     mirror = mirror_of(bucket.url)
     mirror.sync()
@@ -224,7 +222,7 @@ def test_a_damaged_record_costs_a_download_and_nothing_else(bucket: Any, mirror_
     assert tree(mirror.root) == files
 
 
-def test_hostile_names_stay_outside(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
+def test_unsafe_names_are_not_copied(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
     files = fill(bucket)
     for name in ("m/../../escaped", "m//x", "m/1/a\\b", "m/3"):
         bucket.put(name, b"hostile")
@@ -235,7 +233,7 @@ def test_hostile_names_stay_outside(bucket: Any, mirror_of: Any, tmp_path: Path)
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_a_full_disk_leaves_the_copy_as_it_is_and_frees_what_was_begun(
+def test_a_full_disk_keeps_the_copy_and_deletes_the_partial_download(
     bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = fill(bucket)
@@ -276,7 +274,7 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
     assert "refused 'm/1/model.onnx' cannot be stored: File too large\n[] []" in done.stdout
 
 
-def test_two_processes_do_not_write_one_copy(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
+def test_only_one_process_writes_a_copy(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
     fill(bucket)
     first = mirror_of(bucket.url)
     first.sync()
@@ -290,7 +288,7 @@ def test_two_processes_do_not_write_one_copy(bucket: Any, mirror_of: Any, tmp_pa
     second.close()
 
 
-def test_a_store_that_is_away_is_tried_again_until_it_is_back(
+def test_an_unreachable_store_is_retried_until_it_is_back(
     bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_module, "_FIRST_RETRY_S", 0.05)
@@ -304,7 +302,7 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     assert (mirror.root / "m/1/model.onnx").is_file()
 
 
-def test_without_the_store_the_start_waits_so_long_and_no_longer(bucket: Any, tmp_path: Path) -> None:
+def test_without_the_store_the_start_waits_for_the_timeout_only(bucket: Any, tmp_path: Path) -> None:
     bucket.wire.is_down = True
     config = RepositoryConfig(
         (bucket.url,), cache_dir=str(tmp_path / "cache"), control_mode="none", poll_s=0.05, first_sync_s=0.5
@@ -317,7 +315,7 @@ def test_without_the_store_the_start_waits_so_long_and_no_longer(bucket: Any, tm
         copy._thread.join(60)
 
 
-def test_a_folder_by_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> None:
+def test_a_file_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> None:
     source = tmp_path / "share"
     (source / "m/1").mkdir(parents=True)
     (source / "m/1/model.onnx").write_bytes(b"one")
@@ -339,7 +337,7 @@ def test_a_folder_by_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> No
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])
-def test_two_folders_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool) -> None:
+def test_two_folders_are_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -350,7 +348,7 @@ def test_two_folders_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
-def test_exchanging_with_what_is_not_there_is_the_systems_error(tmp_path: Path) -> None:
+def test_exchanging_with_a_missing_folder_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError) as caught:
         exchange(tmp_path / "a", tmp_path / "b")

@@ -35,7 +35,7 @@ def test_a_topic_that_is_named_twice_is_refused(topics: dict[str, str]) -> None:
         BridgeParameters("m", image_topic="/image", **topics)
 
 
-def test_a_server_that_stays_away_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_server_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     caplog.set_level(logging.INFO)
     connection_log = ConnectionLog("/image", clock=lambda: now)
@@ -65,7 +65,7 @@ def test_a_server_that_stays_away_is_told_of_once_a_minute(caplog: pytest.LogCap
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_answers_in_place_of_a_ros_master_is_told_and_asked_again(
+def test_a_wrong_service_at_the_ros_masters_address_is_reported_and_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     tries, has_node = iter([error]), threading.Event()

@@ -14,7 +14,7 @@ from edge_server.plugins.ros.dds_domains import explain_no_nodes
 from edge_server.plugins.ros.dds_transport import COMPARE_NAMES_OF_FAST_DDS, LOOPBACK_ONLY, network_configuration
 
 
-def test_without_variables_nodes_are_looked_for_on_the_default_interface() -> None:
+def test_without_variables_discovery_uses_the_default_interface() -> None:
     assert network_configuration({}) == (COMPARE_NAMES_OF_FAST_DDS, "the default network interface")
     assert network_configuration({"ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"}) == network_configuration({})
 
@@ -27,14 +27,14 @@ def test_without_variables_nodes_are_looked_for_on_the_default_interface() -> No
         {"ROS_LOCALHOST_ONLY": "1", "ROS_AUTOMATIC_DISCOVERY_RANGE": "SUBNET"},
     ],
 )
-def test_this_machine_alone(environment: dict[str, str]) -> None:
+def test_discovery_can_be_limited_to_this_machine(environment: dict[str, str]) -> None:
     configuration, reach = network_configuration(environment)
     assert configuration == f"{COMPARE_NAMES_OF_FAST_DDS},{LOOPBACK_ONLY}"
     assert reach.startswith("this machine only")
 
 
 @pytest.mark.parametrize(("given", "multicast"), [("SUBNET", "default"), ("LOCALHOST", "false")])
-def test_static_peers_are_asked_too(given: str, multicast: str) -> None:
+def test_static_peers_are_used_too(given: str, multicast: str) -> None:
     configuration, reach = network_configuration(
         {"ROS_AUTOMATIC_DISCOVERY_RANGE": given, "ROS_STATIC_PEERS": "192.168.1.5; robot.local;"}
     )
@@ -43,7 +43,7 @@ def test_static_peers_are_asked_too(given: str, multicast: str) -> None:
     assert "192.168.1.5, robot.local" in reach
 
 
-def test_a_users_configuration_comes_last_so_that_it_decides() -> None:
+def test_a_users_configuration_comes_last_and_overrides() -> None:
     own = "file:///etc/cyclone.xml"
     environment = {"CYCLONEDDS_URI": own, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_STATIC_PEERS": "x"}
     assert network_configuration(environment)[0] == f"{COMPARE_NAMES_OF_FAST_DDS},{own}"
@@ -57,7 +57,7 @@ def test_a_users_configuration_comes_last_so_that_it_decides() -> None:
         ({"ROS_STATIC_PEERS": "a;<b>"}, "ROS_STATIC_PEERS: expected addresses with ';' between them, got '<b>'"),
     ],
 )
-def test_wrong_variables_are_named(environment: dict[str, str], expected: str) -> None:
+def test_invalid_variables_are_named(environment: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         network_configuration(environment)
 
@@ -75,7 +75,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("offset", [0, 10, 12])
-def test_a_program_in_the_own_domain_that_is_not_reached_is_on_another_interface(
+def test_an_unreachable_program_in_the_same_domain_is_on_another_interface(
     ros_domain: dict[str, str], offset: int
 ) -> None:
     domain = int(ros_domain["ROS_DOMAIN_ID"])

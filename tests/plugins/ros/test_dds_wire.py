@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_foreign_codec_gets_detections_for_its_images(
+def test_an_independent_dds_codec_gets_detections_for_its_images(
     scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     server = scripted()
@@ -103,7 +103,7 @@ def test_the_server_gets_the_image_as_it_was_published(
     assert (request.delivery.max_age_ms, request.delivery.priority) == (300, 1)
 
 
-def test_cameras_that_come_and_go_and_a_server_that_restarts_do_not_end_the_bridge(
+def test_the_bridge_survives_restarts_of_cameras_and_server(
     scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     server = scripted()
@@ -126,7 +126,7 @@ def test_cameras_that_come_and_go_and_a_server_that_restarts_do_not_end_the_brid
     assert "trying again" in log.read_text()
 
 
-def test_the_bridge_waits_for_a_model_that_is_not_there_yet(
+def test_the_bridge_waits_for_a_model_that_is_not_loaded_yet(
     scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     server = scripted()
@@ -155,7 +155,7 @@ def test_the_bridge_reports_rates_errors_and_silence(
     assert re.search(r"/camera/image_raw: in \d+\.\d/s, out 0\.0/s", log.read_text())
 
 
-def test_a_reliable_bridge_says_why_it_hears_nothing_of_a_best_effort_camera(
+def test_a_reliable_bridge_reports_an_incompatible_best_effort_camera(
     scripted: Callable[..., Any], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -173,7 +173,7 @@ DETECTIONS_HASH = "RIHS01_214274120007f4a683866481336b70310268cfa107aebe9d594a6a
 """As rosidl's generators compute them from the packages of ROS 2 Jazzy."""
 
 
-def test_discovery_tells_the_names_types_and_hashes_of_ros(ros_domain: dict[str, str]) -> None:
+def test_discovery_announces_names_types_and_type_hashes_of_ros(ros_domain: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DISCOVERY, ros_domain["ROS_DOMAIN_ID"]],
         env={**os.environ, **ros_domain}, capture_output=True, text=True, timeout=LIMIT_S, check=False,

@@ -72,7 +72,7 @@ def environment(ros_domain: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("distribution", ["jazzy", "kilted"])
-def test_pictures_of_a_live_ros2_come_back_over_dds(
+def test_images_of_a_live_ros2_node_are_answered_over_dds(
     scripted: Callable[..., Any], environment: dict[str, str], tmp_path: Path, distribution: str
 ) -> None:
     server = scripted()
@@ -83,7 +83,7 @@ def test_pictures_of_a_live_ros2_come_back_over_dds(
     assert frame.header.frame_id == "camera_optical"
 
 
-def test_a_users_own_cyclonedds_uri_is_kept_and_kilted_still_understood(
+def test_a_users_cyclonedds_uri_is_kept_and_works_with_kilted(
     scripted: Callable[..., Any], environment: dict[str, str], ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"

@@ -61,16 +61,14 @@ def image() -> Any:
     return made
 
 
-def test_its_node_has_a_context_of_its_own_and_leaves_signals_to_the_program(
-    rclpy: Any, transport: RclpyTransport
-) -> None:
+def test_the_node_has_its_own_context_and_installs_no_signal_handlers(rclpy: Any, transport: RclpyTransport) -> None:
     (node,) = rclpy.nodes
     assert node.name == "eyes"
     assert node.context is not rclpy.context.default_context
     assert node.context.signal_handler_options is rclpy.signals.SignalHandlerOptions.NO
 
 
-def test_closing_ends_everything_it_made(rclpy: Any) -> None:
+def test_closing_destroys_everything_the_transport_created(rclpy: Any) -> None:
     transport = RclpyTransport()
     transport.subscribe("/image", MessageKind.IMAGE, Qos(), lambda message: None)
     transport.advertise("/found", MessageKind.DETECTIONS, Qos())
@@ -80,7 +78,7 @@ def test_closing_ends_everything_it_made(rclpy: Any) -> None:
     assert not node.context.ok()
 
 
-def test_a_node_that_was_given_stays_when_the_transport_is_closed(rclpy: Any) -> None:
+def test_a_given_node_is_kept_when_the_transport_is_closed(rclpy: Any) -> None:
     rclpy.init()
     node = rclpy.create_node("given")
     transport = RclpyTransport(node=node)
@@ -108,7 +106,7 @@ def test_quality_of_service_becomes_a_profile(rclpy: Any, transport: RclpyTransp
     assert node.publishers[0].qos_profile.depth == 10
 
 
-def test_an_image_is_called_back_and_its_pixels_are_not_copied(rclpy: Any, transport: RclpyTransport) -> None:
+def test_the_image_callback_gets_the_pixels_without_a_copy(rclpy: Any, transport: RclpyTransport) -> None:
     heard: list[Any] = []
     transport.subscribe("/image", MessageKind.IMAGE, Qos("SENSOR_DATA", 1), heard.append)
     sent = image()
@@ -120,7 +118,7 @@ def test_an_image_is_called_back_and_its_pixels_are_not_copied(rclpy: Any, trans
     assert frame.data.obj is sent.data
 
 
-def test_spinning_comes_back_after_its_time_and_ends_with_the_context(rclpy: Any, transport: RclpyTransport) -> None:
+def test_spinning_returns_after_its_timeout_and_ends_with_the_context(rclpy: Any, transport: RclpyTransport) -> None:
     assert transport.spin(0.01)
     rclpy.nodes[0].context.try_shutdown()
     assert not transport.spin(0.01)
@@ -157,7 +155,7 @@ def test_a_detection_is_written_field_by_field(rclpy: Any, transport: RclpyTrans
     assert found.header.frame_id == "camera_optical"
 
 
-def test_a_mask_and_a_picture_carry_their_bytes(rclpy: Any, transport: RclpyTransport) -> None:
+def test_a_mask_and_an_image_contain_their_bytes(rclpy: Any, transport: RclpyTransport) -> None:
     transport.advertise("/mask", MessageKind.IMAGE, Qos())
     transport.advertise("/drawn", MessageKind.COMPRESSED_IMAGE, Qos())
     transport.publish("/mask", mask_message(RESULT))
@@ -175,7 +173,7 @@ def test_a_topic_that_was_not_advertised_is_refused(transport: RclpyTransport) -
         transport.publish("/out", detections_message(RESULT))
 
 
-def test_nothing_is_published_once_ros_has_ended(rclpy: Any, transport: RclpyTransport) -> None:
+def test_nothing_is_published_after_ros_has_shut_down(rclpy: Any, transport: RclpyTransport) -> None:
     transport.advertise("/out", MessageKind.DETECTIONS, Qos())
     (node,) = rclpy.nodes
     node.context.try_shutdown()
@@ -183,7 +181,7 @@ def test_nothing_is_published_once_ros_has_ended(rclpy: Any, transport: RclpyTra
     assert node.publishers[0].published == []
 
 
-def test_a_topic_name_that_ros_forbids_is_the_callers_mistake(transport: RclpyTransport) -> None:
+def test_an_invalid_topic_name_is_an_error_of_the_caller(transport: RclpyTransport) -> None:
     with pytest.raises(InvalidRequest, match="ROS does not allow that name"):
         transport.advertise("/no spaces", MessageKind.IMAGE, Qos())
 
@@ -209,11 +207,11 @@ def test_a_silent_topic_is_explained_by_its_publishers(rclpy: Any, transport: Rc
     camera.destroy_node()
 
 
-def test_rclpy_of_a_package_index_is_not_asked_for_a_setup_bash(rclpy: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_rclpy_from_a_package_index_needs_no_setup_bash(rclpy: Any, caplog: pytest.LogCaptureFixture) -> None:
     open_transport("eyes", {}).close()
     assert caplog.text == ""
 
 
-def test_without_ros2_the_error_says_what_to_source() -> None:
+def test_without_ros2_the_error_names_what_to_source() -> None:
     with pytest.raises(Unsupported, match=r"source the setup\.bash of ROS 2"):
         open_transport("eyes", {})

@@ -162,7 +162,7 @@ def with_seq(types: Any) -> Callable[..., Any]:
     return lambda **fields: types.types["std_msgs/msg/Header"](seq=99, **fields)
 
 
-def test_dropped_frames_are_sent_again_so_that_none_is_missing(
+def test_dropped_frames_are_sent_again(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = replayed(scripted(drops_each=4).address, recorded(30), tmp_path / "out.mcap")
@@ -172,7 +172,7 @@ def test_dropped_frames_are_sent_again_so_that_none_is_missing(
     check_boxes([(at, message) for _, at, message in messages], 30)
 
 
-def test_a_server_that_restarts_in_between_costs_no_frame(
+def test_a_restart_of_the_server_loses_no_frame(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     server = scripted()
@@ -200,7 +200,7 @@ def test_a_server_that_restarts_in_between_costs_no_frame(
     check_boxes([(at, message) for _, at, message in messages], 60)
 
 
-def test_at_the_rate_of_the_recording_every_frame_is_answered_or_counted_as_dropped_by_who_dropped_it(
+def test_at_the_recorded_rate_every_frame_is_answered_or_counted_as_dropped(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     server = scripted(drops_each=3)
@@ -217,7 +217,7 @@ def test_at_the_rate_of_the_recording_every_frame_is_answered_or_counted_as_drop
     assert len(read_with_rosbags(tmp_path / "out.mcap")) == told.get("answered", 0)
 
 
-def test_everything_that_is_asked_for_has_its_topic(
+def test_every_requested_result_has_its_topic(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     flags = [f"--return={name}" for name in ("detections", "classes", "mask", "annotated")]
@@ -236,7 +236,7 @@ def test_everything_that_is_asked_for_has_its_topic(
     assert bytes(found["/left/annotated/compressed"][0].data) == b"\xff\xd8\xff\xd9"
 
 
-def test_errors_of_the_model_are_told_and_end_in_a_failure(
+def test_errors_of_the_model_are_reported_and_set_the_exit_code(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     server = scripted(error=("INVALID_ARG", "model 'finder': no rgb8 today"))
@@ -246,7 +246,7 @@ def test_errors_of_the_model_are_told_and_end_in_a_failure(
     assert "INVALID_ARG: model 'finder': no rgb8 today" in done.stderr
 
 
-def test_a_disk_that_takes_no_more_ends_the_replay_in_a_line_and_leaves_no_file(
+def test_a_full_disk_ends_the_replay_with_one_line_and_leaves_no_file(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     recording = recorded(5)
@@ -261,9 +261,7 @@ def test_a_disk_that_takes_no_more_ends_the_replay_in_a_line_and_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
 
 
-def test_a_server_that_is_not_there_ends_the_replay_and_leaves_no_file(
-    recorded: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_absent_server_ends_the_replay_and_leaves_no_file(recorded: Callable[..., Path], tmp_path: Path) -> None:
     done = replayed("127.0.0.1:1", recorded(5), tmp_path / "out.mcap", "--patience=0.5")
     assert done.returncode == 2
     assert "127.0.0.1:1" in done.stderr
@@ -283,7 +281,7 @@ def test_a_server_that_is_not_there_ends_the_replay_and_leaves_no_file(
         ("film.mp4", b"1234", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_recording_is_told_in_one_line(
+def test_a_file_that_is_no_recording_is_reported_in_one_line(
     tmp_path: Path, name: str, content: bytes | None, words: str
 ) -> None:
     if content is not None:
@@ -295,7 +293,7 @@ def test_a_file_that_is_no_recording_is_told_in_one_line(
     assert not (tmp_path / "out.mcap").exists()
 
 
-def test_what_exists_is_not_overwritten(recorded: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(recorded: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "out.mcap").write_bytes(b"precious")
     done = replayed("127.0.0.1:1", recorded(1), tmp_path / "out.mcap")
     assert done.returncode == 2
@@ -303,7 +301,7 @@ def test_what_exists_is_not_overwritten(recorded: Callable[..., Path], tmp_path:
     assert (tmp_path / "out.mcap").read_bytes() == b"precious"
 
 
-def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]) -> None:
+def test_several_topics_require_the_topic_option(recorded: Callable[..., Path]) -> None:
     from edge_server.plugins.ros.recording import TopicRecording
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
@@ -316,7 +314,7 @@ def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]
             recording.choose_topic("/clock")
 
 
-def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Callable[..., Path]) -> None:
+def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable[..., Path]) -> None:
     from edge_server.plugins.ros.recording import TopicRecording
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
@@ -330,7 +328,7 @@ def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Cal
     assert bytes(frame.data) == b"\x02" * 168
 
 
-def test_a_replay_that_fails_in_the_middle_of_reading_raises_that(
+def test_an_error_while_reading_a_recording_is_raised(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
     from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording

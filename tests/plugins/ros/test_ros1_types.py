@@ -37,7 +37,7 @@ def test_a_definition_has_the_checksum_of_the_released_package(name: str, expect
     assert checksum(name) == expected
 
 
-def test_a_full_text_holds_everything_that_is_needed_once() -> None:
+def test_a_full_definition_contains_each_needed_type_once() -> None:
     first, *others = full_text("vision_msgs/Detection2DArray").split("\n" + "=" * 80 + "\n")
     assert first == DEFINITIONS["vision_msgs/Detection2DArray"]
     names = [text.partition("\n")[0] for text in others]
@@ -47,12 +47,12 @@ def test_a_full_text_holds_everything_that_is_needed_once() -> None:
     }  # fmt: skip
 
 
-def test_every_kind_of_message_has_a_name_in_ros1() -> None:
+def test_every_message_type_has_a_name_in_ros1() -> None:
     assert set(TYPES) == set(MessageKind)
 
 
 @pytest.mark.parametrize("make", [message_classes, lambda: open_transport("eyes", {})])
-def test_without_ros1_the_error_says_what_to_install(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ros1_the_error_names_what_to_install(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rospy", "sensor_msgs", "sensor_msgs.msg"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Unsupported, match="apt install python3-rospy python3-sensor-msgs"):

@@ -75,14 +75,14 @@ def test_the_parameter_file_lists_every_parameter_with_its_default(node: ModuleT
     }
 
 
-def test_the_node_has_a_parameter_for_everything_that_a_bridge_is_told(node: ModuleType) -> None:
+def test_the_node_has_a_parameter_for_every_bridge_option(node: ModuleType) -> None:
     told = {field.name for field in dataclasses.fields(BridgeParameters)} - {"delivery"}
     # Notices of drops have no topic to go to.
     limits = {field.name for field in dataclasses.fields(Delivery)} - {"notifies_drops"}
     assert set(node.DEFAULTS) == told | limits | {"server_address"}
 
 
-def test_parameters_become_what_the_bridge_is_told(node: ModuleType, rclpy: Any) -> None:
+def test_parameters_become_bridge_options(node: ModuleType, rclpy: Any) -> None:
     rclpy.parameter_overrides.update(model_name="yolox", max_fps=5.0, max_age_ms=80, input_qos="DEFAULT")
     made = rclpy.create_node("edge_server")
     address, parameters = node.read_parameters(made)
@@ -94,7 +94,7 @@ def test_parameters_become_what_the_bridge_is_told(node: ModuleType, rclpy: Any)
     made.destroy_node()
 
 
-def test_a_node_that_would_publish_nothing_says_so(node: ModuleType, rclpy: Any) -> None:
+def test_a_node_that_would_publish_nothing_reports_it(node: ModuleType, rclpy: Any) -> None:
     rclpy.parameter_overrides.update(detections_topic="")
     made = rclpy.create_node("edge_server")
     with pytest.raises(InvalidRequest, match="at least one topic"):
@@ -102,7 +102,7 @@ def test_a_node_that_would_publish_nothing_says_so(node: ModuleType, rclpy: Any)
     made.destroy_node()
 
 
-def test_the_manifest_names_what_the_build_reads() -> None:
+def test_the_manifest_names_the_files_that_the_build_reads() -> None:
     manifest = ElementTree.parse(PACKAGE / "package.xml").getroot()
     assert manifest.attrib["format"] == "3"
     assert manifest.findtext("name") == PACKAGE.name == "edge_server_ros"

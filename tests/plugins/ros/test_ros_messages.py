@@ -55,7 +55,7 @@ def test_a_ros_2_image_keeps_every_field() -> None:
     assert (frame.age_us, frame.format, frame.region) == (1500, "", None)
 
 
-def test_a_ros_1_header_brings_its_own_number_and_unsigned_seconds() -> None:
+def test_a_ros_1_header_has_a_sequence_number_and_unsigned_seconds() -> None:
     frame = make_frame(Image(b"x" * 16, header=ros1_header()))
     assert frame.header == FrameHeader(sec=4_000_000_000, nanosec=5, frame_id="camera", seq=41)
 
@@ -82,13 +82,13 @@ def test_a_list_of_numbers_is_image_data_too() -> None:
 
 
 @pytest.mark.parametrize("data", ["text", [256], [1.5], None, object()])
-def test_data_that_is_no_bytes_is_refused(data: Any) -> None:
+def test_data_that_is_not_bytes_is_refused(data: Any) -> None:
     with pytest.raises(InvalidRequest, match="data of an image"):
         make_frame(Image(data))
 
 
 @pytest.mark.parametrize("missing", ["header", "height", "step", "data"])
-def test_an_object_that_is_no_image_is_refused_by_the_name_of_the_field(missing: str) -> None:
+def test_an_object_that_is_no_image_is_refused_with_the_missing_field(missing: str) -> None:
     message = SimpleNamespace(**{key: value for key, value in vars(Image(b"")).items() if key != missing})
     with pytest.raises(InvalidRequest, match=f"no field '{missing}'"):
         make_frame(message)
@@ -99,7 +99,7 @@ def test_a_header_without_a_stamp_is_refused() -> None:
         make_frame(Image(b"", header=SimpleNamespace(frame_id="")))
 
 
-def test_detections_become_boxes_by_centre_and_size() -> None:
+def test_detections_become_boxes_with_centre_and_size() -> None:
     found = (Detection(10, 20, 30, 60, 0.75, 3, "dog"), Detection(0, 0, 1, 1, 0.5, 12))
     message = detections_message(FrameResult(HEADER, detections=found))
     assert message.header == HEADER
@@ -109,13 +109,13 @@ def test_detections_become_boxes_by_centre_and_size() -> None:
     assert second.hypothesis.class_id == "12"
 
 
-def test_a_detection_has_the_number_of_its_track_as_text_and_none_without_a_track() -> None:
+def test_a_detection_has_its_track_id_as_text() -> None:
     found = (Detection(10, 20, 30, 60, 0.75, 3, "dog", track_id=2**64 - 1), Detection(0, 0, 1, 1, 0.5, 12))
     message = detections_message(FrameResult(HEADER, detections=found))
     assert [box.track_id for box in message.detections] == ["18446744073709551615", ""]
 
 
-def test_class_ids_are_numbers_when_asked_for() -> None:
+def test_class_ids_are_numbers_on_request() -> None:
     result = FrameResult(
         HEADER, detections=(Detection(0, 0, 1, 1, 0.5, 3, "dog"),), classes=(ClassScore(4, 0.5, "cat"),)
     )
@@ -124,11 +124,11 @@ def test_class_ids_are_numbers_when_asked_for() -> None:
     assert classification_message(result).results[0].class_id == "cat"
 
 
-def test_a_frame_in_which_nothing_is_found_is_a_message_too() -> None:
+def test_a_frame_without_detections_is_published_too() -> None:
     assert detections_message(FrameResult(HEADER)).detections == ()
 
 
-def test_a_mask_becomes_an_image_of_class_numbers() -> None:
+def test_a_mask_becomes_an_image_of_class_ids() -> None:
     assert mask_message(FrameResult(HEADER)) is None
     message = mask_message(FrameResult(HEADER, mask=Mask(2, 3, "mono16", bytes(12))))
     assert message is not None
@@ -136,7 +136,7 @@ def test_a_mask_becomes_an_image_of_class_numbers() -> None:
     assert message.kind is MessageKind.IMAGE
 
 
-def test_an_annotated_picture_is_a_compressed_image() -> None:
+def test_an_annotated_image_is_a_compressed_image() -> None:
     assert annotated_message(FrameResult(HEADER)) is None
     message = annotated_message(FrameResult(HEADER, annotated_jpeg=b"\xff\xd8"))
     assert message is not None

@@ -37,7 +37,7 @@ MESSAGES: tuple[OutgoingMessage, ...] = (
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
-def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
+def test_an_encoded_message_decodes_to_the_same(message: OutgoingMessage) -> None:
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
@@ -48,7 +48,7 @@ def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
     assert types.encode(message) == bytes(types.store.serialize_cdr(value, message.kind.value))
 
 
-def test_the_number_of_a_track_is_the_id_of_its_detection() -> None:
+def test_the_track_id_is_the_id_of_its_detection() -> None:
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
@@ -59,7 +59,7 @@ def test_the_number_of_a_track_is_the_id_of_its_detection() -> None:
     assert [found.id for found in value.detections] == ["17", ""]
 
 
-def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
+def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
@@ -79,7 +79,7 @@ def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
-def test_damaged_bytes_are_refused_or_read_and_nothing_else(message: OutgoingMessage) -> None:
+def test_damaged_bytes_are_refused_or_decoded(message: OutgoingMessage) -> None:
     from edge_server.plugins.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
@@ -100,7 +100,7 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(message: OutgoingMes
     assert refused > len(data) // 2
 
 
-def test_a_missing_library_is_told_with_what_to_install() -> None:
+def test_a_missing_library_is_reported_with_what_to_install() -> None:
     from edge_server.errors import Unsupported
     from edge_server.plugins.ros.ros2_types import import_library
 

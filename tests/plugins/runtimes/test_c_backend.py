@@ -83,7 +83,7 @@ def opened(backend: Backend, job: Any) -> Session:
 
 
 @pytest.mark.parametrize("folder", [HEADER.parent, OTHER_FOLDER])
-def test_the_header_is_c_and_cpp_and_says_the_version_that_is_spoken(folder: Path, tmp_path: Path) -> None:
+def test_the_header_compiles_as_c_and_cpp_and_has_the_supported_version(folder: Path, tmp_path: Path) -> None:
     assert f"#define EDGE_BACKEND_ABI_VERSION {ABI_VERSION}u" in HEADER.read_text()
     for compiler, standard in (("cc", "-std=c99"), ("g++", "-std=c++11")):
         found = shutil.which(compiler)
@@ -96,7 +96,7 @@ def test_the_header_is_c_and_cpp_and_says_the_version_that_is_spoken(folder: Pat
         assert done.returncode == 0, done.stderr
 
 
-def test_the_numbers_of_the_types_are_those_of_the_header() -> None:
+def test_type_codes_equal_those_of_the_header() -> None:
     text = HEADER.read_text()
     for dtype in DType:
         assert f"EDGE_{dtype.value} = {dtype.number}" in text
@@ -110,7 +110,7 @@ def test_the_example_describes_itself(backend: Backend, example: Path, model: An
     assert signature.is_batchable
 
 
-def test_the_example_computes_what_numpy_does_and_takes_its_parameters(
+def test_the_example_computes_what_numpy_computes_with_its_parameters(
     backend: Backend, example: Path, model: Any, job: Job
 ) -> None:
     file = model(example)
@@ -131,7 +131,7 @@ def test_the_example_computes_what_numpy_does_and_takes_its_parameters(
         backend.open(job(file, **specs, parameters={"window": "0"}))
 
 
-def test_a_thrown_exception_comes_back_as_words(backend: Backend, example: Path, model: Any, job: Job) -> None:
+def test_a_thrown_exception_is_reported_by_its_message(backend: Backend, example: Path, model: Any, job: Job) -> None:
     session = opened(backend, job(model(example), inputs=[InputSpec("NAME", DType.BYTES, (-1, 1))]))
     with pytest.raises(BackendError, match="model 'made': edge_model_run failed: input SIGNAL is missing"):
         session.run({"NAME": np.array([[b"a"]], dtype=object)}, ["SMOOTH"])
@@ -178,7 +178,7 @@ def test_a_library_that_breaks_the_interface_is_not_loaded(
         ("crowd", f"the 8 bytes of output 'Y' are not the {2**60} strings"),
     ],
 )
-def test_a_run_that_fails_or_breaks_the_rules_says_why_and_the_next_one_runs(
+def test_a_failing_or_invalid_run_has_its_reason_and_the_next_one_works(
     mode: str, words: str, backend: Backend, unruly: Any, model: Any, job: Job
 ) -> None:
     file = model(unruly("NONE"))
@@ -200,7 +200,7 @@ def test_a_run_that_fails_or_breaks_the_rules_says_why_and_the_next_one_runs(
         ("floats", "type float32, but its configuration promises INT32"),
     ],
 )
-def test_outputs_of_another_shape_or_type_than_promised_are_refused_by_the_server(
+def test_outputs_of_another_shape_or_type_than_configured_are_refused(
     mode: str, words: str, backend: Backend, unruly: Any, model: Any, job: Job
 ) -> None:
     item, made = InputSpec("X", DType.INT32, ()), OutputSpec("Y", DType.INT32, ())
@@ -212,16 +212,14 @@ def test_outputs_of_another_shape_or_type_than_promised_are_refused_by_the_serve
     session.close()
 
 
-def test_memory_that_was_not_written_holds_nothing_of_others(
-    backend: Backend, unruly: Any, model: Any, job: Job
-) -> None:
+def test_unwritten_output_memory_contains_no_foreign_data(backend: Backend, unruly: Any, model: Any, job: Job) -> None:
     session = opened(backend, job(model(unruly("NONE")), inputs=[X], parameters={"mode": "unwritten"}))
     assert not session.run({"X": np.full(100_000, 7, np.int32)}, ["Y"])["Y"].any()
     session.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_outputs_are_the_callers_own_whatever_their_size(
+def test_outputs_of_any_size_belong_to_the_caller(
     size: int, backend: Backend, unruly: Any, model: Any, job: Job
 ) -> None:
     session = opened(backend, job(model(unruly("NONE")), inputs=[X]))
@@ -233,7 +231,7 @@ def test_outputs_are_the_callers_own_whatever_their_size(
     assert found.flags.writeable
 
 
-def test_instances_are_inside_the_library_at_the_same_time(backend: Backend, unruly: Any, model: Any, job: Job) -> None:
+def test_instances_run_in_the_library_concurrently(backend: Backend, unruly: Any, model: Any, job: Job) -> None:
     file = model(unruly("NONE"))
     sessions = [opened(backend, job(file, inputs=[X], parameters={"mode": "meet"}, number=n)) for n in range(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -244,7 +242,7 @@ def test_instances_are_inside_the_library_at_the_same_time(backend: Backend, unr
         session.close()
 
 
-def test_a_library_that_is_overwritten_in_place_goes_on_and_the_next_load_takes_the_new_one(
+def test_overwriting_a_library_does_not_change_the_loaded_one(
     backend: Backend, unruly: Any, example: Path, model: Any, job: Job
 ) -> None:
     file = model(unruly("NONE"))

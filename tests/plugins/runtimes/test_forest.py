@@ -123,7 +123,7 @@ def answers(session: Session, rows: Array) -> Array:
 @pytest.mark.parametrize("engine", ["auto", "treelite"])
 @pytest.mark.parametrize("data", ["digits", "cancer"])
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_probabilities_are_those_of_the_library_that_trained_the_forest(
+def test_probabilities_equal_those_of_the_training_library(
     kind: str, data: str, engine: str, backend: Backend, job: Job, trained: Any
 ) -> None:
     forest = trained(kind, data)
@@ -150,7 +150,7 @@ def test_a_missing_value_takes_the_branch_that_training_chose(
         np.testing.assert_allclose(results[0], forest.model.predict_proba(rows), rtol=0, atol=TOLERANCE)
 
 
-def test_regressions_and_isolation_forests_answer_with_their_score(backend: Backend, job: Job, tmp_path: Path) -> None:
+def test_regressions_and_isolation_forests_return_their_score(backend: Backend, job: Job, tmp_path: Path) -> None:
     rows, values = datasets.load_diabetes(return_X_y=True)
     rows = rows.astype("f4")
     isolation = ensemble.IsolationForest(n_estimators=20, random_state=0).fit(rows)
@@ -172,9 +172,7 @@ def test_regressions_and_isolation_forests_answer_with_their_score(backend: Back
             np.testing.assert_allclose(answers(session, rows)[:, 0], expected, rtol=1e-5)
 
 
-def test_without_predict_proba_a_classifier_answers_with_the_number_of_the_class(
-    backend: Backend, job: Job, trained: Any
-) -> None:
+def test_without_predict_proba_a_classifier_returns_the_class_index(backend: Backend, job: Job, trained: Any) -> None:
     many, two = trained("xgboost_json", "digits"), trained("xgboost_json", "cancer")
     found = answers(opened(backend, job, many.file, output_class="true"), many.rows)
     np.testing.assert_array_equal(found[:, 0], many.model.predict(many.rows))
@@ -182,9 +180,7 @@ def test_without_predict_proba_a_classifier_answers_with_the_number_of_the_class
     np.testing.assert_array_equal(found[:, 0], two.model.predict_proba(two.rows)[:, 1] > 0.9)
 
 
-def test_two_classes_give_one_probability_where_the_configuration_states_one(
-    backend: Backend, job: Job, trained: Any
-) -> None:
+def test_two_classes_give_one_probability_if_so_configured(backend: Backend, job: Job, trained: Any) -> None:
     forest = trained("lightgbm", "cancer")
     one = answers(opened(backend, job, forest.file, columns=1, predict_proba="true"), forest.rows)
     np.testing.assert_allclose(one[:, 0], forest.model.predict_proba(forest.rows)[:, 1], atol=TOLERANCE)
@@ -192,7 +188,7 @@ def test_two_classes_give_one_probability_where_the_configuration_states_one(
         opened(backend, job, forest.file, columns=3, predict_proba="true")
 
 
-def test_the_configuration_of_two_classes_is_completed_with_both(backend: Backend, trained: Any) -> None:
+def test_configuration_of_two_classes_is_completed_with_both(backend: Backend, trained: Any) -> None:
     file = trained("lightgbm", "cancer").file
     completed = backend.auto_complete(file, '{"parameters":{"predict_proba":{"string_value":"true"}}}')
     assert completed is not None
@@ -203,7 +199,7 @@ def test_the_configuration_of_two_classes_is_completed_with_both(backend: Backen
     assert backend.auto_complete(trained("lightgbm", "digits").file, "{}") is None
 
 
-def test_splits_on_sets_of_categories_stay_with_treelite(backend: Backend, job: Job, tmp_path: Path) -> None:
+def test_categorical_splits_are_run_by_treelite(backend: Backend, job: Job, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = np.stack([random.integers(0, 12, 400), random.random(400)], axis=1).astype("f4")
     classes = np.isin(rows[:, 0], (1, 4, 9)) ^ (rows[:, 1] > 0.8)
@@ -231,7 +227,7 @@ def test_splits_on_sets_of_categories_stay_with_treelite(backend: Backend, job: 
         ({"model_type": "lightgbm"}, "treelite cannot load it"),
     ],
 )
-def test_a_wrong_parameter_is_a_load_error_that_names_it(
+def test_an_invalid_parameter_is_a_load_error_that_names_it(
     parameters: dict[str, str], said: str, backend: Backend, job: Job, trained: Any
 ) -> None:
     folder = trained("xgboost_json", "cancer").file
@@ -289,7 +285,7 @@ def test_a_damaged_forest_is_a_load_error_in_one_line_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_checkpoint_whose_nodes_point_outside_is_refused(backend: Backend, trained: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_with_out_of_range_nodes_is_refused(backend: Backend, trained: Any, tmp_path: Path) -> None:
     forest = treelite.Model.deserialize(trained("random_forest", "cancer").file.path / "checkpoint.tl")
     tree = forest.get_tree_accessor(3)
     children = np.array(tree.get_field("cleft"))
@@ -303,7 +299,9 @@ def test_a_checkpoint_whose_nodes_point_outside_is_refused(backend: Backend, tra
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "treelite"])
-def test_inputs_are_read_in_place_left_alone_and_let_go(engine: str, backend: Backend, job: Job, trained: Any) -> None:
+def test_inputs_are_read_in_place_not_changed_and_released(
+    engine: str, backend: Backend, job: Job, trained: Any
+) -> None:
     forest = trained("xgboost_json", "cancer")
     session = opened(backend, job, forest.file, engine=engine)
     expected = answers(session, forest.rows[:4].copy())

@@ -100,9 +100,7 @@ def test_a_symbolic_first_dimension_batches_and_names_are_the_keywords_and_keys(
     assert (session.info.device, session.info.precision) == ("CPU", "f32")
 
 
-def test_positions_name_what_has_no_key_and_numbers_all_where_names_would_be_twice(
-    write: Write, backend: Backend
-) -> None:
+def test_tensors_without_a_key_or_with_duplicate_names_are_named_by_position(write: Write, backend: Backend) -> None:
     def named(function: Callable[..., Any], *arguments: Any) -> tuple[list[str], list[str]]:
         signature = backend.inspect(write(function, *arguments), {})
         assert signature is not None
@@ -117,7 +115,7 @@ def test_positions_name_what_has_no_key_and_numbers_all_where_names_would_be_twi
     "name", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
              "float64", "bfloat16"],
 )  # fmt: skip
-def test_every_type_that_requests_carry_goes_through_unharmed(
+def test_every_data_type_of_requests_is_passed_unchanged(
     name: str, write: Write, backend: Backend, open_session: Any
 ) -> None:
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(True):
@@ -132,7 +130,7 @@ def test_every_type_that_requests_carry_goes_through_unharmed(
     np.testing.assert_array_equal(found, array[::-1])
 
 
-def test_what_is_answered_is_not_the_memory_that_was_given(write: Write, open_session: Any) -> None:
+def test_outputs_do_not_alias_input_memory(write: Write, open_session: Any) -> None:
     array = np.zeros(1024, np.float32)
     found = open_session(write(lambda x: x, x=of("float32", 1024))).run({"x": array}, ["OUTPUT__0"])["OUTPUT__0"]
     array[:] = 7
@@ -140,14 +138,14 @@ def test_what_is_answered_is_not_the_memory_that_was_given(write: Write, open_se
     found[0] = 1
 
 
-def test_a_read_only_or_strided_input_is_taken_as_it_is(write: Write, open_session: Any) -> None:
+def test_a_read_only_or_strided_input_is_accepted(write: Write, open_session: Any) -> None:
     session = open_session(write(lambda x: x * 2, x=of("float32", 2, 3)))
     array = np.arange(6, dtype=np.float32).reshape(3, 2).T
     array.flags.writeable = False
     assert session.run({"x": array}, ["OUTPUT__0"])["OUTPUT__0"].tolist() == (array * 2).tolist()
 
 
-def test_instances_share_one_function_and_run_side_by_side(write: Write, rows: Any, open_session: Any) -> None:
+def test_instances_share_one_function_and_run_concurrently(write: Write, rows: Any, open_session: Any) -> None:
     file = write(lambda x: x * 3, x=of("float32", rows, 2))
     sessions = [open_session(file, instances=4, number=number) for number in range(4)]
 
@@ -172,9 +170,7 @@ def test_a_batch_that_breaks_a_constraint_of_the_function_fails_alone(
     assert session.run({"a": two, "b": two}, ["OUTPUT__0"])["OUTPUT__0"].tolist() == [2, 2]
 
 
-def test_a_shape_that_the_file_does_not_declare_is_the_clients_error(
-    write: Write, rows: Any, open_session: Any
-) -> None:
+def test_an_undeclared_shape_is_a_client_error(write: Write, rows: Any, open_session: Any) -> None:
     session = open_session(write(lambda x: x + 1, x=of("float32", rows, 3)))
     with pytest.raises(
         InvalidRequest, match=r"input 'x' of model 'made' has the shape \[2, 4\], but jax accepts only \[-1, 3\]"
@@ -183,7 +179,7 @@ def test_a_shape_that_the_file_does_not_declare_is_the_clients_error(
 
 
 @pytest.mark.parametrize("damage", ["empty", "words", "cut", "first byte"])
-def test_a_file_that_is_none_is_refused_with_its_name(damage: str, write: Write, backend: Backend, job: Job) -> None:
+def test_an_invalid_file_is_refused_with_its_name(damage: str, write: Write, backend: Backend, job: Job) -> None:
     file = write(lambda x: x, x=of("float32", 2))
     content = file.path.read_bytes()
     damaged = {
@@ -198,9 +194,7 @@ def test_a_file_that_is_none_is_refused_with_its_name(damage: str, write: Write,
             refuse()
 
 
-def test_a_program_that_is_damaged_inside_a_sound_file_fails_when_it_is_opened(
-    write: Write, backend: Backend, job: Job
-) -> None:
+def test_a_damaged_program_in_a_valid_file_fails_to_load(write: Write, backend: Backend, job: Job) -> None:
     file = write(lambda x: x * 2, x=of("float32", 2))
     content = bytearray(file.path.read_bytes())
     start = content.index(b"ML\xefR")
@@ -210,7 +204,7 @@ def test_a_program_that_is_damaged_inside_a_sound_file_fails_when_it_is_opened(
         backend.open(job(file))
 
 
-def test_what_is_exported_for_other_devices_or_types_is_refused(write: Write, backend: Backend, job: Job) -> None:
+def test_an_export_for_other_devices_or_types_is_refused(write: Write, backend: Backend, job: Job) -> None:
     file = write(lambda x: x, x=of("float32", 2), platforms=("cuda",))
     with pytest.raises(LoadError, match=r"exported for cuda, not for the CPU"):
         backend.inspect(file, {})

@@ -41,7 +41,7 @@ def opened(name: str, file: ModelFile, job: Job, **parameters: str) -> tuple[Ses
 
 
 @pytest.mark.parametrize("parameters", [{}, {"xnnpack": "no"}, {"num_threads": "1"}])
-def test_a_real_model_answers_as_openvino_does_whatever_the_options(
+def test_outputs_of_a_real_model_equal_openvinos_under_all_options(
     parameters: dict[str, str], blazeface: ModelFile, job: Job
 ) -> None:
     ours, signature = opened("litert", blazeface, job, **parameters)
@@ -61,7 +61,7 @@ def test_a_real_model_answers_as_openvino_does_whatever_the_options(
     theirs.close()
 
 
-def test_a_shape_that_the_file_fixes_is_not_changed(blazeface: ModelFile, job: Job) -> None:
+def test_a_fixed_shape_of_the_file_is_not_changed(blazeface: ModelFile, job: Job) -> None:
     session, signature = opened("tflite", blazeface, job)
     (given,) = signature.inputs
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_a_shape_that_the_file_fixes_is_not_changed(blazeface: ModelFile, job: J
     session.close()
 
 
-def test_a_file_written_over_while_it_serves_harms_nobody(blazeface: ModelFile, job: Job) -> None:
+def test_overwriting_the_file_does_not_change_the_loaded_model(blazeface: ModelFile, job: Job) -> None:
     session, signature = opened("litert", blazeface, job)
     inputs, names = {signature.inputs[0].name: np.ones((1, 128, 128, 3), "f4")}, [signature.outputs[0].name]
     before = session.run(inputs, names)[names[0]]
@@ -81,6 +81,6 @@ def test_a_file_written_over_while_it_serves_harms_nobody(blazeface: ModelFile, 
     session.close()
 
 
-def test_a_wrong_parameter_is_a_load_error(blazeface: ModelFile, job: Job) -> None:
+def test_an_invalid_parameter_is_a_load_error(blazeface: ModelFile, job: Job) -> None:
     with pytest.raises(LoadError, match="parameter num_threads must be a whole number"):
         opened("litert", blazeface, job, num_threads="many")

@@ -53,7 +53,7 @@ def dense_layer() -> bytes:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"xnnpack": "no"}, {"num_threads": "1"}])
-def test_a_dense_layer_answers_batches_of_any_size_as_numpy_does(
+def test_a_dense_layer_computes_batches_of_any_size_as_numpy(
     parameters: dict[str, str], tmp_path: Path, job: Callable[..., Any]
 ) -> None:
     path = tmp_path / "dense" / "1" / "model.tflite"

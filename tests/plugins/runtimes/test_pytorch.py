@@ -79,7 +79,7 @@ SCALE = np.array([[1], [2], [3]], "f4")
 
 
 @pytest.mark.parametrize("names", [("x", "scale"), ("ANY__0", "OTHER__1"), ("scale", "x")])
-def test_inputs_are_called_by_argument_or_by_number(
+def test_inputs_are_named_by_argument_or_index(
     names: tuple[str, str], backend: Backend, job: Job, script: ModelFile
 ) -> None:
     session = opened(backend, job, script, names, ("OUT__0", "SUM__1"), INTRA_OP_THREAD_COUNT="1")
@@ -90,19 +90,19 @@ def test_inputs_are_called_by_argument_or_by_number(
     session.close()
 
 
-def test_names_that_say_neither_are_refused_with_the_arguments(backend: Backend, job: Job, script: ModelFile) -> None:
+def test_other_input_names_are_refused_with_the_arguments(backend: Backend, job: Job, script: ModelFile) -> None:
     with pytest.raises(LoadError, match=r"arguments of forward, \['x', 'scale'\], or NAME__0 to NAME__1, got"):
         opened(backend, job, script, ("left", "right"), ("OUT__0",))
 
 
-def test_a_type_other_than_configured_is_told(backend: Backend, job: Job, script: ModelFile) -> None:
+def test_a_data_type_other_than_configured_is_reported(backend: Backend, job: Job, script: ModelFile) -> None:
     session = opened(backend, job, script, ("x", "scale"), ("SUM__1",))
     with pytest.raises(BackendError, match=r"expected TYPE_FP32, as configured, got torch\.int64"):
         session.run({"x": X, "scale": SCALE}, ["SUM__1"])
     session.close()
 
 
-def test_an_exported_program_tells_its_tensors_and_runs(backend: Backend, job: Job, exported: ModelFile) -> None:
+def test_an_exported_program_describes_its_tensors_and_runs(backend: Backend, job: Job, exported: ModelFile) -> None:
     signature = backend.inspect(exported, {})
     assert signature is not None
     assert signature.is_batchable
@@ -134,7 +134,7 @@ def test_a_damaged_export_is_a_load_error(
     assert capfd.readouterr() == ("", "")
 
 
-def test_bfloat16_travels_as_bit_patterns(backend: Backend, job: Job, tmp_path: Path) -> None:
+def test_bfloat16_is_passed_as_bit_patterns(backend: Backend, job: Job, tmp_path: Path) -> None:
     class Double(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return x + x
@@ -164,7 +164,7 @@ class Delay(torch.nn.Module):
         return before
 
 
-def test_a_model_may_keep_its_input_for_the_next_run(backend: Backend, tmp_path: Path, job: Job) -> None:
+def test_a_model_may_keep_its_input_until_the_next_run(backend: Backend, tmp_path: Path, job: Job) -> None:
     """A read-only one, as requests' are, whose memory the request no longer holds. One of a megabyte is given back to
     the system at once: whoever still reads there ends the process."""
     file = saved(tmp_path, "model.pt", lambda path: torch.jit.script(Delay()).save(path))

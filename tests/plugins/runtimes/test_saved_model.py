@@ -55,7 +55,7 @@ def opened(name: str, file: ModelFile, job: Job, **more: Any) -> Session:
 
 
 @pytest.mark.parametrize("name", ["openvino", pytest.param("tensorflow", marks=needs_tensorflow)])
-def test_a_saved_model_tells_its_tensors_and_computes(name: str, linear: ModelFile, job: Job) -> None:
+def test_a_saved_model_describes_its_tensors_and_runs(name: str, linear: ModelFile, job: Job) -> None:
     pytest.importorskip(name)
     signature = load_backend(name).inspect(linear, {})
     assert signature is not None
@@ -73,7 +73,7 @@ def test_a_saved_model_tells_its_tensors_and_computes(name: str, linear: ModelFi
     session.close()
 
 
-def test_new_weights_in_the_same_graph_are_another_model(linear: ModelFile, job: Job) -> None:
+def test_new_weights_in_an_equal_graph_are_another_model(linear: ModelFile, job: Job) -> None:
     pytest.importorskip("openvino")
     before = opened("openvino", linear, job)
     (weights,) = linear.path.glob("variables/variables.data*")
@@ -89,7 +89,7 @@ def test_new_weights_in_the_same_graph_are_another_model(linear: ModelFile, job:
 
 @pytest.mark.parametrize("name", ["openvino", pytest.param("tensorflow", marks=needs_tensorflow)])
 @pytest.mark.parametrize("damage", ["empty", "words", "cut", "gone", "a file"])
-def test_what_is_no_saved_model_is_refused_with_its_name(name: str, damage: str, linear: ModelFile) -> None:
+def test_an_invalid_saved_model_is_refused_with_its_name(name: str, damage: str, linear: ModelFile) -> None:
     pytest.importorskip(name)
     graph = linear.path / "saved_model.pb"
     content = graph.read_bytes()
@@ -111,7 +111,7 @@ def resolved(linear: ModelFile, config: str) -> Any:
     return resolve(model, 1, ResolveOptions())
 
 
-def test_a_folder_without_a_word_goes_to_openvino(linear: ModelFile) -> None:
+def test_a_saved_model_without_configuration_runs_on_openvino(linear: ModelFile) -> None:
     pytest.importorskip("openvino")
     found = resolved(linear, "")
     assert found.spec.backend == "openvino"
@@ -121,7 +121,7 @@ def test_a_folder_without_a_word_goes_to_openvino(linear: ModelFile) -> None:
 
 
 @has_not_tensorflow
-def test_the_platforms_name_goes_to_openvino_where_tensorflow_is_missing(linear: ModelFile) -> None:
+def test_without_tensorflow_its_platform_runs_on_openvino(linear: ModelFile) -> None:
     pytest.importorskip("openvino")
     spec = resolved(linear, 'platform: "tensorflow_savedmodel" max_batch_size: 8').spec
     assert (spec.backend, spec.platform) == ("openvino", "tensorflow_savedmodel")
@@ -129,7 +129,7 @@ def test_the_platforms_name_goes_to_openvino_where_tensorflow_is_missing(linear:
 
 
 @has_not_tensorflow
-def test_tensorflow_by_name_is_obeyed_and_says_what_to_install(linear: ModelFile) -> None:
+def test_backend_tensorflow_without_the_library_names_what_to_install(linear: ModelFile) -> None:
     with pytest.raises(BackendMissing, match=r"pip install '\.\[tensorflow\]'"):
         resolved(linear, 'backend: "tensorflow"')
 
@@ -176,11 +176,11 @@ def session_of(job: Job) -> Iterator[Callable[..., Session]]:
         session.close()
 
 
-def test_by_the_platforms_name_tensorflow_comes_first(backend: Backend, linear: ModelFile) -> None:
+def test_the_tensorflow_platform_prefers_tensorflow(backend: Backend, linear: ModelFile) -> None:
     assert resolved(linear, 'platform: "tensorflow_savedmodel" max_batch_size: 8').spec.backend == "tensorflow"
 
 
-def test_strings_go_through_tensorflow_as_bytes(tf: Any, save: Any, session_of: Any) -> None:
+def test_strings_are_passed_to_tensorflow_as_bytes(tf: Any, save: Any, session_of: Any) -> None:
     spec = tf.TensorSpec([None, 2], tf.string, name="words")
     session = session_of(save(serving_default=(lambda words: {"joined": tf.strings.reduce_join(words, axis=1)}, spec)))
     words = np.array([[b"\x00a", b"\xff"], [b"", "é".encode()]], dtype=object)
@@ -193,7 +193,7 @@ def test_strings_go_through_tensorflow_as_bytes(tf: Any, save: Any, session_of: 
     "name", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
              "float64", "bfloat16"],
 )  # fmt: skip
-def test_every_type_that_requests_carry_goes_through_unharmed(name: str, tf: Any, save: Any, session_of: Any) -> None:
+def test_every_data_type_of_requests_is_passed_unchanged(name: str, tf: Any, save: Any, session_of: Any) -> None:
     kind = tf.as_dtype(name)
     file = save(serving_default=(lambda x: {"y": tf.concat([x[2:], x[:2]], 0)}, tf.TensorSpec([4], kind, name="x")))
     (given,) = load_backend("tensorflow").inspect(file, {}).inputs
@@ -218,7 +218,7 @@ def test_another_signature_is_chosen_by_tritons_parameter(
         backend.inspect(file, {"TF_SIGNATURE_DEF": "sing"})
 
 
-def test_what_is_answered_is_not_the_memory_that_was_given(tf: Any, save: Any, session_of: Any) -> None:
+def test_outputs_do_not_alias_input_memory(tf: Any, save: Any, session_of: Any) -> None:
     session = session_of(save(serving_default=(lambda x: {"y": tf.identity(x)}, tf.TensorSpec([4096], name="x"))))
     array = np.zeros(4096, np.float32)
     found = session.run({"x": array}, ["y"])["y"]
@@ -227,7 +227,7 @@ def test_what_is_answered_is_not_the_memory_that_was_given(tf: Any, save: Any, s
     found[0] = 1
 
 
-def test_a_failing_run_is_the_models_and_the_next_one_runs(tf: Any, save: Any, session_of: Any) -> None:
+def test_a_failing_run_is_an_error_of_the_model_and_the_next_one_works(tf: Any, save: Any, session_of: Any) -> None:
     def function(x: Any) -> dict[str, Any]:
         with tf.control_dependencies([tf.debugging.assert_less(x, 10.0, message="too hot")]):
             return {"y": tf.identity(x)}
@@ -245,7 +245,7 @@ def test_a_shape_that_the_signature_does_not_declare_is_the_clients_error(tf: An
         session.run({"x": np.zeros((2, 4), np.float32)}, ["y"])
 
 
-def test_instances_share_one_model_and_run_side_by_side(linear: ModelFile, backend: Backend, session_of: Any) -> None:
+def test_instances_share_one_model_and_run_concurrently(linear: ModelFile, backend: Backend, session_of: Any) -> None:
     sessions = [session_of(linear, instances=4, number=number) for number in range(4)]
 
     def ask(number: int) -> bool:

@@ -128,7 +128,7 @@ def run(spec: Any, session: Any, requests: list[Request]) -> list[dict[str, np.n
 
 
 @pytest.mark.parametrize("is_integrated", [False, True], ids=["a GPU of its own memory", "a board"])
-def test_requests_of_equal_values_run_as_one_batch_and_each_gets_its_own(
+def test_requests_with_equal_shape_values_run_as_one_batch_and_get_their_own_items(
     is_integrated: bool, gpu: Any, make_plan: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_integrated:
@@ -145,7 +145,7 @@ def test_requests_of_equal_values_run_as_one_batch_and_each_gets_its_own(
     assert gpu.live() == before
 
 
-def test_rows_are_told_from_the_tensors_that_have_them_whatever_comes_first(make_plan: Make) -> None:
+def test_the_batch_size_is_read_from_a_tensor_that_has_one(make_plan: Make) -> None:
     spec, session = served(make_plan())
     asked = request(5, (8, 8))
     asked = Request("plans", dict(reversed(asked.inputs.items())))
@@ -155,7 +155,7 @@ def test_rows_are_told_from_the_tensors_that_have_them_whatever_comes_first(make
 
 
 @pytest.mark.parametrize("size", [(0, 8), (33, 8), (8, -1), (2**40, 8)])
-def test_values_outside_the_profile_are_refused_with_the_values_and_the_bounds(
+def test_shape_values_outside_the_profile_are_refused_with_values_and_bounds(
     size: tuple[int, int], gpu: Any, make_plan: Make
 ) -> None:
     before = gpu.live()
@@ -168,7 +168,7 @@ def test_values_outside_the_profile_are_refused_with_the_values_and_the_bounds(
     assert gpu.live() == before
 
 
-def test_values_choose_the_profile(make_plan: Make) -> None:
+def test_shape_values_select_the_profile(make_plan: Make) -> None:
     spec, session = served(make_plan(TWO))
     for size in ((8, 8), (40, 64), (32, 4), (36, 36)):
         (answer,) = run(spec, session, [request(3, size)])
@@ -179,7 +179,7 @@ def test_values_choose_the_profile(make_plan: Make) -> None:
     session.close()
 
 
-def test_a_plan_completes_its_configuration_with_the_values_that_clients_send(make_plan: Make) -> None:
+def test_a_plan_completes_its_configuration_with_shape_values(make_plan: Make) -> None:
     """What Triton's own test of completion expects of the same engine, no_config_shape_tensor."""
     spec, session = served(make_plan(), 'backend: "tensorrt_rtx"')
     assert spec.max_batch_size == 8
@@ -194,20 +194,20 @@ def test_a_plan_completes_its_configuration_with_the_values_that_clients_send(ma
     session.close()
 
 
-def test_the_mark_is_completed_as_well(make_plan: Make) -> None:
+def test_is_shape_tensor_is_completed_too(make_plan: Make) -> None:
     spec, session = served(make_plan(), CONFIG.replace("is_shape_tensor: true", ""))
     assert [item.is_shape_tensor for item in (*spec.inputs, *spec.outputs)] == [False, True, False, True]
     session.close()
 
 
-def test_without_completion_a_mark_that_is_missing_is_refused(make_plan: Make) -> None:
+def test_without_auto_complete_a_missing_is_shape_tensor_is_refused(make_plan: Make) -> None:
     file = make_plan()
     expected = "input 'S' is_shape_tensor: expected true, because it is one in the model"
     with pytest.raises(BadModelConfig, match=expected):
         resolved(file.model_dir, CONFIG.replace("is_shape_tensor: true", "", 1), auto_complete=False)
 
 
-def test_a_mark_on_what_is_no_shape_tensor_is_refused_when_it_is_opened(gpu: Any, host: Any, make_plan: Make) -> None:
+def test_is_shape_tensor_on_another_tensor_is_refused_at_load(gpu: Any, host: Any, make_plan: Make) -> None:
     file = make_plan()
     del host["N"]
     before = gpu.live()
@@ -224,7 +224,7 @@ def test_a_mark_on_what_is_no_shape_tensor_is_refused_when_it_is_opened(gpu: Any
         ("dims: [ 2 ]", "dims: [ 1, 2 ]", r"input 'S' dims: expected \[2\], .*given \[1, 2\]"),
     ],
 )
-def test_other_dims_than_the_values_that_clients_send_are_refused(
+def test_dims_other_than_those_of_the_shape_values_are_refused(
     wrong: str, right: str, words: str, make_plan: Make
 ) -> None:
     file = make_plan()
@@ -250,7 +250,7 @@ def test_other_dims_than_the_values_that_clients_send_are_refused(
         ),
     ],
 )
-def test_bounds_that_leave_out_the_batch_size_are_refused(
+def test_bounds_without_the_batch_size_are_refused(
     bounds: dict[str, str], words: str, gpu: Any, resizing: ModelFile
 ) -> None:
     text = parameters(BOUNDS)
@@ -261,9 +261,7 @@ def test_bounds_that_leave_out_the_batch_size_are_refused(
         engine_order(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})
 
 
-def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
-    gpu: Any, resizing: ModelFile, make_plan: Make
-) -> None:
+def test_an_engine_is_verified_with_its_optimal_shape_values(gpu: Any, resizing: ModelFile, make_plan: Make) -> None:
     """The samples that it must answer as the runtime did that serves meanwhile: here onnxruntime."""
     import onnxruntime
 

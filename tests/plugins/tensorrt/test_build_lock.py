@@ -82,9 +82,7 @@ def heard(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_another_process_has_it_and_is_named_until_it_is_killed(
-    path: Path, begin: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_lock_holder_is_named_until_it_is_killed(path: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:
     other = begin(HOLDER, path)
     assert heard(other) == "mine"
     assert claim(path) is None
@@ -98,7 +96,7 @@ def test_another_process_has_it_and_is_named_until_it_is_killed(
     assert not path.exists()
 
 
-def test_a_program_that_is_started_meanwhile_does_not_have_it(
+def test_a_program_started_meanwhile_does_not_inherit_the_lock(
     path: Path, begin: Callable[..., subprocess.Popen[str]]
 ) -> None:
     mine = granted(path)
@@ -109,7 +107,7 @@ def test_a_program_that_is_started_meanwhile_does_not_have_it(
     granted(path).release()
 
 
-def test_within_one_process_it_is_given_once_and_may_be_let_go_of_twice(path: Path) -> None:
+def test_within_one_process_the_lock_is_given_once_and_may_be_released_twice(path: Path) -> None:
     first = claim(path)
     assert first is not None
     assert claim(path) is None
@@ -120,7 +118,7 @@ def test_within_one_process_it_is_given_once_and_may_be_let_go_of_twice(path: Pa
     second.release()
 
 
-def test_a_child_that_was_forked_meanwhile_does_not_keep_what_was_let_go_of(path: Path) -> None:
+def test_a_forked_child_does_not_keep_a_released_lock(path: Path) -> None:
     mine = granted(path)
     end, other_end = os.pipe()
     pid = os.fork()
@@ -139,7 +137,7 @@ def test_a_child_that_was_forked_meanwhile_does_not_keep_what_was_let_go_of(path
         os.waitpid(pid, 0)
 
 
-def test_many_processes_that_take_and_delete_it_are_never_inside_together(
+def test_many_processes_that_lock_and_delete_the_file_exclude_each_other(
     path: Path, tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
 ) -> None:
     rivals = [begin(RIVAL, path, tmp_path / "book") for _ in range(4)]
@@ -148,9 +146,7 @@ def test_many_processes_that_take_and_delete_it_are_never_inside_together(
     assert not path.exists()
 
 
-def test_a_file_that_was_deleted_between_opening_and_locking_is_not_taken_for_the_right(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_deleted_between_opening_and_locking_gives_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true_lock, tries = fcntl.flock, []
 
     def lock(descriptor: int, how: int) -> None:
@@ -168,7 +164,7 @@ def test_a_file_that_was_deleted_between_opening_and_locking_is_not_taken_for_th
     mine.release()
 
 
-def test_a_file_system_without_locks_costs_the_guarantee_not_the_engine(
+def test_without_file_locks_engines_are_still_built(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lock(descriptor: int, how: int) -> None:
@@ -183,7 +179,7 @@ def test_a_file_system_without_locks_costs_the_guarantee_not_the_engine(
 
 
 @pytest.mark.parametrize("said", [b"", b"\x1b[2J", b"\xff\xfe", b"x" * 10_000])
-def test_what_a_damaged_file_says_of_its_holder_is_not_believed_blindly(said: bytes, path: Path) -> None:
+def test_the_holder_in_a_damaged_lock_file_is_verified(said: bytes, path: Path) -> None:
     path.write_bytes(said)
     words = holder(path)
     assert words
@@ -191,7 +187,7 @@ def test_what_a_damaged_file_says_of_its_holder_is_not_believed_blindly(said: by
     assert len(words) <= 300
 
 
-def test_a_link_in_the_place_of_the_file_is_not_followed(path: Path, tmp_path: Path) -> None:
+def test_a_symlink_in_place_of_the_lock_file_is_not_followed(path: Path, tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
         claim(path)
@@ -202,7 +198,7 @@ def old(path: Path) -> None:
     os.utime(path, (1, 1))
 
 
-def test_a_cache_tidies_up_what_crashes_left_long_ago_but_nothing_that_is_being_built(tmp_path: Path) -> None:
+def test_old_leftovers_of_crashes_are_deleted_but_no_running_build(tmp_path: Path) -> None:
     cache = EngineCache(tmp_path)
     cache.open()
     other = EngineKey({}, "f" * 32)
@@ -220,7 +216,7 @@ def test_a_cache_tidies_up_what_crashes_left_long_ago_but_nothing_that_is_being_
     mine.release()
 
 
-def test_throwing_away_a_verified_engine_leaves_what_another_process_builds_in_its_place(tmp_path: Path) -> None:
+def test_deleting_a_verified_engine_keeps_another_processs_build(tmp_path: Path) -> None:
     cache = EngineCache(tmp_path)
     cache.open()
     plan = cache.work_folder(KEY) / "engine.plan"

@@ -78,7 +78,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_the_classifier_becomes_an_engine_and_its_progress_is_seen(tmp_path: Path) -> None:
+def test_an_engine_is_built_for_the_classifier_and_its_progress_reported(tmp_path: Path) -> None:
     told = Told()
     outcome = run_child(job(tmp_path, order()), PLENTY, told.orders())
     assert (outcome.end, outcome.reason) == ("built", "")
@@ -93,7 +93,7 @@ def test_the_classifier_becomes_an_engine_and_its_progress_is_seen(tmp_path: Pat
 
 
 @pytest.mark.parametrize("when", ["before it listens", "while it builds"])
-def test_a_build_that_is_taken_back_ends_and_leaves_nothing(when: str, tmp_path: Path) -> None:
+def test_a_cancelled_build_ends_and_leaves_no_file(when: str, tmp_path: Path) -> None:
     told = Told()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
     wait_for(children if when == "before it listens" else lambda: told.phases)
@@ -105,7 +105,7 @@ def test_a_build_that_is_taken_back_ends_and_leaves_nothing(when: str, tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_crash_is_told_with_the_signal(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_crash_is_reported_with_its_signal(number: signal.Signals, tmp_path: Path) -> None:
     told = Told()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
     wait_for(lambda: told.phases)
@@ -126,7 +126,7 @@ def test_a_crash_is_told_with_the_signal(number: signal.Signals, tmp_path: Path)
         (Bounds(100, floor_bytes=1 << 50), "MiB of memory left, out of memory"),
     ],
 )
-def test_a_build_that_takes_too_much_is_ended_and_told(bounds: Bounds, said: str, tmp_path: Path) -> None:
+def test_a_build_that_exceeds_its_memory_is_ended_and_reported(bounds: Bounds, said: str, tmp_path: Path) -> None:
     outcome = run_child(job(tmp_path, order()), bounds, Told().orders())
     assert outcome.end == "failed"
     assert not outcome.is_final
@@ -134,7 +134,7 @@ def test_a_build_that_takes_too_much_is_ended_and_told(bounds: Bounds, said: str
     assert children() == []
 
 
-def test_a_build_pauses_while_it_must_and_goes_on_and_its_time_stands_still(tmp_path: Path) -> None:
+def test_a_paused_build_continues_and_its_timeout_stands_still(tmp_path: Path) -> None:
     told = Told()
     thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
     wait_for(lambda: told.phases)
@@ -149,7 +149,7 @@ def test_a_build_pauses_while_it_must_and_goes_on_and_its_time_stands_still(tmp_
     assert [item.end for item in found] == ["built"]
 
 
-def test_the_builder_has_the_lowest_priority_and_goes_first_when_memory_runs_out(tmp_path: Path) -> None:
+def test_the_builder_has_the_lowest_priority_and_the_highest_oom_score(tmp_path: Path) -> None:
     told = Told()
     thread, _ = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
     wait_for(lambda: told.phases)
@@ -170,7 +170,7 @@ def test_the_builder_has_the_lowest_priority_and_goes_first_when_memory_runs_out
         (None, {"profiles": ({"input": Range((1, 3, 9, 9), (1, 3, 9, 9), (1, 3, 9, 9))},)}, "profile has min=9, opt=9"),
     ],
 )
-def test_what_cannot_be_built_is_told(content: bytes | None, more: Any, said: str, tmp_path: Path) -> None:
+def test_an_impossible_build_is_reported(content: bytes | None, more: Any, said: str, tmp_path: Path) -> None:
     path = CLASSIFIER
     if content is not None:
         path = tmp_path / "model.onnx"
@@ -181,7 +181,7 @@ def test_what_cannot_be_built_is_told(content: bytes | None, more: Any, said: st
     assert said in outcome.reason
 
 
-def test_a_builder_whose_server_is_gone_does_not_begin(tmp_path: Path) -> None:
+def test_a_builder_whose_server_ended_does_not_start(tmp_path: Path) -> None:
     wrong = json.dumps({**job(tmp_path, order()), "parent": 1}).encode()
     command = [sys.executable, "-m", "edge_server.plugins.tensorrt.builds.build_process_main"]
     done = subprocess.run(command, input=wrong, capture_output=True, timeout=60, check=False)

@@ -112,7 +112,7 @@ def children() -> list[int]:
     return [pid for pid in found if "edge_server.plugins.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_the_operator_are_told_why(
+def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
@@ -132,9 +132,7 @@ def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_
     assert state(mine) == "failed"
 
 
-def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
-) -> None:
+def test_a_build_ends_if_its_gpu_is_lost(works: Callable[[Server], EngineBuildQueue], order: EngineOrder) -> None:
     server = Server()
     mine = works(server)
     assert mine.find(order) is None
@@ -155,7 +153,7 @@ def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
     assert server.renewed == []
 
 
-def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
+def test_a_lost_gpu_does_not_prevent_a_build_for_another(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
@@ -168,7 +166,7 @@ def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
     assert mine.find(order) is not None
 
 
-def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
+def test_of_two_servers_with_one_cache_one_builds_and_both_reload(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     servers = Server(), Server()
@@ -185,7 +183,7 @@ def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
     assert [one.find(order) is not None for one in both] == [True, True]
 
 
-def test_what_waits_for_another_can_be_taken_back(
+def test_waiting_for_another_process_can_be_cancelled(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
@@ -203,7 +201,7 @@ def test_what_waits_for_another_can_be_taken_back(
     assert server.kinds() == ["engine.build_cancelled"]
 
 
-def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
+def test_an_unwritable_cache_is_not_retried_forever(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_registry._FIRST_RETRY_S", 0.0)
@@ -222,7 +220,7 @@ def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
     assert mine.order_again("sums") == 1
 
 
-def test_a_model_on_a_disk_that_stutters_waits_and_others_are_built(
+def test_a_model_on_a_failing_disk_waits_while_others_are_built(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
@@ -245,7 +243,7 @@ def test_a_model_on_a_disk_that_stutters_waits_and_others_are_built(
     assert state(mine) == "ready"
 
 
-def test_no_process_is_left_behind_when_there_is_no_thread_to_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_available_thread_no_process_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -270,7 +268,7 @@ def test_no_process_is_left_behind_when_there_is_no_thread_to_read_from_it(monke
     assert "edge-child-out" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_builder_that_hangs_does_not_keep_the_server_from_ending(
+def test_a_hung_builder_does_not_delay_the_stop(
     works: Callable[[Server], EngineBuildQueue],
     order: EngineOrder,
     monkeypatch: pytest.MonkeyPatch,

@@ -107,7 +107,7 @@ def copies_of(gpu: Any, run: Callable[[], Any]) -> tuple[Any, int, int]:
     return answer, host_after - host, device_after - device
 
 
-def test_an_input_is_read_where_it_lies_and_an_output_is_copied_on_the_device_alone(
+def test_an_input_is_read_in_place_and_an_output_copied_on_the_device(
     gpu: Any, double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -123,7 +123,7 @@ def test_an_input_is_read_where_it_lies_and_an_output_is_copied_on_the_device_al
     session.close()
 
 
-def test_an_output_over_its_own_input_is_right_and_so_is_one_input_of_host_and_device_in_turn(
+def test_output_memory_may_overlap_input_memory(
     double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -135,7 +135,7 @@ def test_an_output_over_its_own_input_is_right_and_so_is_one_input_of_host_and_d
     session.close()
 
 
-def test_an_address_that_tensorrt_does_not_take_is_copied_on_the_device(
+def test_an_unaligned_address_is_copied_on_the_device(
     gpu: Any, double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -146,7 +146,7 @@ def test_an_address_that_tensorrt_does_not_take_is_copied_on_the_device(
     session.close()
 
 
-def test_a_batch_of_several_clients_memory_is_joined_on_the_device_and_filled_up_for_a_recording(
+def test_a_batch_of_several_clients_memory_is_joined_and_padded_on_the_device(
     gpu: Any, double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, one, other = open_session(double_plan, **BATCHING, config_json=graphs(4)), region(), region()
@@ -170,7 +170,7 @@ def test_a_batch_of_several_clients_memory_is_joined_on_the_device_and_filled_up
     session.close()
 
 
-def test_parts_of_the_host_and_of_the_device_make_one_batch(
+def test_host_and_device_memory_can_be_joined_to_one_batch(
     double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -184,7 +184,7 @@ def test_parts_of_the_host_and_of_the_device_make_one_batch(
     session.close()
 
 
-def test_memory_of_another_gpu_goes_by_way_of_the_host(
+def test_memory_of_another_gpu_is_copied_through_the_host(
     gpu: Any, double_plan: ModelFile, open_session: Open, region: Callable[..., Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_COUNT", "2")
@@ -198,7 +198,7 @@ def test_memory_of_another_gpu_goes_by_way_of_the_host(
     session.close()
 
 
-def test_a_target_that_is_too_small_is_not_written_to(
+def test_a_target_that_is_too_small_is_not_written(
     double_plan: ModelFile, open_session: Open, region: Callable[..., Region]
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -208,7 +208,7 @@ def test_a_target_that_is_too_small_is_not_written_to(
     session.close()
 
 
-def test_a_run_that_fails_writes_to_no_target_and_leaves_nothing_lent(
+def test_a_failing_run_writes_no_target_and_leaks_no_reference(
     double_plan: ModelFile, open_session: Open, region: Callable[..., Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -223,7 +223,7 @@ def test_a_run_that_fails_writes_to_no_target_and_leaves_nothing_lent(
     session.close()
 
 
-def test_a_tensor_comes_to_the_host_when_it_is_first_asked_for_once_and_not_after_its_request(
+def test_a_tensor_is_copied_to_the_host_once_on_first_use(
     gpu: Any, region: Callable[..., Region], regions: CudaMemoryRegistry
 ) -> None:
     memory = region()
@@ -247,7 +247,7 @@ def test_a_tensor_comes_to_the_host_when_it_is_first_asked_for_once_and_not_afte
     np.testing.assert_array_equal(tensor.array, rows(3))  # what was copied before stays
 
 
-def test_memory_that_is_unregistered_while_a_request_holds_it_stays_until_the_request_is_over(
+def test_memory_unregistered_during_a_request_stays_until_its_end(
     gpu: Any, double_plan: ModelFile, open_session: Open, region: Callable[..., Region], regions: CudaMemoryRegistry
 ) -> None:
     session, memory = open_session(double_plan, **BATCHING), region()
@@ -263,7 +263,7 @@ def test_memory_that_is_unregistered_while_a_request_holds_it_stays_until_the_re
     session.close()
 
 
-def test_a_session_on_an_integrated_gpu_takes_no_device_memory(
+def test_a_session_on_an_integrated_gpu_accepts_no_device_memory(
     double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discrete = open_session(double_plan, **BATCHING)
@@ -275,7 +275,7 @@ def test_a_session_on_an_integrated_gpu_takes_no_device_memory(
     integrated.close()
 
 
-def test_a_piece_that_was_given_back_is_not_read(region: Callable[..., Region]) -> None:
+def test_released_device_memory_is_not_read(region: Callable[..., Region]) -> None:
     memory = region()
     array = memory.holding(rows(1))
     memory.pins[0].release()
@@ -322,7 +322,7 @@ def _copied(address: str) -> list[str]:
     return re.findall(r"^edge_cuda_shared_memory_copied_bytes_total\{.*\} (\S+)$", page, re.MULTILINE)
 
 
-def test_requests_over_http_and_grpc_make_no_copy_to_or_from_the_host(
+def test_requests_over_http_and_grpc_make_no_host_copies(
     gpu: Any, served: tuple[str, str, str], client_memory: Callable[[int], Any]
 ) -> None:
     grpcclient = pytest.importorskip("tritonclient.grpc")

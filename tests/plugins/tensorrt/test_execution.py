@@ -46,7 +46,7 @@ def graphs(*sizes: int) -> str:
     return json.dumps({"optimization": {"cuda": {"graphs": True, "graph_spec": [{"batch_size": n} for n in sizes]}}})
 
 
-def test_a_batch_between_two_recorded_sizes_is_filled_up_and_cut_again(
+def test_a_batch_between_two_graph_sizes_is_padded_and_cut_again(
     gpu: Any, double_plan: ModelFile, open_session: Open
 ) -> None:
     session = open_session(double_plan, **BATCHING, config_json=graphs(2, 4))
@@ -61,7 +61,7 @@ def test_a_batch_between_two_recorded_sizes_is_filled_up_and_cut_again(
     session.close()
 
 
-def test_graphs_without_sizes_are_recorded_for_one_the_preferred_and_the_most(
+def test_default_graphs_are_captured_for_one_preferred_and_maximum_batch_sizes(
     double_plan: ModelFile, open_session: Open
 ) -> None:
     config = json.dumps({"optimization": {"cuda": {"graphs": True}}})
@@ -70,14 +70,12 @@ def test_graphs_without_sizes_are_recorded_for_one_the_preferred_and_the_most(
     session.close()
 
 
-def test_a_graph_for_more_rows_than_a_batch_has_is_refused(double_plan: ModelFile, open_session: Open) -> None:
+def test_a_graph_above_max_batch_size_is_refused(double_plan: ModelFile, open_session: Open) -> None:
     with pytest.raises(LoadError, match="graph_spec batch_size: expected 1 to max_batch_size 8, given 9"):
         open_session(double_plan, **BATCHING, config_json=graphs(9))
 
 
-def test_nothing_of_the_gpu_is_left_after_sessions_were_closed_or_failed_to_open(
-    gpu: Any, double_plan: ModelFile, open_session: Open
-) -> None:
+def test_closed_and_failed_sessions_leak_no_gpu_memory(gpu: Any, double_plan: ModelFile, open_session: Open) -> None:
     before = gpu.live()
     first = open_session(double_plan, **BATCHING, config_json=graphs(2, 4))
     second = open_session(double_plan, **BATCHING, number=1)
@@ -94,7 +92,7 @@ def test_nothing_of_the_gpu_is_left_after_sessions_were_closed_or_failed_to_open
     assert gpu.live() == before
 
 
-def test_a_session_that_does_not_come_to_be_holds_no_engine(
+def test_a_session_that_fails_to_open_releases_its_engine(
     gpu: Any, double_plan: ModelFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = gpu.live()
@@ -115,12 +113,12 @@ def test_a_session_that_does_not_come_to_be_holds_no_engine(
     assert gpu.live() == before
 
 
-def test_a_gpu_that_cuda_does_not_show_is_told(gpu: Any, double_plan: ModelFile) -> None:
+def test_a_gpu_hidden_from_cuda_is_reported(gpu: Any, double_plan: ModelFile) -> None:
     with pytest.raises(LoadError, match="it needs GPU 3, but CUDA shows 1 to this process"):
         _open_with_groups(double_plan, (PLAIN,), device_id=3)
 
 
-def test_a_group_whose_name_begins_like_anothers_has_its_own_profiles(double_plan: ModelFile) -> None:
+def test_instance_groups_with_a_common_name_prefix_have_their_own_profiles(double_plan: ModelFile) -> None:
     other = InstanceGroup("plans_0", InstanceKind.GPU, 1, (0,), profiles=("3",))
     begin = InstanceGroup("plan", InstanceKind.GPU, 1, (0,), profiles=("4",))
     for groups in ((other, PLAIN), (begin, PLAIN)):
@@ -145,7 +143,7 @@ def _open_with_groups(
     return load_backend("tensorrt_rtx").open(OpenJob(spec, file, name, device_id))
 
 
-def test_memory_of_the_gpu_that_runs_out_is_told_as_that(
+def test_running_out_of_gpu_memory_is_reported_as_such(
     gpu: Any, double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = gpu.live()
@@ -155,7 +153,7 @@ def test_memory_of_the_gpu_that_runs_out_is_told_as_that(
     assert gpu.live() == before
 
 
-def test_a_context_that_is_lost_is_told_as_that(gpu: Any, double_plan: ModelFile, open_session: Open) -> None:
+def test_a_lost_context_is_reported_as_such(gpu: Any, double_plan: ModelFile, open_session: Open) -> None:
     session = open_session(double_plan, **BATCHING)
     gpu.driver.fake_cuda_break(700)
     try:
@@ -166,7 +164,7 @@ def test_a_context_that_is_lost_is_told_as_that(gpu: Any, double_plan: ModelFile
     session.close()
 
 
-def test_the_profile_that_fits_is_taken_and_one_that_none_takes_is_told_with_what_they_take(
+def test_the_fitting_profile_is_used_and_an_unsupported_shape_refused_with_the_bounds(
     write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile], open_session: Open
 ) -> None:
     node = helper.make_node("Relu", ["X"], ["Y"])
@@ -205,7 +203,7 @@ def test_an_output_whose_size_depends_on_the_data_grows_with_it(
     assert gpu.live() == before
 
 
-def test_a_board_that_shares_its_memory_copies_nothing_to_the_gpu(
+def test_a_board_with_shared_memory_copies_nothing_to_the_gpu(
     gpu: Any, double_plan: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_INTEGRATED", "1")
@@ -221,7 +219,7 @@ def test_a_board_that_shares_its_memory_copies_nothing_to_the_gpu(
     session.close()
 
 
-def test_a_plan_tells_its_shapes_and_how_many_rows_it_takes(double_plan: ModelFile) -> None:
+def test_a_plan_describes_its_shapes_and_maximum_batch_size(double_plan: ModelFile) -> None:
     signature = load_backend("tensorrt_rtx").inspect(double_plan, {})
     assert signature is not None
     assert (signature.is_batchable, signature.most_rows) == (True, 8)
@@ -231,14 +229,14 @@ def test_a_plan_tells_its_shapes_and_how_many_rows_it_takes(double_plan: ModelFi
     ]
 
 
-def test_the_file_for_the_gpus_compute_capability_is_chosen(gpu: Any) -> None:
+def test_the_plan_for_the_gpus_compute_capability_is_chosen(gpu: Any) -> None:
     backend = load_backend("tensorrt_rtx")
     assert backend.file_for({"8.6": "model_sm86.plan", "8.7": "orin.plan"}) == "model_sm86.plan"
     assert backend.file_for({"7.5": "turing.plan"}) == ""
 
 
 @pytest.mark.full
-def test_without_a_driver_a_plan_is_refused_and_no_runtime_is_made(
+def test_without_a_driver_a_plan_is_refused_before_a_runtime_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Open
 ) -> None:
     trt = pytest.importorskip("tensorrt_rtx")

@@ -51,7 +51,7 @@ def put(cache: EngineCache, key: EngineKey, plan: bytes = b"plan" * 100, model: 
     cache.commit(key, {**facts, "difference": 0.0})
 
 
-def test_the_same_order_on_the_same_box_is_a_hit(order: EngineOrder, cache: EngineCache) -> None:
+def test_the_same_options_on_the_same_machine_are_a_hit(order: EngineOrder, cache: EngineCache) -> None:
     assert cache.find(key(order)) is None
     put(cache, key(order))
     found = cache.find(key(replace(order, tolerance=0.5)))
@@ -74,9 +74,7 @@ OTHERS: dict[str, tuple[str, Callable[[EngineOrder], EngineKey]]] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_whatever_an_engine_depends_on_makes_a_miss_that_says_what_changed(
-    kind: str, order: EngineOrder, cache: EngineCache
-) -> None:
+def test_a_change_of_any_dependency_is_a_miss_that_names_it(kind: str, order: EngineOrder, cache: EngineCache) -> None:
     said, other = OTHERS[kind]
     put(cache, key(order))
     assert cache.find(other(order)) is None
@@ -93,13 +91,13 @@ def test_a_changed_file_is_a_miss(name: str, order: EngineOrder, cache: EngineCa
     assert cache.why_missing(key(order), "seen", 1) == "the model's file changed"
 
 
-def test_a_file_that_the_model_does_not_name_is_none_of_the_engines_business(order: EngineOrder) -> None:
+def test_a_file_that_the_model_does_not_name_does_not_matter(order: EngineOrder) -> None:
     before = key(order).digest
     (order.path.parent / "notes.txt").write_text("nothing")
     assert key(order).digest == before
 
 
-def test_a_plugin_is_part_of_the_engine(order: EngineOrder, tmp_path: Path) -> None:
+def test_a_tensorrt_plugin_is_part_of_the_key(order: EngineOrder, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.so"
     plugin.write_bytes(b"1")
     order = replace(order, options={"trt_extra_plugin_lib_paths": str(plugin)})
@@ -108,9 +106,7 @@ def test_a_plugin_is_part_of_the_engine(order: EngineOrder, tmp_path: Path) -> N
     assert key(order).digest != before
 
 
-def test_a_file_is_hashed_once_for_as_long_as_it_stays_as_it_is(
-    order: EngineOrder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_file_is_hashed_once(order: EngineOrder, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = FileHashes()
     first = hashes.of_model(order.path)
     with monkeypatch.context() as patch:
@@ -120,7 +116,7 @@ def test_a_file_is_hashed_once_for_as_long_as_it_stays_as_it_is(
     assert hashes.of_file(order.path) != first
 
 
-def test_a_damaged_plan_is_never_opened_but_thrown_away(order: EngineOrder, cache: EngineCache) -> None:
+def test_a_damaged_plan_is_deleted_and_never_opened(order: EngineOrder, cache: EngineCache) -> None:
     put(cache, key(order))
     found = cache.find(key(order))
     assert found is not None
@@ -131,7 +127,7 @@ def test_a_damaged_plan_is_never_opened_but_thrown_away(order: EngineOrder, cach
     assert not found.plan.exists()
 
 
-def test_an_engine_that_was_built_but_not_verified_is_no_hit(order: EngineOrder, cache: EngineCache) -> None:
+def test_an_unverified_engine_is_no_hit(order: EngineOrder, cache: EngineCache) -> None:
     folder = cache.work_folder(key(order))
     (folder / "engine.plan").write_bytes(b"whole")
     cache.note_built(key(order), {"plan_sha256": "of something else"})
@@ -139,7 +135,7 @@ def test_an_engine_that_was_built_but_not_verified_is_no_hit(order: EngineOrder,
     assert cache.find(key(order)) is None
 
 
-def test_engines_not_used_for_longest_leave_when_the_folder_is_full(order: EngineOrder, tmp_path: Path) -> None:
+def test_least_recently_used_engines_are_evicted(order: EngineOrder, tmp_path: Path) -> None:
     cache = EngineCache(tmp_path / "small", limit_bytes=1000)
     cache.open()
     keys = [key(replace(order, library_version=str(number))) for number in range(3)]
@@ -152,13 +148,13 @@ def test_engines_not_used_for_longest_leave_when_the_folder_is_full(order: Engin
     assert [cache.find(item) is not None for item in keys] == [True, False, True]
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(EngineCacheFault, match="engines cannot be kept in"):
         EngineCache(tmp_path / "file" / "cache").open()
 
 
-def test_the_cache_is_this_users_alone(cache: EngineCache, tmp_path: Path) -> None:
+def test_only_this_user_can_access_the_cache(cache: EngineCache, tmp_path: Path) -> None:
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
@@ -171,7 +167,7 @@ TPC_POWER_GATING TPC_PG_MASK 248
 """
 
 
-def test_a_jetson_tells_its_release_and_the_mask_of_its_power_mode(tmp_path: Path) -> None:
+def test_the_key_of_a_jetson_contains_release_and_power_mode(tmp_path: Path) -> None:
     assert read_gpu_identity(tmp_path) == GpuIdentity()
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic\n")
@@ -182,7 +178,7 @@ def test_a_jetson_tells_its_release_and_the_mask_of_its_power_mode(tmp_path: Pat
     assert read_gpu_identity(tmp_path) == GpuIdentity("36.4.3", "248")
 
 
-def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(
+def test_a_temporarily_unreadable_engine_is_a_miss_and_is_kept(
     order: EngineOrder, cache: EngineCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = key(order)
@@ -199,7 +195,7 @@ def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(
     assert cache.find(wanted) is not None
 
 
-def test_an_engine_that_vanishes_between_two_looks_is_a_miss(
+def test_an_engine_that_vanishes_during_the_lookup_is_a_miss(
     order: EngineOrder, cache: EngineCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(cache, key(order))
@@ -215,7 +211,7 @@ def test_an_engine_that_vanishes_between_two_looks_is_a_miss(
     assert cache.find(key(order)) is None
 
 
-def test_a_cache_that_was_cleared_away_holds_nothing_and_is_filled_again(
+def test_a_deleted_cache_folder_is_empty_and_filled_again(
     order: EngineOrder, cache: EngineCache, tmp_path: Path
 ) -> None:
     wanted = key(order)

@@ -39,18 +39,18 @@ def stated(least: str, best: str, most: str) -> ModelSpec:
     return replace(SPEC, parameters=dict(zip(keys, (least, best, most), strict=True)))
 
 
-def test_without_parameters_a_profile_takes_one_row_to_the_most_and_is_best_at_the_preferred() -> None:
+def test_the_default_profile_covers_batch_sizes_1_to_max_with_the_preferred_as_optimum() -> None:
     spec = replace(FIXED, dynamic_batching=DynamicBatching((2, 4)))
     assert configured_profiles(spec) == ({"image": Range((1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8))},)
     assert configured_profiles(replace(FIXED, max_batch_size=0)) == ({"image": Range((3, 8, 8), (3, 8, 8), (3, 8, 8))},)
 
 
-def test_a_dimension_of_any_size_must_be_bounded() -> None:
+def test_a_dynamic_dimension_needs_bounds() -> None:
     with pytest.raises(LoadError, match=r"input 'image' has a dimension of any size .* trt_profile_min_shapes"):
         configured_profiles(SPEC)
 
 
-def test_a_name_given_twice_makes_two_profiles() -> None:
+def test_a_repeated_name_makes_two_profiles() -> None:
     spec = stated("image:1x3x8x8,image:1x3x64x64", "image:2x3x16x16,image:2x3x64x64", "image:8x3x32x32,image:4x3x64x64")
     first, second = configured_profiles(spec)
     assert first["image"] == Range((1, 3, 8, 8), (2, 3, 16, 16), (8, 3, 32, 32))
@@ -69,12 +69,12 @@ def test_a_name_given_twice_makes_two_profiles() -> None:
         ("image:" + "9" * 5000, "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
     ],
 )
-def test_profiles_that_make_no_sense_are_told(least: str, best: str, most: str, said: str) -> None:
+def test_invalid_profiles_are_reported(least: str, best: str, most: str, said: str) -> None:
     with pytest.raises(BadModelConfig, match=said):
         configured_profiles(stated(least, best, most))
 
 
-def test_the_profile_in_use_is_kept_while_it_fits_and_the_smallest_taken_otherwise() -> None:
+def test_the_current_profile_is_kept_if_it_fits_else_the_smallest_is_chosen() -> None:
     small, wide, all_of_it = (
         {"X": Range((1, 1), (1, 1), most)} for most in ((2, 8), (2, 100), (8, 100))
     )  # fmt: skip
@@ -87,13 +87,13 @@ def test_the_profile_in_use_is_kept_while_it_fits_and_the_smallest_taken_otherwi
 
 
 @given(st.sets(st.integers(1, 64), min_size=1), st.integers(1, 80))
-def test_a_batch_is_filled_up_to_the_smallest_size_that_holds_it(sizes: set[int], rows: int) -> None:
+def test_a_batch_is_padded_to_the_smallest_fitting_graph_size(sizes: set[int], rows: int) -> None:
     found = padded_size(sorted(sizes), rows)
     larger = [size for size in sizes if size >= rows]
     assert found == (min(larger) if larger else None)
 
 
-def test_progress_counts_what_is_done_of_the_step_under_way() -> None:
+def test_progress_includes_the_current_step() -> None:
     progress = BuildProgress()
     progress.start_phase("all", None, 4)
     progress.complete_step("all", 0)
@@ -116,7 +116,7 @@ Step = tuple[str, str, int]
         st.tuples(st.sampled_from(["begin", "step", "finish"]), st.sampled_from("abc"), st.integers(-1, 9)), max_size=60
     )
 )
-def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps: list[Step]) -> None:
+def test_progress_never_falls_and_stays_between_0_and_100(steps: list[Step]) -> None:
     progress, last = BuildProgress(), 0.0
     for number, (kind, name, value) in enumerate(steps):
         if kind == "begin":
@@ -129,7 +129,7 @@ def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps
         last = progress.percent
 
 
-def test_an_order_reads_the_same_in_the_process_that_builds(tmp_path: Path) -> None:
+def test_engine_options_are_equal_in_the_building_process(tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     spec = replace(FIXED, parameters={"precision": "f16", "trt_max_workspace_size": "1000000"})
     order = engine_order(spec, file, 0, "tensorrt", "10.3.0", {"trt_builder_optimization_level": "4"})
@@ -147,13 +147,13 @@ def test_an_order_reads_the_same_in_the_process_that_builds(tmp_path: Path) -> N
         ({"trt_builder_optimization_level": "high"}, "must be a whole number"),
     ],
 )
-def test_orders_that_cannot_be_are_told(parameters: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_impossible_engine_options_are_reported(parameters: dict[str, str], said: str, tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     with pytest.raises(LoadError, match=said):
         engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
 
 
-def test_difference_is_measured_by_the_largest_magnitude() -> None:
+def test_the_difference_is_relative_to_the_largest_magnitude() -> None:
     expected = np.array([10.0, -100.0, 0.0], "f4")
     assert difference(expected + np.array([0, 1, 0], "f4"), expected) == pytest.approx(0.01)
     assert difference(expected[:2], expected) == float("inf")
@@ -164,7 +164,7 @@ def test_difference_is_measured_by_the_largest_magnitude() -> None:
     assert difference(wild[::-1].copy(), wild) == float("inf")
 
 
-def test_samples_come_back_as_they_were_saved(tmp_path: Path) -> None:
+def test_saved_samples_are_read_back_unchanged(tmp_path: Path) -> None:
     samples = [
         VerificationSample({"a/b": np.ones(2)}, {"out": np.arange(3)}),
         VerificationSample({"a/b": np.zeros(2)}, {}),

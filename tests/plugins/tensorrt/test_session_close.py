@@ -61,14 +61,14 @@ def left_at_release(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     return seen
 
 
-def test_execution_contexts_end_before_the_engine_does(
+def test_execution_contexts_are_destroyed_before_the_engine(
     plan: ModelFile, open_session: Callable[..., Any], left_at_release: list[tuple[int, int]]
 ) -> None:
     open_session(plan, **SPEC).close()
     assert left_at_release == [(3, 0)]
 
 
-def test_execution_contexts_end_before_the_engine_does_where_a_recording_fails(
+def test_execution_contexts_are_destroyed_before_the_engine_if_a_capture_fails(
     gpu: Any,
     plan: ModelFile,
     open_session: Callable[..., Any],

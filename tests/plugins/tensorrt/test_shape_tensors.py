@@ -80,7 +80,7 @@ def asked(*sizes: int, dtype: str = "i8") -> np.ndarray:
 
 
 @pytest.mark.parametrize("is_integrated", [False, True], ids=["a GPU of its own memory", "a board"])
-def test_values_of_an_input_decide_the_shape_of_the_answer_request_by_request(
+def test_shape_values_set_the_output_shape_of_each_request(
     is_integrated: bool, gpu: Any, reshaping: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_integrated:
@@ -95,7 +95,7 @@ def test_values_of_an_input_decide_the_shape_of_the_answer_request_by_request(
     assert gpu.live() == before
 
 
-def test_values_of_a_narrower_type_are_widened_to_the_engines(reshaping: ModelFile, open_session: Open) -> None:
+def test_shape_values_of_a_narrower_type_are_widened(reshaping: ModelFile, open_session: Open) -> None:
     narrow = InputSpec("S", DType.INT32, (2,), is_shape_tensor=True)
     session = open_session(reshaping, inputs=(X, narrow), outputs=(Y,))
     answer = session.run({"X": rows(4), "S": asked(2, 8, dtype="i4")}, ["Y"])["Y"]
@@ -104,7 +104,7 @@ def test_values_of_a_narrower_type_are_widened_to_the_engines(reshaping: ModelFi
 
 
 @pytest.mark.parametrize("values", [(0, 4), (33, 1), (-1, 4), (2**62, 2)])
-def test_values_outside_the_profile_cost_the_request_and_the_next_is_answered(
+def test_shape_values_outside_the_profile_fail_only_their_request(
     values: tuple[int, int], gpu: Any, reshaping: ModelFile, open_session: Open
 ) -> None:
     before = gpu.live()
@@ -119,7 +119,7 @@ def test_values_outside_the_profile_cost_the_request_and_the_next_is_answered(
     assert gpu.live() == before
 
 
-def test_bounds_that_an_engine_does_not_tell_are_left_to_tensorrt(
+def test_bounds_that_an_engine_does_not_report_are_left_to_tensorrt(
     host: dict[str, list[Any]], reshaping: ModelFile, open_session: Open
 ) -> None:
     host.silent = True  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_bounds_that_an_engine_does_not_tell_are_left_to_tensorrt(
     session.close()
 
 
-def test_values_that_do_not_fit_the_data_cost_the_request(reshaping: ModelFile, open_session: Open) -> None:
+def test_shape_values_that_do_not_match_the_data_fail_their_request(reshaping: ModelFile, open_session: Open) -> None:
     session = open_session(reshaping, inputs=(X, S), outputs=(Y,))
     with pytest.raises(BackendError, match="model 'plans': tensorrt_rtx: "):
         session.run({"X": rows(8), "S": asked(5, 5)}, ["Y"])
@@ -139,7 +139,7 @@ def test_values_that_do_not_fit_the_data_cost_the_request(reshaping: ModelFile, 
 
 
 @pytest.mark.parametrize("is_integrated", [False, True], ids=["a GPU of its own memory", "a board"])
-def test_an_output_whose_values_are_a_shape_is_answered_from_the_hosts_memory(
+def test_a_shape_output_is_read_from_host_memory(
     is_integrated: bool, gpu: Any, measuring: ModelFile, open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_integrated:
@@ -160,9 +160,7 @@ def test_an_output_whose_values_are_a_shape_is_answered_from_the_hosts_memory(
     assert gpu.live() == before
 
 
-def test_an_output_is_narrowed_to_the_type_that_the_configuration_promises(
-    measuring: ModelFile, open_session: Open
-) -> None:
+def test_an_output_is_narrowed_to_its_configured_type(measuring: ModelFile, open_session: Open) -> None:
     narrow = OutputSpec("N", DType.INT32, (2,), is_shape_tensor=True)
     session = open_session(measuring, inputs=(X,), outputs=(Y, narrow))
     answer = session.run({"X": rows(3)}, ["N"])["N"]
@@ -171,7 +169,7 @@ def test_an_output_is_narrowed_to_the_type_that_the_configuration_promises(
     session.close()
 
 
-def test_what_depends_on_values_is_not_recorded_as_a_graph(gpu: Any, reshaping: ModelFile, open_session: Open) -> None:
+def test_runs_that_depend_on_shape_values_use_no_cuda_graph(gpu: Any, reshaping: ModelFile, open_session: Open) -> None:
     config = json.dumps({"optimization": {"cuda": {"graphs": True, "graph_spec": []}}})
     before = gpu.launches()
     session = open_session(reshaping, inputs=(X, S), outputs=(Y,), config_json=config)
@@ -181,7 +179,7 @@ def test_what_depends_on_values_is_not_recorded_as_a_graph(gpu: Any, reshaping: 
     session.close()
 
 
-def test_a_plan_tells_which_of_its_tensors_hold_shapes(reshaping: ModelFile, host: dict[str, list[Any]]) -> None:
+def test_a_plan_describes_its_shape_tensors(reshaping: ModelFile, host: dict[str, list[Any]]) -> None:
     signature = load_backend("tensorrt_rtx").inspect(reshaping, {})
     assert signature is not None
     assert [(item.name, item.dims, item.is_shape_tensor) for item in signature.inputs] == [
@@ -210,7 +208,7 @@ def resolved(file: ModelFile, config: str) -> Any:
     return resolve(model, 1, ResolveOptions(gpu_count=1))
 
 
-def test_a_configuration_with_a_shape_tensor_becomes_an_engine_that_is_served(
+def test_an_engine_is_built_and_served_for_a_model_with_a_shape_tensor(
     gpu: Any, host: dict[str, list[Any]], reshaped: ModelFile, tmp_path: Path
 ) -> None:
     """From config.pbtxt and the ONNX file on; the builder is TensorRT's own."""
@@ -230,7 +228,7 @@ def test_a_configuration_with_a_shape_tensor_becomes_an_engine_that_is_served(
     session.close()
 
 
-def test_a_shape_tensor_without_bounds_is_told_what_is_missing(gpu: Any, reshaped: ModelFile) -> None:
+def test_a_shape_tensor_without_bounds_is_refused_with_the_missing_ones(gpu: Any, reshaped: ModelFile) -> None:
     found = resolved(reshaped, CONFIG.replace("-1, 4 ]", "8, 4 ]"))
     words = r"input 'S' has values that are shapes \(\[2\]\): TensorRT must be told their bounds, by .*trt_profile_min"
     with pytest.raises(LoadError, match=words):

@@ -118,7 +118,7 @@ def run(timed: Timed, order: EngineOrder, folder: Path, *, is_cancelled: bool = 
     build_engine(order, site, timed, lambda phase, percent: None, lambda: is_cancelled)  # type: ignore[arg-type]
 
 
-def test_a_build_goes_on_with_what_the_one_before_measured(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:
+def test_a_build_reuses_the_timings_of_the_one_before(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:
     run(timed, order, tmp_path)
     assert (tmp_path / "timing.cache").read_bytes() == HEAD + b"+1"
     run(timed, order, tmp_path)
@@ -126,9 +126,7 @@ def test_a_build_goes_on_with_what_the_one_before_measured(timed: Timed, order: 
     assert (tmp_path / "timing.cache").read_bytes() == HEAD + b"+1+1"
 
 
-def test_a_build_that_is_taken_back_leaves_its_measurements_to_the_next(
-    timed: Timed, order: EngineOrder, tmp_path: Path
-) -> None:
+def test_a_cancelled_build_leaves_its_timings_to_the_next(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:
     timed.builds = False
     with pytest.raises(BuildCancelled):
         run(timed, order, tmp_path, is_cancelled=True)
@@ -142,7 +140,7 @@ def test_a_build_that_is_taken_back_leaves_its_measurements_to_the_next(
 
 
 @pytest.mark.parametrize("found", [b"garbage", b"timings of another GPU:+1"], ids=["damaged", "of another GPU"])
-def test_measurements_that_do_not_fit_are_made_anew(
+def test_incompatible_timings_are_measured_again(
     timed: Timed, order: EngineOrder, tmp_path: Path, found: bytes
 ) -> None:
     (tmp_path / "timing.cache").write_bytes(found)
@@ -151,7 +149,9 @@ def test_measurements_that_do_not_fit_are_made_anew(
     assert (tmp_path / "timing.cache").read_bytes() == HEAD + b"+1"
 
 
-def test_an_engine_is_kept_though_its_measurements_cannot_be(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:
+def test_an_engine_is_kept_even_if_its_timings_cannot_be_saved(
+    timed: Timed, order: EngineOrder, tmp_path: Path
+) -> None:
     (tmp_path / "timing.cache" / "no file").mkdir(parents=True)
     run(timed, order, tmp_path)
     assert (tmp_path / "engine.plan").stat().st_size > 0

@@ -108,7 +108,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes}
 
 
-def test_a_request_becomes_tritons_spans_each_within_its_parent(receiver: Receiver) -> None:
+def test_a_request_gives_tritons_nested_spans(receiver: Receiver) -> None:
     traces = traces_to(receiver.url, "opentelemetry,resource=service.name=box", "opentelemetry,resource=site=north")
     before_ns = time.time_ns()
     run(traces)
@@ -136,14 +136,14 @@ def test_a_request_becomes_tritons_spans_each_within_its_parent(receiver: Receiv
     assert (resource["service.name"], resource["site"], scope) == ("box", "north", "triton-server")
 
 
-def test_without_a_name_of_its_own_the_service_is_called_as_triton_is(receiver: Receiver) -> None:
+def test_the_default_service_name_is_tritons(receiver: Receiver) -> None:
     traces = traces_to(receiver.url)
     run(traces)
     traces.close(10)
     assert receiver.spans[0][0]["service.name"] == "triton-inference-server"
 
 
-def test_a_request_with_a_context_is_always_traced_and_is_part_of_its_callers_trace(receiver: Receiver) -> None:
+def test_a_request_with_a_trace_context_is_part_of_its_callers_trace(receiver: Receiver) -> None:
     traces = traces_to(receiver.url, "rate=0", "count=1")
     assert run(traces) is None
     run(traces, ("traceparent", PARENT), ("tracestate", "vendor=x"))
@@ -155,7 +155,7 @@ def test_a_request_with_a_context_is_always_traced_and_is_part_of_its_callers_tr
     assert sorted(root.trace_state for root in roots) == ["", "vendor=x"]
 
 
-def test_a_model_is_told_the_context_of_its_own_span(receiver: Receiver) -> None:
+def test_a_model_gets_the_context_of_its_own_span(receiver: Receiver) -> None:
     traces = traces_to(receiver.url)
     trace = run(traces, ("traceparent", PARENT), ("tracestate", 'v="\\'))
     assert trace is not None
@@ -168,7 +168,7 @@ def test_a_model_is_told_the_context_of_its_own_span(receiver: Receiver) -> None
     assert carried == CarriedTrace(1, trace.first.context())
 
 
-def test_settings_can_be_changed_while_spans_are_made_and_show_no_file(receiver: Receiver) -> None:
+def test_settings_can_be_changed_while_tracing_and_show_no_file(receiver: Receiver) -> None:
     traces = traces_to(receiver.url)
     shown = traces.update("", parse_trace_change({"trace_rate": "0"}))
     assert shown["trace_mode"] == "opentelemetry"
@@ -178,7 +178,7 @@ def test_settings_can_be_changed_while_spans_are_made_and_show_no_file(receiver:
     traces.close(10)
 
 
-def test_a_collector_that_is_away_costs_its_spans_and_no_time_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_collector_loses_spans_but_does_not_delay_the_stop(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         traces = traces_to(f"opentelemetry,url=http://127.0.0.1:{taken.getsockname()[1]}/v1/traces")
@@ -188,7 +188,7 @@ def test_a_collector_that_is_away_costs_its_spans_and_no_time_at_the_end(caplog:
     assert not any(thread.name == "edge-trace" for thread in threading.enumerate())
 
 
-def test_a_collector_that_is_slow_loses_the_oldest_spans_beyond_the_bound(receiver: Receiver) -> None:
+def test_for_a_slow_collector_the_oldest_spans_are_dropped(receiver: Receiver) -> None:
     receiver.released.clear()
     bounds = ("opentelemetry,bsp_max_queue_size=8", "opentelemetry,bsp_max_export_batch_size=4")
     traces = traces_to(receiver.url, *bounds)
@@ -199,7 +199,7 @@ def test_a_collector_that_is_slow_loses_the_oldest_spans_beyond_the_bound(receiv
     assert 4 <= len(receiver.spans) < 100
 
 
-def test_without_the_libraries_the_server_says_which_extra_is_missing() -> None:
+def test_without_the_libraries_the_error_names_the_missing_extra() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
         "from edge_server.config import ServerConfig, TraceConfig\n"

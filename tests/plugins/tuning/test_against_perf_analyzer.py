@@ -24,7 +24,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_throughput_latency_and_the_servers_split_agree(
+def test_throughput_latency_and_server_times_agree_with_perf_analyzer(
     measure: Any, server: Any, tmp_path: Path, protocol: str
 ) -> None:
     """Of a model whose runs take a known time. The bounds are wide, because other programs run beside the tests."""

@@ -64,7 +64,7 @@ def left_behind() -> list[str]:
     return found
 
 
-def test_a_model_that_gains_from_batches_gets_them_written_down(command: Any, repository: Path, tmp_path: Path) -> None:
+def test_a_model_that_gains_from_batching_gets_it_configured(command: Any, repository: Path, tmp_path: Path) -> None:
     before = (repository / "runs" / "config.pbtxt").read_text()
     picture = tmp_path / "analyze.svg"
     done = command(
@@ -100,7 +100,7 @@ def test_limits_that_no_configuration_meets_are_reported_and_nothing_is_written(
 
 
 @pytest.mark.full
-def test_what_does_not_load_is_refused_with_its_reason_and_what_cannot_run_here_is_not_planned(
+def test_a_failing_configuration_has_its_reason_and_an_impossible_one_is_not_tried(
     command: Any, repository: Path
 ) -> None:
     done = command(
@@ -118,7 +118,7 @@ def test_what_does_not_load_is_refused_with_its_reason_and_what_cannot_run_here_
     assert "nonsense" not in done.errors
 
 
-def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
+def test_the_time_estimate_counts_the_remaining_rounds() -> None:
     now = [100.0]
     search = Search(lambda candidate, number: TrialOutcome(candidate), SearchLimits())
     progress = analyze._Progress(LiveView(io.StringIO()), search, clock=lambda: now[0])
@@ -146,13 +146,15 @@ def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
         (("-m", "runs", "--threads=2"), "has no threads to set"),
     ],
 )
-def test_what_cannot_be_analyzed_is_said(command: Any, repository: Path, flags: tuple[str, ...], said: str) -> None:
+def test_a_model_that_cannot_be_analyzed_is_reported(
+    command: Any, repository: Path, flags: tuple[str, ...], said: str
+) -> None:
     done = command("analyze", f"--model-repository={repository}", *flags)
     assert done.code == 2
     assert said in done.errors
 
 
-def test_a_variant_that_is_there_is_not_replaced_unasked(command: Any, repository: Path) -> None:
+def test_an_existing_variant_is_replaced_only_on_request(command: Any, repository: Path) -> None:
     (repository / "runs" / "configs").mkdir()
     (repository / "runs" / "configs" / "mine.pbtxt").write_text("max_batch_size: 1")
     done = command("analyze", f"--model-repository={repository}", "-m", "runs", "--write=mine")
@@ -172,9 +174,7 @@ def test_a_model_of_sequences_is_refused_and_keeps_its_sequences(
 
 
 @pytest.mark.full
-def test_a_report_that_cannot_be_written_costs_no_recommendation(
-    command: Any, repository: Path, tmp_path: Path
-) -> None:
+def test_an_unwritable_report_does_not_lose_the_recommendation(command: Any, repository: Path, tmp_path: Path) -> None:
     done = command(
         "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
         "--concurrency=1", *BRIEF, "--write=found", f"--svg={tmp_path}/nowhere/x.svg",
@@ -202,7 +202,7 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
     assert report["configurations"][0]["difference"] is None
 
 
-def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp_path: Path) -> None:
+def test_bars_of_all_rounds_are_drawn_to_scale(tmp_path: Path) -> None:
     rates = {
         ServerCandidate(instances=number): rate for number, rate in enumerate((30, 90, 10, 70, 50, 20, 80, 40, 60))
     }
@@ -225,7 +225,7 @@ def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp
     assert told == sorted(told, reverse=True)
 
 
-def test_a_variant_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+def test_a_variant_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "configs" / "mine.pbtxt"
     path.mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="cannot be written"):
@@ -255,7 +255,7 @@ def left_by_a_server(folder: Path, end: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_server_that_died_is_not_waited_for_as_long_as_what_it_started_lives(tmp_path: Path) -> None:
+def test_a_dead_server_is_not_waited_for_while_its_children_live(tmp_path: Path) -> None:
     process = left_by_a_server(tmp_path, "kill -KILL $$")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     (tmp_path / "log").touch()
@@ -264,7 +264,7 @@ def test_a_server_that_died_is_not_waited_for_as_long_as_what_it_started_lives(t
     assert not (tmp_path / "survived").exists()
 
 
-def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
     process = left_by_a_server(tmp_path, "exec sleep 3000")
     server_trials._stop_server(process)
     assert process.stdout is not None
@@ -274,7 +274,7 @@ def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_server_and_no_folder(repository: Path, number: int) -> None:
+def test_an_interrupt_leaves_no_server_and_no_temporary_folder(repository: Path, number: int) -> None:
     process = subprocess.Popen(
         [str(COMMAND), "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", *BRIEF],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},

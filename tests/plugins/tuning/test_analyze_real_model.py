@@ -44,7 +44,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def test_a_real_model_with_labels_is_compared_in_both_runtimes_and_the_winner_serves(
+def test_a_real_model_is_compared_in_both_runtimes_and_the_faster_serves(
     command: Any, repository: Path, tmp_path: Path
 ) -> None:
     picture = tmp_path / "analyze.svg"

@@ -51,7 +51,7 @@ def measured(counts: Iterator[ServerCounts], usage: Iterator[Usage]) -> Measured
     return Measurement(Answering(), probes, MeasurementTimes(0.01, 1, 0.1, 1)).run("concurrency", 1, 1)
 
 
-def test_a_model_loaded_anew_within_a_window_has_no_split_and_no_negative_durations() -> None:
+def test_a_model_reloaded_within_a_window_has_no_negative_durations() -> None:
     before = ServerCounts(1000, 0, 1000, 1000, 9_000_000, 1_000_000)
     after = ServerCounts(5, 0, 5, 5, 100_000, 10_000)
     point = measured(iter([before, after]), iter([Usage(90.0, 1e6), Usage(0.5, 1e6)]))
@@ -105,7 +105,7 @@ def test_a_broken_file_of_arrays_is_reported_in_words(tmp_path: Path, is_cut: bo
         make_inputs(facts(), InputChoice(files=(("", path),)))
 
 
-def test_what_a_child_has_used_is_not_lost_when_it_ends() -> None:
+def test_usage_of_ended_children_is_counted() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     code = (
         "import resource, subprocess, sys\n"
@@ -140,7 +140,7 @@ class Regions:
         self.names.remove(name)
 
 
-def test_shared_memory_that_does_not_fit_is_refused_before_anybody_writes_to_it() -> None:
+def test_too_small_shared_memory_is_refused_before_it_is_written() -> None:
     disk = os.statvfs("/dev/shm")
     if not disk.f_blocks:
         pytest.skip("/dev/shm has no limit here")
@@ -180,7 +180,7 @@ class Channel:
         return open_stream
 
 
-def test_what_follows_an_error_of_a_decoupled_request_is_no_answer_to_the_next_one() -> None:
+def test_late_responses_of_a_failed_decoupled_request_are_ignored() -> None:
     failed: bytes = messages.ModelStreamInferResponse(error_message="no").SerializeToString()
     message = messages.ModelStreamInferResponse()
     message.infer_response.parameters["triton_final_response"].bool_param = True
@@ -194,7 +194,7 @@ def test_what_follows_an_error_of_a_decoupled_request_is_no_answer_to_the_next_o
     assert channel.cancelled == 2
 
 
-def test_a_stream_that_never_answers_fails_its_request_in_time_and_is_begun_anew() -> None:
+def test_a_stream_that_never_answers_times_out_and_is_reopened() -> None:
     class Silent:
         """An endpoint, its channel and its first stream, which answers nothing until it is cancelled; others do."""
 
@@ -232,14 +232,14 @@ def test_a_stream_that_never_answers_fails_its_request_in_time_and_is_begun_anew
     assert endpoint.opened == 2
 
 
-def test_an_address_of_ip_version_6_stands_in_brackets() -> None:
+def test_ipv6_addresses_are_in_brackets() -> None:
     tensors = (Tensor("INPUT0", DType.INT8, np.zeros(2, np.int8)),)
     request = HttpWriter("http://[::1]:8000", ())(MeasuredRequest(facts(), tensors, {}))
     assert b"\r\nHost: [::1]:8000\r\n" in request
 
 
 @pytest.mark.parametrize("values", ["[1, 300]", "[1, -129]", "[1, 1.5]", "[1, NaN]", "[1, Infinity]"])
-def test_numbers_that_a_type_does_not_hold_are_refused_and_not_wrapped(tmp_path: Path, values: str) -> None:
+def test_out_of_range_numbers_are_refused_and_not_wrapped(tmp_path: Path, values: str) -> None:
     path = tmp_path / "data.json"
     path.write_text(f'{{"data": [{{"INPUT0": {values}}}]}}')
     with pytest.raises(InvalidRequest, match="'INPUT0'"):
@@ -264,7 +264,7 @@ def test_measured_levels_are_reported_when_a_later_one_fails(measure: Any, monke
     assert "RATE/S" in done.output
 
 
-def test_a_picture_that_cannot_be_written_costs_no_figures(measure: Any, tmp_path: Path) -> None:
+def test_an_unwritable_chart_does_not_lose_the_results(measure: Any, tmp_path: Path) -> None:
     done = measure("slow", f"--svg={tmp_path}/nowhere/x.svg")
     assert done.code == 2
     assert "cannot be written" in done.errors

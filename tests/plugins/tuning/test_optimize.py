@@ -161,7 +161,7 @@ def add(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_server_serves(
+def test_candidates_are_measured_and_compared_and_a_server_serves_the_chosen_one(
     add: Callable[..., Path], start_server: Callable[..., str]
 ) -> None:
     folder = add(config='max_batch_size: 4 parameters { key: "a" value { string_value: "é" } }')
@@ -195,9 +195,7 @@ def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_serve
 
 
 @pytest.mark.full
-def test_a_candidate_that_crashes_refuses_or_answers_wrongly_costs_its_row_alone(
-    add: Callable[..., Path], faulty: Path
-) -> None:
+def test_a_crashing_refusing_or_wrong_candidate_fails_only_its_row(add: Callable[..., Path], faulty: Path) -> None:
     found = found_by(add(), "--runtimes=onnxruntime,crash_open,crash_run,refuse_run,wrong", site=faulty)
     results = {title: (one["result"], one["reason"]) for title, one in found["by_title"].items()}
     assert found["chosen"] == found["reference"] == "onnxruntime f32"
@@ -212,9 +210,7 @@ def test_a_candidate_that_crashes_refuses_or_answers_wrongly_costs_its_row_alone
 
 
 @pytest.mark.full
-def test_a_wrong_candidate_is_chosen_once_the_tolerance_lets_it_pass_and_it_is_the_best(
-    add: Callable[..., Path], faulty: Path
-) -> None:
+def test_an_inaccurate_candidate_can_be_chosen_with_a_larger_tolerance(add: Callable[..., Path], faulty: Path) -> None:
     words = ("--runtimes=slow,wrong", "--objective=latency")
     strict = found_by(add(), *words, site=faulty)
     assert strict["chosen"] == "slow"
@@ -225,7 +221,7 @@ def test_a_wrong_candidate_is_chosen_once_the_tolerance_lets_it_pass_and_it_is_t
 
 
 @pytest.mark.full
-def test_a_candidate_that_hangs_or_eats_memory_is_ended(add: Callable[..., Path], faulty: Path) -> None:
+def test_a_candidate_that_hangs_or_exhausts_memory_is_ended(add: Callable[..., Path], faulty: Path) -> None:
     words = ("--runtimes=onnxruntime,hang_run,hungry", "--timeout-secs=15", "--memory-mb=1500")
     found = found_by(add(), *words, site=faulty)
     assert found["chosen"] == "onnxruntime f32"
@@ -372,7 +368,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.full
-def test_the_bundled_classifier_gets_a_table_and_plain_lines_of_progress() -> None:
+def test_the_bundled_classifier_gets_a_table_and_progress_lines() -> None:
     words = ("--precision=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES)
     done = optimize(BUNDLED / "efficientnet_lite0", *words)
     assert done.returncode == 0, done.stderr
@@ -426,7 +422,7 @@ def test_an_engine_is_built_measured_and_kept_for_the_server(
 
 
 @pytest.mark.full
-def test_an_engine_without_a_gpu_is_built_and_its_row_says_why_it_is_not_run(add: Callable[..., Path]) -> None:
+def test_an_engine_without_a_gpu_is_built_and_its_row_has_the_reason_it_did_not_run(add: Callable[..., Path]) -> None:
     pytest.importorskip("tensorrt_rtx")
     if shutil.which("nvidia-smi"):
         pytest.skip("needs a box without a GPU")

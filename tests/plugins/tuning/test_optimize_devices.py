@@ -161,7 +161,7 @@ def test_a_device_that_fails_is_a_row_with_its_reason_and_a_server_opens_the_one
     client.close()
 
 
-def test_a_combination_that_the_configuration_states_is_tried_beside_its_devices(double: Path, model: Path) -> None:
+def test_a_configured_device_combination_is_tried_with_its_single_devices(double: Path, model: Path) -> None:
     with (model / "config.pbtxt").open("a") as config:
         config.write('\nparameters { key: "TARGET_DEVICE" value { string_value: "MULTI:GPU,CPU" } }')
     found = optimize(model, double, "--runtimes=openvino")
@@ -170,18 +170,14 @@ def test_a_combination_that_the_configuration_states_is_tried_beside_its_devices
 
 
 @pytest.mark.parametrize(("way", "said"), [("CRASH", "was ended by SIGABRT"), ("HANG", "took longer than 8 s")])
-def test_a_driver_that_ends_or_stops_the_look_for_devices_costs_them_alone(
-    double: Path, model: Path, way: str, said: str
-) -> None:
+def test_a_driver_that_crashes_or_hangs_only_loses_its_devices(double: Path, model: Path, way: str, said: str) -> None:
     found = optimize(model, double, "--runtimes=openvino", "--timeout-secs=8", **{way: "1"})
     (line,) = [line for line in found["left_out"] if line.startswith("openvino on anything but the CPU: ")]
     assert said in line
     assert found["by_title"]["openvino f32"]["reason"] == ""
 
 
-def test_a_provider_that_is_listed_and_does_not_come_with_the_session_is_a_row(
-    double: Path, model: Path, fake_gpu: Any
-) -> None:
+def test_a_listed_provider_that_does_not_start_is_a_row(double: Path, model: Path, fake_gpu: Any) -> None:
     there = fake_gpu.environment()
     path = os.pathsep.join([str(double), there.pop("PYTHONPATH")])
     start = Path(path.split(os.pathsep)[1]) / "sitecustomize.py"

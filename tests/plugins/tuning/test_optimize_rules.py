@@ -69,7 +69,7 @@ def test_the_objective_decides_among_those_within_tolerance(objective: Objective
     assert chosen.candidate.runtime == best
 
 
-def test_of_figures_that_are_equal_within_the_noise_the_first_candidate_is_taken() -> None:
+def test_of_candidates_equal_within_noise_the_first_is_chosen() -> None:
     chosen = choose(outcome(trial("first", 10.2, 1), trial("second", 10.0, 1)), SelectionRule(Objective.LATENCY, 0.01))
     assert chosen is not None
     assert chosen.candidate.runtime == "first"
@@ -78,7 +78,7 @@ def test_of_figures_that_are_equal_within_the_noise_the_first_candidate_is_taken
     assert chosen.candidate.runtime == "second"
 
 
-def test_best_classes_that_disagree_too_often_and_answers_that_are_not_finite_are_rejected() -> None:
+def test_disagreeing_classes_and_non_finite_outputs_are_rejected() -> None:
     terms = SelectionRule(Objective.LATENCY, 0.1, 0.9)
     assert rejection(trial("a", 1, 1, 0.05, 0.85), terms) == "too few best classes agree"
     assert rejection(trial("a", 1, 1, 0.05, 0.9), terms) == ""
@@ -124,12 +124,12 @@ def test_another_shape_and_non_finite_values_are_infinitely_apart(expected: np.n
     assert compare([{"a": expected}], [{"a": found}]).relative == float("inf")
 
 
-def test_answers_that_are_not_finite_alike_and_empty_ones_are_the_same() -> None:
+def test_equal_non_finite_and_empty_outputs_are_equal() -> None:
     both = [{"a": np.array([[np.nan, np.inf, 1.0]], "f4"), "b": np.zeros((1, 0), "f4")}]
     assert compare(both, both).relative == 0.0
 
 
-def test_best_classes_are_counted_over_samples_and_for_vectors_alone() -> None:
+def test_best_classes_are_compared_per_sample_and_for_vectors_only() -> None:
     one = [{"s": np.array([[0.1, 0.9]], "f4")}, {"s": np.array([[0.8, 0.2]], "f4")}]
     two = [{"s": np.array([[0.2, 0.8]], "f4")}, {"s": np.array([[0.4, 0.6]], "f4")}]
     assert compare(one, two).top1 == 0.5
@@ -143,7 +143,7 @@ def test_bit_patterns_of_bfloat16_are_compared_as_numbers() -> None:
     assert (apart.absolute, apart.relative) == (0.5, 0.25)
 
 
-def test_tensors_survive_the_way_to_another_process(tmp_path: Path) -> None:
+def test_tensors_are_passed_to_another_process_unchanged(tmp_path: Path) -> None:
     texts = np.array([[b"", b"a\x00"], ["né".encode(), b"\x00\x00"]], dtype=object)
     sets = [{"x/y": np.arange(6, dtype=np.float16).reshape(2, 3), "text": texts}, {"b": np.array([True])}]
     save_tensors(tmp_path / "sets.npz", sets)
@@ -158,7 +158,7 @@ def spec(*inputs: InputSpec, batch: int = 0) -> ModelSpec:
     return ModelSpec("m", "b", "", batch, inputs, (OutputSpec("y", DType.FP32, (1,)),), ())
 
 
-def test_made_up_samples_have_declared_shapes_and_types_and_are_the_same_every_time() -> None:
+def test_random_samples_have_declared_shapes_and_types_and_are_reproducible() -> None:
     model = spec(
         InputSpec("image", DType.FP32, (3, -1)), InputSpec("ids", DType.INT64, (4,)), InputSpec("t", DType.BYTES, (1,)),
         InputSpec("h", DType.BF16, (2,)), InputSpec("extra", DType.FP32, (1,), is_optional=True), batch=8,
@@ -174,7 +174,7 @@ def test_made_up_samples_have_declared_shapes_and_types_and_are_the_same_every_t
     assert not np.array_equal(samples[0]["image"], samples[1]["image"])
 
 
-def test_a_model_without_batches_takes_one_sample_or_a_stack_of_them(tmp_path: Path) -> None:
+def test_a_model_without_batching_takes_one_sample_or_a_stack(tmp_path: Path) -> None:
     model = spec(InputSpec("x", DType.FP32, (2, -1)), InputSpec("t", DType.BYTES, (1,)))
     np.savez(tmp_path / "one.npz", x=np.ones((2, 3), "f4"), t=np.array([b"word"]))
     (sample,) = from_file(model, tmp_path / "one.npz")
@@ -204,7 +204,7 @@ def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, An
         from_file(spec(InputSpec("x", DType.FP32, (64,)), batch=4), tmp_path / "in.npz")
 
 
-def test_inputs_with_pickles_in_them_are_refused_and_not_run(tmp_path: Path) -> None:
+def test_inputs_with_pickles_are_refused_and_not_executed(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object))
     with pytest.raises(InvalidRequest, match=r"expected an \.npz file of plain arrays"):
         from_file(spec(InputSpec("x", DType.FP32, (1,))), tmp_path / "evil.npz")
@@ -213,7 +213,7 @@ def test_inputs_with_pickles_in_them_are_refused_and_not_run(tmp_path: Path) -> 
         from_file(spec(InputSpec("x", DType.FP32, (1,))), tmp_path / "one.npy")
 
 
-def test_batches_are_samples_in_turn_or_copies_of_one_where_shapes_differ() -> None:
+def test_batches_contain_all_samples_or_copies_of_one_if_shapes_differ() -> None:
     same = [{"x": np.full((1, 2), number)} for number in range(3)]
     assert batch_of(same, 2, 4)["x"][:, 0].tolist() == [2, 0, 1, 2]
     mixed = [{"x": np.zeros((1, 2))}, {"x": np.ones((1, 3))}]
@@ -227,7 +227,7 @@ def version_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_stated_runtime_comes_first_and_is_what_others_are_compared_with(version_dir: Path) -> None:
+def test_the_configured_runtime_comes_first_and_is_the_reference(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b'backend: "onnxruntime"', "net")
     field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister())
@@ -251,7 +251,7 @@ def onnx_in(version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str)
         ("int8", ["openvino int8 on GPU", "openvino auto on NPU"]),
     ],
 )
-def test_each_device_that_openvino_lists_is_tried_in_what_it_computes_in(
+def test_each_device_of_openvino_is_tried_in_its_precisions(
     version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str, expected: list[str]
 ) -> None:
     onnx_in(version_dir, monkeypatch, arithmetic)
@@ -262,7 +262,7 @@ def test_each_device_that_openvino_lists_is_tried_in_what_it_computes_in(
     assert not any(line.startswith("openvino") for line in field.left_out)
 
 
-def test_a_device_that_does_not_tell_what_it_computes_in_is_left_to_choose(version_dir: Path) -> None:
+def test_a_device_without_listed_precisions_uses_its_default(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     there = device_lister(openvino={"CPU": ("FP32",), "GPU.0": ("FP32",), "GPU.1": ()})
     field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=there)
@@ -271,7 +271,7 @@ def test_a_device_that_does_not_tell_what_it_computes_in_is_left_to_choose(versi
     assert "openvino auto on GPU.0" not in titles
 
 
-def test_a_stated_combination_of_devices_is_tried_as_it_stands(version_dir: Path) -> None:
+def test_a_configured_device_combination_is_tried_unchanged(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b'parameters { key: "TARGET_DEVICE" value { string_value: "auto:GPU,CPU" } }', "net")
     field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister(openvino=OF_INTEL))
@@ -299,7 +299,7 @@ def test_each_accelerator_that_onnxruntime_was_built_with_is_tried(
     assert titles == [f"onnxruntime {words}" for words in expected]
 
 
-def test_what_cannot_work_is_left_out_with_the_reason(version_dir: Path) -> None:
+def test_impossible_candidates_are_omitted_with_the_reason(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b"", "net")
     without = candidates_for(base, "net", version_dir, no_gpu="", list_devices=device_lister())
@@ -318,7 +318,7 @@ def test_what_cannot_work_is_left_out_with_the_reason(version_dir: Path) -> None
     assert {f"openvino {lost}", f"onnxruntime {lost}"} <= set(crashed.left_out)
 
 
-def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_them() -> None:
+def test_accelerators_are_configured_as_in_triton_and_keep_their_parameters() -> None:
     base = parse_text(
         b"""optimization { execution_accelerators {
             gpu_execution_accelerator { name: "tensorrt" parameters { key: "max_workspace_size_bytes" value: "9" } }
@@ -348,7 +348,7 @@ def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_th
     )
 
 
-def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_cuda() -> None:
+def test_openvinos_gpu_is_set_by_its_parameter_and_is_no_cuda_gpu() -> None:
     base = parse_text(b"max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }", "net")
     by_title = {one.title: one for one in openvino_candidates(OF_INTEL, base, "f32")}
     on_gpu = config_of(base, by_title["openvino f16 on GPU"], "model.onnx")
@@ -361,7 +361,7 @@ def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_c
     }  # fmt: skip
 
 
-def test_models_without_a_choice_of_runtime_have_their_one_candidate_or_a_reason(version_dir: Path) -> None:
+def test_models_with_one_runtime_have_one_candidate_or_a_reason(version_dir: Path) -> None:
     field = candidates_for(
         parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister()
     )
@@ -375,7 +375,7 @@ def test_models_without_a_choice_of_runtime_have_their_one_candidate_or_a_reason
         candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, list_devices=device_lister())
 
 
-def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_besides() -> None:
+def test_moving_a_configuration_between_cpu_and_gpu_keeps_other_settings() -> None:
     base = parse_text(
         b'platform: "onnxruntime_onnx" max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }', "net"
     )
@@ -392,7 +392,7 @@ def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_bes
     assert "KIND_GPU" in str(on_gpu)
 
 
-def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_text('backend: "openvino" parameters { key: "a" value { string_value: "é\\n#" } }'.encode(), "net")
     path = write_configuration.variant_path(tmp_path, "fast", may_overwrite=False)
     write_configuration.write_variant(path, config, "net", ["one\nbackend: 'x'", "two"])
@@ -419,18 +419,18 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
-def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):
         write_configuration.variant_path(tmp_path, name, may_overwrite=True)
 
 
-def test_the_time_that_is_left_is_told_once_it_is_more_than_a_guess() -> None:
+def test_the_remaining_time_is_shown_once_it_is_reliable() -> None:
     assert format_remaining(0.25, 60.0) == ", 3:00 left"
     assert format_remaining(0.01, 60.0) == format_remaining(0.5, 0.5) == ""
     assert format_remaining(0.02, 3600) == ", 49:00:00 left"
 
 
-def test_a_terminal_gets_a_bar_that_goes_away(
+def test_on_a_terminal_the_progress_bar_is_erased(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")

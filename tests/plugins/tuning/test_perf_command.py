@@ -19,7 +19,7 @@ DELAY_US = 30_000
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "stream", "http"])
-def test_the_servers_split_shows_the_time_of_the_run_and_of_the_queue(measure: Any, protocol: str) -> None:
+def test_server_times_show_compute_and_queue_time(measure: Any, protocol: str) -> None:
     done = measure("slow", "--concurrency=1,3", "-i", protocol)
     assert done.code == 0, done.errors
     alone, three = done.report["points"]
@@ -43,7 +43,7 @@ def test_throughput_is_concurrency_over_latency(measure: Any) -> None:
     assert point["throughput"] == pytest.approx(point["requests"] / point["seconds"], rel=1e-4)
 
 
-def test_streamed_chats_show_the_first_token_and_the_time_between_two(measure: Any) -> None:
+def test_streamed_chats_show_time_to_first_token_and_between_tokens(measure: Any) -> None:
     done = measure("talker", "-i", "chat", "--prompt=hello", "--max-tokens=10", "--concurrency=1,4")
     assert done.code == 0, done.errors
     alone, four = done.report["points"]
@@ -59,7 +59,7 @@ def test_streamed_chats_show_the_first_token_and_the_time_between_two(measure: A
     assert "FIRST MS P50" in done.output
 
 
-def test_made_up_prompts_have_the_wanted_length_and_a_refusal_is_reported(measure: Any) -> None:
+def test_random_prompts_have_the_requested_length_and_a_refusal_is_reported(measure: Any) -> None:
     assert measure("talker", "-i", "chat", "--prompt-words=5", "--max-tokens=3", "--request-rate=20").code == 0
     done = measure("talker", "-i", "chat", "--prompt-words=5000")
     assert done.code != 0
@@ -69,13 +69,13 @@ def test_made_up_prompts_have_the_wanted_length_and_a_refusal_is_reported(measur
     assert "HTTP 404: Request for unknown model: 'nosuch'" in done.errors
 
 
-def test_a_batch_counts_as_so_many_inferences(measure: Any) -> None:
+def test_a_batch_counts_as_many_inferences(measure: Any) -> None:
     point = measure("slow", "-b", "4").report["points"][0]
     assert point["throughput"] == pytest.approx(4 * point["requests"] / point["seconds"], rel=1e-4)
     assert point["server"]["inferences"] == 4 * point["server"]["requests"]
 
 
-def test_it_counts_what_the_server_counts(measure: Any, server: Any) -> None:
+def test_perf_counts_the_same_requests_as_the_server(measure: Any, server: Any) -> None:
     before = server.statistics("slow")["inference_stats"]["success"]["count"]
     done = measure("slow", "--concurrency=2")
     after = server.statistics("slow")["inference_stats"]["success"]["count"]
@@ -94,7 +94,7 @@ def test_processor_time_and_memory_of_a_local_server_are_reported(measure: Any, 
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_tensors_may_lie_in_shared_memory_which_is_gone_afterwards(measure: Any, server: Any, protocol: str) -> None:
+def test_tensors_may_be_in_shared_memory_which_is_removed_afterwards(measure: Any, server: Any, protocol: str) -> None:
     done = measure("slow", "--shared-memory", "--concurrency=2", "-i", protocol)
     assert done.code == 0, done.errors
     assert done.report["shared_memory"] is True
@@ -105,13 +105,13 @@ def test_tensors_may_lie_in_shared_memory_which_is_gone_afterwards(measure: Any,
 @pytest.mark.sample
 @pytest.mark.parametrize("datatype", ["BYTES", "BF16", "BOOL", "INT64"])
 @pytest.mark.parametrize("data", ["random", "zero"])
-def test_every_kind_of_tensor_is_made_up(measure: Any, datatype: str, data: str) -> None:
+def test_random_tensors_of_every_type_are_generated(measure: Any, datatype: str, data: str) -> None:
     done = measure(f"same_{datatype}", "--input-data", data, "--max-trials=1")
     assert done.code == 0, done.errors
     assert done.report["points"][0]["failures"] == {}
 
 
-def test_a_rate_is_kept_and_counted(measure: Any, server: Any) -> None:
+def test_a_request_rate_is_kept_and_counted(measure: Any, server: Any) -> None:
     done = measure("slow", "--request-rate=20", "--measurement-interval=500", "--measurement-request-count=1")
     assert done.code == 0, done.errors
     point = done.report["points"][0]
@@ -127,7 +127,7 @@ def test_a_rate_beyond_the_server_is_reported_as_late(measure: Any) -> None:
     assert point["throughput"] <= 1e6 / DELAY_US * 1.5
 
 
-def test_recorded_times_are_sent_over_again(measure: Any, tmp_path: Path) -> None:
+def test_recorded_arrival_times_are_repeated(measure: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
     trace.write_text("50000\n100000\n50000\n")
     done = measure("slow", f"--request-intervals={trace}", "--measurement-request-count=1")
@@ -144,14 +144,14 @@ def test_failures_are_counted_by_reason_and_set_the_exit_code(measure: Any) -> N
         assert "failed as told" in done.errors
 
 
-def test_a_model_that_never_answers_well_ends_with_its_reason(measure: Any) -> None:
+def test_a_model_that_always_fails_ends_with_its_reason(measure: Any) -> None:
     done = measure("failing")
     assert done.code == 2
     assert "failed as told" in done.errors
     assert done.report == {}
 
 
-def test_files_hold_the_inputs(measure: Any, tmp_path: Path) -> None:
+def test_inputs_are_read_from_files(measure: Any, tmp_path: Path) -> None:
     array = tmp_path / "rows.npy"
     np.save(array, np.ones((4,), np.float32))
     assert measure("slow", f"--input-data=INPUT0={array}").code == 0
@@ -176,7 +176,7 @@ def test_files_hold_the_inputs(measure: Any, tmp_path: Path) -> None:
         (("slow", "--url=ftp://here", "-i", "http"), "expected an address as http://"),
     ],
 )
-def test_what_cannot_be_measured_is_said(measure: Any, flags: tuple[str, ...], said: str) -> None:
+def test_an_impossible_measurement_is_reported(measure: Any, flags: tuple[str, ...], said: str) -> None:
     done = measure(*flags)
     assert done.code == 2
     assert said in done.errors
@@ -184,20 +184,20 @@ def test_what_cannot_be_measured_is_said(measure: Any, flags: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("wire", [("--address=127.0.0.1:1",), ("--url=http://127.0.0.1:1", "-i", "http")])
-def test_a_server_that_is_away_is_said(measure: Any, wire: tuple[str, ...]) -> None:
+def test_an_unreachable_server_is_reported(measure: Any, wire: tuple[str, ...]) -> None:
     done = measure("slow", "--timeout=5", *wire)
     assert done.code == 2
     assert "no answer from" in done.errors
     assert "Traceback" not in done.errors
 
 
-def test_decoupled_models_are_measured_by_streams(measure: Any) -> None:
+def test_decoupled_models_are_measured_over_streams(measure: Any) -> None:
     done = measure("repeat", "-i", "stream", "--shape=IN:3", "--shape=DELAY:3", "--input-data=zero")
     assert done.code == 0, done.errors
     assert done.report["points"][0]["requests"] > 0
 
 
-def test_the_picture_and_the_report_say_the_same_levels(measure: Any, tmp_path: Path) -> None:
+def test_chart_and_report_contain_the_same_levels(measure: Any, tmp_path: Path) -> None:
     picture = tmp_path / "perf.svg"
     done = measure("slow", "--concurrency=1:4:x2", f"--svg={picture}")
     root = ET.parse(picture).getroot()
@@ -211,7 +211,7 @@ def test_the_picture_and_the_report_say_the_same_levels(measure: Any, tmp_path: 
         assert order == sorted(order)
 
 
-def test_the_report_can_go_to_the_standard_output(server: Any) -> None:
+def test_the_report_can_be_written_to_stdout(server: Any) -> None:
     command = [str(COMMAND), "perf", "-m", "slow", f"--address={server.grpc}", "--json=-", "-q", "--max-trials=1"]
     done = subprocess.run([*command, "--measurement-interval=100"], capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout)["model"] == "slow"
@@ -219,7 +219,7 @@ def test_the_report_can_go_to_the_standard_output(server: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_it_with_what_was_measured(server: Any, number: int) -> None:
+def test_an_interrupt_ends_perf_with_the_results_so_far(server: Any, number: int) -> None:
     process = subprocess.Popen(
         [
             str(COMMAND), "perf", "-m", "slow", f"--address={server.grpc}", "--concurrency=1:60:1",

@@ -33,14 +33,14 @@ def outcome(candidate: ServerCandidate, *points: MeasuredPoint, **more: float | 
     return TrialOutcome(candidate, points, **more)  # type: ignore[arg-type]
 
 
-def test_the_configuration_as_it_is_comes_first_and_threads_do_not_pile_up() -> None:
+def test_the_current_configuration_comes_first_and_threads_are_limited() -> None:
     found = SearchSpace(("onnxruntime", "openvino"), (), (1, 4), (1, 4), (1, 8)).candidates(cores=4)
     assert found[0].is_default
     assert len(found) == len(set(found)) == 1 + 2 * 3 * 2
     assert all(item.instances * item.threads <= 8 for item in found)
 
 
-def test_both_runtimes_are_tried_for_onnx_only_and_threads_where_a_runtime_takes_them() -> None:
+def test_both_runtimes_are_tried_for_onnx_only_and_threads_if_supported() -> None:
     onnx = default_space("openvino", "model.onnx", 8, 4, tries_bf16=True)
     assert set(onnx.backends) == {"onnxruntime", "openvino"}
     assert onnx.precisions == ("f32", "bf16")
@@ -49,12 +49,12 @@ def test_both_runtimes_are_tried_for_onnx_only_and_threads_where_a_runtime_takes
     assert default_space("python", "", 1, 4, tries_bf16=True) == SearchSpace((), (), [1, 4], (), ())
 
 
-def test_onnx_runtime_is_not_asked_for_bf16_where_it_has_none() -> None:
+def test_bf16_is_not_tried_if_onnx_runtime_lacks_it() -> None:
     assert "aarch64 only" in why_no_bf16("onnxruntime", "x86_64")
     assert why_no_bf16("onnxruntime", "aarch64") == why_no_bf16("openvino", "x86_64") == ""
 
 
-def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> None:
+def test_a_runtime_without_a_thread_setting_is_tried_without_one() -> None:
     found = SearchSpace(("onnxruntime", "tensorrt"), (), (1, 2), (1, 4), ()).candidates(cores=4)
     config = parse_text(b'backend: "onnxruntime"', "m")
     assert all(
@@ -64,7 +64,7 @@ def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> Non
     assert {item.threads for item in found if item.backend == "onnxruntime"} == {1, 4}
 
 
-def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
+def test_a_candidate_changes_only_its_own_settings() -> None:
     config = parse_text(
         b"""platform: "onnxruntime_onnx" max_batch_size: 4 dynamic_batching { preferred_batch_size: [2, 4] }
         instance_group { count: 3 kind: KIND_CPU name: "mine" }
@@ -86,7 +86,7 @@ def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
     assert config.instance_group[0].count == 3
 
 
-def test_the_best_point_within_the_limit_counts() -> None:
+def test_the_best_point_within_the_limits_is_used() -> None:
     item = outcome(ServerCandidate(), point(10, 5, level=1), point(40, 20, level=4), point(50, 80, level=16))
     assert rank_trial(item, SearchLimits(latency_ms=30), "throughput").score == pytest.approx(40)
     assert rank_trial(item, SearchLimits(), "throughput").score == pytest.approx(50)
@@ -102,17 +102,17 @@ def test_the_best_point_within_the_limit_counts() -> None:
         (SearchLimits(difference=0.001), "difference"),
     ],
 )
-def test_what_breaks_a_limit_is_refused_with_the_limit(limits: SearchLimits, word: str) -> None:
+def test_a_point_above_a_limit_is_rejected_with_the_limit(limits: SearchLimits, word: str) -> None:
     judged = rank_trial(outcome(ServerCandidate(), point(10, 5, power_w=9.0), difference=0.1), limits, "throughput")
     assert not judged.is_allowed
     assert word in judged.violations[0]
 
 
-def test_power_that_is_not_measured_breaks_no_limit() -> None:
+def test_unmeasured_power_exceeds_no_limit() -> None:
     assert rank_trial(outcome(ServerCandidate(), point(10, 5)), SearchLimits(power_w=3), "throughput").is_allowed
 
 
-def test_a_difference_that_is_no_number_is_refused() -> None:
+def test_a_nan_difference_is_rejected() -> None:
     judged = rank_trial(
         outcome(ServerCandidate(), point(10, 5), difference=math.nan), SearchLimits(difference=0.01), "throughput"
     )
@@ -134,7 +134,7 @@ class Box:
         return outcome(candidate, point(rate, 1000 / rate), round=round_number)
 
 
-def test_halving_finds_the_best_and_tries_the_worst_only_once() -> None:
+def test_successive_halving_finds_the_best_and_tries_the_worst_once() -> None:
     candidates = [ServerCandidate(), *(ServerCandidate(instances=count) for count in range(1, 20))]
     box = Box({item: 10.0 + 5 * item.instances for item in candidates})
     best = Search(box, SearchLimits()).run(candidates)
@@ -162,13 +162,13 @@ def test_the_better_configuration_wins_by_either_objective(objective: str) -> No
     assert search.latest[ServerCandidate(instances=3)].violations == ("does not load",)
 
 
-def test_no_configuration_wins_where_none_keeps_the_limits() -> None:
+def test_no_configuration_is_chosen_if_none_is_within_the_limits() -> None:
     box = Box({ServerCandidate(): 1.0, ServerCandidate(instances=2): 2.0})
     assert Search(box, SearchLimits(latency_ms=1)).run(list(box.rates)) is None
     assert Search(Box({ServerCandidate(): 0.0}), SearchLimits()).run([ServerCandidate()]) is None
 
 
-def test_differences_are_parts_of_the_largest_value() -> None:
+def test_differences_are_relative_to_the_largest_value() -> None:
     before = [{"a": np.array([1.0, -4.0], np.float32)}]
     assert largest_difference(before, before) == 0
     assert largest_difference(before, [{"a": np.array([1.0, -3.0], np.float32)}]) == pytest.approx(0.25)
@@ -180,7 +180,7 @@ def test_differences_are_parts_of_the_largest_value() -> None:
     assert largest_difference([{"a": texts}], [{"a": np.array([b"y"], dtype=object)}]) == 1
 
 
-def test_values_that_are_not_finite_must_be_the_same_ones() -> None:
+def test_non_finite_values_must_be_equal() -> None:
     one = [{"a": np.array([1.0, np.inf, np.nan], np.float32)}]
     assert largest_difference(one, one) == 0
     assert largest_difference(one, [{"a": np.array([1.0, -np.inf, np.nan], np.float32)}]) == 1

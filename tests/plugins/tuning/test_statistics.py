@@ -48,20 +48,20 @@ def test_only_the_last_windows_count() -> None:
     assert are_steady([window(5, 1.0), window(100, 0.01), window(100, 0.01), window(100, 0.01)], 0.1)
 
 
-def test_windows_without_a_good_answer_are_not_steady() -> None:
+def test_windows_without_a_successful_response_are_not_steady() -> None:
     failed = MeasurementWindow(1.0, [Answer(0.0, 0.1, "UNAVAILABLE")])
     assert not are_steady([failed, failed, failed], 0.1)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([50, 90, 95, 99]))
-def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float], percent: int) -> None:
+def test_a_percentile_is_one_of_the_measured_values(values: list[float], percent: int) -> None:
     found = percentile(sorted(values), percent)
     assert found in values
     assert sum(value <= found for value in values) >= percent / 100 * len(values)
     assert sum(value < found for value in values) < max(percent / 100 * len(values), 1)
 
 
-def test_the_split_is_the_difference_of_sums_over_the_requests() -> None:
+def test_server_times_are_differences_of_sums_per_request() -> None:
     before = ServerCounts(10, 1, 40, 5, 1000, 100, 10, 500, 20)
     after = ServerCounts(30, 1, 120, 15, 201_000, 40_100, 2_010, 100_500, 1_020)
     split = ServerTimeSplit.of(after - before)
@@ -71,7 +71,7 @@ def test_the_split_is_the_difference_of_sums_over_the_requests() -> None:
     assert ServerTimeSplit.of(ServerCounts()) is None
 
 
-def test_windows_join_into_one_of_all_their_answers() -> None:
+def test_windows_are_joined_with_all_their_responses() -> None:
     one = window(10, 0.1, server=ServerCounts(successes=10), server_cpu=1.0, server_bytes=5.0, dropped={"newer": 2})
     two = window(30, 0.1, server=ServerCounts(successes=30), server_cpu=0.5, server_bytes=9.0, dropped={"newer": 1})
     whole = joined([one, two])
@@ -88,7 +88,7 @@ def test_failures_are_reported_by_reason_and_do_not_count_as_throughput() -> Non
     assert point.throughput == 2.0
 
 
-def test_a_busy_client_says_that_it_is_the_bottleneck() -> None:
+def test_a_busy_client_is_reported_as_the_bottleneck() -> None:
     busy = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.95), is_steady=True)
     assert any("bottleneck" in text for text in doubts(busy, 8))
     idle = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.05, server_cpu=0.5), is_steady=True)
@@ -97,7 +97,7 @@ def test_a_busy_client_says_that_it_is_the_bottleneck() -> None:
     assert any("share 2 busy cores" in text for text in doubts(shared, 2))
 
 
-def test_figures_that_are_not_there_are_null_and_the_picture_leaves_them_out() -> None:
+def test_missing_values_are_null_in_the_report_and_omitted_from_the_chart() -> None:
     nothing = MeasuredPoint.of("concurrency", 1, 1, MeasurementWindow(1.0, [Answer(0.0, 0.1, "X")]), is_steady=False)
     document = to_json(nothing, 2)
     assert json.loads(json.dumps(document, allow_nan=False))["latency_ms"]["p50"] is None
@@ -118,7 +118,7 @@ def assert_nothing_is_clipped(picture: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_picture_of_a_measurement_is_not_clipped(count: int) -> None:
+def test_the_chart_of_a_measurement_is_not_clipped(count: int) -> None:
     counts = ServerCounts(10, 0, 10, 10, 1000, 100, 10, 500, 20)
     measured = window(100, 0.01, server=counts, server_cpu=0.5)
     points = [MeasuredPoint.of("concurrency", at, 1, measured, is_steady=True) for at in range(1, count + 1)]
@@ -128,13 +128,13 @@ def test_the_picture_of_a_measurement_is_not_clipped(count: int) -> None:
 
 
 @pytest.mark.parametrize("says", ["1/s", "123.4/s, p99 79.1 ms; p99 79.1 ms > 60 ms; difference 0.02 > 0.01"])
-def test_bars_are_not_clipped_however_few_they_are_and_long_the_words(says: str) -> None:
+def test_bars_are_not_clipped_for_any_number_and_label_length(says: str) -> None:
     keys = [("recommended", "red"), ("within the limits", "blue"), ("beyond the limits", "green")]
     bars = [Bar("as configured", 1.0, says, "red")]
     assert_nothing_is_clipped(draw_bars("Configurations of " + "m" * 90, bars, "facts " * 20, keys))
 
 
-def test_ranges_name_levels() -> None:
+def test_ranges_are_parsed_to_levels() -> None:
     table = [
         ("4", [4]),
         ("1,2,8", [1, 2, 8]),
@@ -151,19 +151,19 @@ def test_ranges_name_levels() -> None:
     "text", ["", "0", "-1", "a", "1:", ":4", "4:1", "1:8:0", "1:8:x1", "1:8:x0.5", "1:2:3:4", "1.5", "1e9",
      "nan", "1:100:0.001", "1:inf"]
 )  # fmt: skip
-def test_other_words_are_refused(text: str) -> None:
+def test_invalid_ranges_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected N"):
         levels(1, 100, is_whole=True)(text)
 
 
-def test_shapes_are_read() -> None:
+def test_shapes_are_parsed() -> None:
     assert shape("a:b:1,2") == ("a:b", (1, 2))
     for text in ("a", ":1", "a:-1", "a:x", "a:1,", "a:9999999999"):
         with pytest.raises(argparse.ArgumentTypeError):
             shape(text)
 
 
-def test_traces_are_read_and_refused(tmp_path: Path) -> None:
+def test_valid_traces_are_read_and_invalid_ones_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text("1000\n0\n2000\n")
     assert read_intervals(path) == pytest.approx((0.001, 0.0, 0.002))

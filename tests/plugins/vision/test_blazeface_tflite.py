@@ -68,7 +68,7 @@ def run(model_file: Path, array: Any) -> dict[str, np.ndarray]:
     return {name: results[output] for output in compiled.outputs for name in output.get_names()}
 
 
-def test_the_astronauts_face_is_found_in_the_frames_own_pixels(model_file: Path, spec: ModelSpec) -> None:
+def test_the_astronauts_face_is_found_in_frame_coordinates(model_file: Path, spec: ModelSpec) -> None:
     images, perception = make_image_plan(spec), make_perception_decoder(spec)
     assert images is not None
     assert perception is not None

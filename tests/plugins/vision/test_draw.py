@@ -40,12 +40,12 @@ def test_quality_makes_the_file_larger() -> None:
     assert len(annotated_jpeg(picture, Perception(), 0)) == sizes[2]
 
 
-def test_nothing_seen_leaves_the_picture_as_it_is() -> None:
+def test_without_detections_the_image_is_not_changed() -> None:
     assert not changed(annotated(frame(), Perception())).any()
 
 
 @pytest.mark.parametrize(("width", "height", "line"), [(640, 480, 2), (1920, 1080, 5)])
-def test_a_box_is_drawn_along_its_edges_and_grows_with_the_picture(width: int, height: int, line: int) -> None:
+def test_a_box_is_drawn_along_its_edges_and_scales_with_the_image(width: int, height: int, line: int) -> None:
     box = Detection(width * 0.25, height * 0.25, width * 0.75, height * 0.75, 0.5, 1)
     marks = changed(annotated(frame(width, height), Perception(detections=(box,))))
     middle = marks[height // 2]
@@ -56,14 +56,14 @@ def test_a_box_is_drawn_along_its_edges_and_grows_with_the_picture(width: int, h
     assert not marks[int(height * 0.8) :].any()
 
 
-def test_the_name_stands_above_the_box_or_inside_it_at_the_upper_edge() -> None:
+def test_the_label_is_above_the_box_or_inside_it_at_the_upper_edge() -> None:
     lower = changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog"),))))
     assert lower[180:198, 200:250].mean() > 0.9
     upper = changed(annotated(frame(), Perception(detections=(Detection(200, 0, 300, 300, 0.5, 1, "dog"),))))
     assert upper[2:16, 202:250].mean() > 0.9
 
 
-def test_the_number_of_a_track_stands_beside_the_name() -> None:
+def test_the_track_id_is_beside_the_label() -> None:
     plain, tracked = (
         changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog", (), track),))))
         for track in (0, 12)
@@ -71,12 +71,12 @@ def test_the_number_of_a_track_stands_beside_the_name() -> None:
     assert tracked[180:198].any(axis=0).sum() > plain[180:198].any(axis=0).sum() + 20
 
 
-def test_a_name_at_the_right_edge_is_moved_into_the_picture() -> None:
+def test_a_label_at_the_right_edge_is_moved_into_the_image() -> None:
     marks = changed(annotated(frame(), Perception(detections=(Detection(630, 200, 640, 300, 0.5, 1, "a long name"),))))
     assert marks[185:198, 540:640].mean() > 0.9
 
 
-def test_keypoints_are_dots_at_their_place_and_left_out_beyond_the_frame() -> None:
+def test_keypoints_are_dots_and_omitted_outside_the_frame() -> None:
     points = (Keypoint(300.5, 240.5), Keypoint(-40, 10), Keypoint(1e30, 5))
     marks = changed(annotated(frame(), Perception(detections=(Detection(200, 150, 400, 400, 0.5, 0, "", points),))))
     rows, columns = np.nonzero(marks[160:390, 210:390])
@@ -95,7 +95,7 @@ def test_a_mask_tints_all_classes_but_0(encoding: str, kind: str, classes: tuple
     assert drawn[5, 300].tolist() != drawn[5, 500].tolist()
 
 
-def test_classes_are_listed_in_the_corner_with_bars_as_long_as_their_scores() -> None:
+def test_classes_are_listed_in_the_corner_with_score_bars() -> None:
     best = (ClassScore(1, 1.0, "espresso"), ClassScore(2, 0.0, "cup"))
     drawn = annotated(frame(), Perception(classes=best))
     marks = changed(drawn)
@@ -111,7 +111,7 @@ EVERYTHING = (
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 300), (300, 2), (17, 13), (160, 120), (5000, 3)])
-def test_pictures_of_any_size_and_results_of_any_kind_are_drawn(width: int, height: int) -> None:
+def test_results_of_any_type_are_drawn_on_images_of_any_size(width: int, height: int) -> None:
     mask = Mask(height, width, "mono8", bytes(range(256)) * (width * height // 256) + bytes(width * height % 256))
     names = tuple(ClassScore(index, -5.0 + index, "x" * 300) for index in range(20))
     data = annotated_jpeg(frame(width, height), Perception(names, EVERYTHING, mask))
@@ -123,7 +123,7 @@ def test_a_frame_too_long_for_jpeg_is_refused() -> None:
         annotated_jpeg(frame(65501, 1), Perception())
 
 
-def test_a_frame_that_is_a_cut_out_of_another_is_drawn_too() -> None:
+def test_a_strided_view_of_a_frame_is_drawn_too() -> None:
     whole = frame(1280, 960)
     found = Perception(detections=(Detection(10, 50, 100, 90, 0.9, 0, "cat"),))
     assert (annotated(whole[::2, ::-2], found) == annotated(frame(), found)).all()

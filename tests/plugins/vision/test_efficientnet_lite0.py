@@ -79,7 +79,7 @@ def probabilities(session, tensor) -> np.ndarray:
     return session.run(["probabilities"], {"input": tensor.array})[0]
 
 
-def test_the_coffee_of_the_read_me_is_an_espresso(plan, session, labels, repository_root) -> None:
+def test_the_coffee_image_of_the_readme_is_an_espresso(plan, session, labels, repository_root) -> None:
     picture = (repository_root / "tests/data/coffee.jpg").read_bytes()
     assert len(picture) < 100_000
     row = probabilities(session, plan.tensor(picture, model="efficientnet_lite0"))[0]
@@ -94,13 +94,13 @@ def test_the_coffee_of_the_read_me_is_an_espresso(plan, session, labels, reposit
     [("chelsea", {"tiger cat", "Egyptian cat", "tabby"}), ("camera", {"tripod"}), ("rocket", {"missile"})],
 )
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP"])
-def test_other_pictures_are_what_people_say_they_are(plan, session, labels, encode, name, expected, form) -> None:
+def test_other_images_get_their_true_class(plan, session, labels, encode, name, expected, form) -> None:
     picture = encode(getattr(data, name)(), form)
     row = probabilities(session, plan.tensor(picture, model="efficientnet_lite0"))[0]
     assert labels[int(row.argmax())] in expected
 
 
-def test_a_frame_in_any_encoding_of_colour_is_classified_alike(plan, session, labels, expose) -> None:
+def test_a_frame_in_any_colour_encoding_is_classified_alike(plan, session, labels, expose) -> None:
     encodings = [name for name in ENCODINGS if not is_depth(name) and name not in ("mono8", "8UC1", "mono16")]
     batch = np.empty((len(encodings), *plan.item_shape), np.float32)
     for encoding, row in zip(encodings, batch, strict=True):
@@ -111,7 +111,7 @@ def test_a_frame_in_any_encoding_of_colour_is_classified_alike(plan, session, la
     assert np.abs(rows - rows[encodings.index("rgb8")]).max() < 0.03
 
 
-def test_rows_of_a_batch_do_not_touch_each_other(plan, session, encode) -> None:
+def test_items_of_a_batch_are_independent(plan, session, encode) -> None:
     tensors = [plan.tensor(encode(getattr(data, name)(), "PNG"), model="m") for name in ("coffee", "chelsea")]
     alone = np.concatenate([probabilities(session, tensor) for tensor in tensors])
     together = session.run(None, {"input": np.concatenate([tensor.array for tensor in tensors])})[0]
@@ -133,7 +133,7 @@ def test_there_is_one_label_for_each_class(labels) -> None:
     assert all(label == label.strip() != "" for label in labels)
 
 
-def test_the_files_are_those_that_their_provenance_names(folder) -> None:
+def test_the_files_match_their_provenance(folder) -> None:
     text = (folder / "PROVENANCE.md").read_text()
     for name in ("1/model.onnx", "labels.txt"):
         stated = re.search(rf"`([0-9a-f]{{64}})` \| `{name}`", text)
@@ -174,7 +174,7 @@ def made_up_weights(build_model: ModuleType) -> dict[str, np.ndarray]:
     return weights
 
 
-def test_the_reader_of_weights_makes_nothing_but_tensors(build_model, tmp_path) -> None:
+def test_the_weights_reader_creates_tensors_only(build_model, tmp_path) -> None:
     class Trap:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "sprung"),)

@@ -33,7 +33,7 @@ def rgb_of(frame: Frame) -> np.ndarray:
     return read(frame).bgr()[:, :, ::-1]
 
 
-def test_the_lists_here_name_every_encoding() -> None:
+def test_these_lists_contain_every_encoding() -> None:
     assert sorted({*DEPTH, *IN_PIXELS, *SIXTEEN, *GRAY, *YUV, *BAYER}) == sorted(ENCODINGS)
     assert [name for name in ENCODINGS if is_depth(name)] == list(DEPTH)
 
@@ -52,7 +52,7 @@ def test_stored_pixels_come_back_exactly(expose, noise, encoding, is_bigendian, 
 @pytest.mark.sample
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize(("encoding", "color"), [("mono16", Color.GRAY), ("rgb16", Color.RGB), ("bgra16", Color.BGR)])
-def test_sixteen_bits_are_kept_until_eight_are_asked_for(expose, noise, encoding, color, is_bigendian) -> None:
+def test_sixteen_bits_are_kept_until_eight_are_requested(expose, noise, encoding, color, is_bigendian) -> None:
     picture = read(expose(noise(6, 8), encoding, is_bigendian=is_bigendian, padding=3))
     assert (picture.pixels.dtype, picture.color) == (np.uint16, color)
     assert picture.pixels.dtype.isnative
@@ -64,7 +64,7 @@ def test_sixteen_bits_are_kept_until_eight_are_asked_for(expose, noise, encoding
 @pytest.mark.parametrize("padding", [0, 1, 6, 16])
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize("encoding", DEPTH)
-def test_measured_numbers_come_back_exactly(encoding, is_bigendian, padding) -> None:
+def test_depth_values_come_back_exactly(encoding, is_bigendian, padding) -> None:
     dtype = np.dtype(DEPTH[encoding])
     values = np.random.default_rng(1).normal(0, 3000, (5, 7)).clip(0 if dtype.kind == "u" else -9e9).astype(dtype)
     rows = values.astype(dtype.newbyteorder(">" if is_bigendian else "<")).view(np.uint8).reshape(5, -1)
@@ -77,7 +77,7 @@ def test_measured_numbers_come_back_exactly(encoding, is_bigendian, padding) -> 
     assert picture.bgr().shape == (5, 7, 3)
 
 
-def test_depth_is_shown_from_its_nearest_to_its_farthest_and_nothing_measured_is_black() -> None:
+def test_depth_is_shown_from_nearest_to_farthest_with_missing_values_black() -> None:
     values = np.array([[1.0, 2.0], [3.0, np.nan]], np.float32)
     assert pixels(2, 2, "32FC1", 0, False, values.tobytes(), error_prefix="m").bgr()[:, :, 0].tolist() == [
         [0, 127],
@@ -97,7 +97,7 @@ def smooth(height: int, width: int) -> np.ndarray:
 @pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 2, 5, 64])
 @pytest.mark.parametrize("encoding", YUV)
-def test_yuv_comes_back_as_the_colours_it_was_made_of(expose, encoding, padding) -> None:
+def test_yuv_is_converted_back_to_its_colours(expose, encoding, padding) -> None:
     rgb = smooth(120, 160)
     assert np.abs(rgb_of(expose(rgb, encoding, padding=padding)).astype(int) - rgb).max() <= 5
 
@@ -132,9 +132,7 @@ def test_any_yuv_agrees_with_the_inverse_of_bt_601_in_limited_range(encoding) ->
 @pytest.mark.parametrize("padding", [0, 1, 2, 30])
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize("encoding", BAYER)
-def test_a_mosaic_of_each_pattern_becomes_the_colours_that_lay_under_it(
-    expose, encoding, is_bigendian, padding
-) -> None:
+def test_each_bayer_pattern_is_demosaiced_to_its_colours(expose, encoding, is_bigendian, padding) -> None:
     rgb = smooth(80, 120)
     found = rgb_of(expose(rgb, encoding, padding=padding, is_bigendian=is_bigendian)).astype(int)
     # The outermost pixels have no neighbours on one side.
@@ -145,7 +143,7 @@ def test_a_mosaic_of_each_pattern_becomes_the_colours_that_lay_under_it(
 @pytest.mark.sample
 @pytest.mark.parametrize("encoding", BAYER[::2])
 @pytest.mark.parametrize("size", [(3, 3), (5, 8), (8, 5), (31, 33)])
-def test_a_mosaic_may_have_odd_sides(expose, encoding, size) -> None:
+def test_a_bayer_image_may_have_odd_sides(expose, encoding, size) -> None:
     rgb = np.broadcast_to(np.array([200, 120, 40], np.uint8), (*size, 3))
     np.testing.assert_array_equal(rgb_of(expose(rgb, encoding)), rgb)
 
@@ -153,7 +151,7 @@ def test_a_mosaic_may_have_odd_sides(expose, encoding, size) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize("encoding", ["rgb8", "bgr8", "8UC3", "mono8", "mono16", "rgb16", "16UC1", "32FC1"])
-def test_pixels_that_lie_right_already_are_views_of_the_frame(encoding, padding) -> None:
+def test_pixels_in_the_right_layout_are_views_of_the_frame(encoding, padding) -> None:
     size = {"rgb8": 3, "bgr8": 3, "8UC3": 3, "mono8": 1, "mono16": 2, "rgb16": 6, "16UC1": 2, "32FC1": 4}[encoding]
     data = bytearray(6 * (8 * size + padding))
     picture = pixels(6, 8, encoding, 8 * size + padding, False, data, error_prefix="m")
@@ -161,7 +159,7 @@ def test_pixels_that_lie_right_already_are_views_of_the_frame(encoding, padding)
 
 
 @pytest.mark.parametrize("encoding", ["mono16", "rgb16", "32FC1", "bayer_rggb16"])
-def test_numbers_at_odd_addresses_are_read_right(expose, noise, encoding) -> None:
+def test_unaligned_numbers_are_read_correctly(expose, noise, encoding) -> None:
     if encoding == "32FC1":
         frame = Frame(expose(noise(2, 2), "mono8").header, 4, 4, "32FC1", data=np.arange(16, dtype="<f4").tobytes())
     else:
@@ -206,7 +204,7 @@ def refused(height: int, width: int, encoding: str, step: int, size: int) -> str
         ((4, 6, "x" * 100_000, 0, 72), "given 'x{40}'$"),
     ],
 )
-def test_a_frame_that_contradicts_itself_is_refused_with_expected_and_given(case, message) -> None:
+def test_an_inconsistent_frame_is_refused_with_expected_and_given(case, message) -> None:
     assert re.search(message, refused(*case))
 
 
@@ -214,7 +212,9 @@ def test_a_frame_that_contradicts_itself_is_refused_with_expected_and_given(case
     st.integers(-2, 40), st.integers(-2, 40), st.sampled_from(ENCODINGS), st.integers(0, 200), st.booleans(),
     st.integers(0, 4000), st.booleans(),
 )  # fmt: skip
-def test_any_frame_is_a_picture_of_the_stated_size_or_refused(h, w, encoding, step, is_big, size, is_fitting) -> None:
+def test_any_frame_gives_an_image_of_the_stated_size_or_is_refused(
+    h, w, encoding, step, is_big, size, is_fitting
+) -> None:
     if is_fitting and h > 0 and w > 0:
         factor = {"nv12": 1.5, "nv21": 1.5, "nv24": 3}.get(encoding, 1)
         size = int(h * step * factor)

@@ -111,9 +111,7 @@ def in_frame(row: np.ndarray, fit: FittedPicture) -> tuple[float, float, float, 
 
 @pytest.mark.skipif(not hasattr(cv2, "FaceDetectorYN"), reason="this OpenCV was built without FaceDetectorYN")
 @pytest.mark.parametrize("name", PICTURES)
-def test_faces_and_landmarks_are_those_that_opencv_finds_in_the_same_file(
-    images, perception, run, folder, name
-) -> None:
+def test_faces_and_landmarks_equal_those_of_opencv(images, perception, run, folder, name) -> None:
     tensor, fit = images.fit(PICTURES[name](), Color.RGB, model=NAME)
     found = perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections
     expected = opencv_faces(folder / "1/model.onnx", tensor.array)
@@ -126,7 +124,7 @@ def test_faces_and_landmarks_are_those_that_opencv_finds_in_the_same_file(
             assert (keypoint.x, keypoint.y) == pytest.approx(fit.to_original(x, y), abs=0.5)
 
 
-def test_the_astronauts_face_is_where_people_see_it(images, perception, run) -> None:
+def test_the_astronauts_face_is_at_its_true_position(images, perception, run) -> None:
     tensor, fit = images.fit(data.astronaut(), Color.RGB, model=NAME)
     [face] = perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections
     assert face.score > 0.9
@@ -138,19 +136,19 @@ def test_the_astronauts_face_is_where_people_see_it(images, perception, run) -> 
 
 
 @pytest.mark.parametrize("name", ["coffee", "rocket"])
-def test_no_face_is_found_where_there_is_none(images, perception, run, name) -> None:
+def test_no_face_is_found_in_an_image_without_faces(images, perception, run, name) -> None:
     tensor, fit = images.fit(getattr(data, name)(), Color.RGB, model=NAME)
     assert perception.decode(run(tensor.array), None, fit, perception.what, model=NAME).detections == ()
 
 
-def test_the_declared_names_and_dims_are_those_of_the_file(spec, folder) -> None:
+def test_declared_names_and_dims_match_the_file(spec, folder) -> None:
     onnx = pytest.importorskip("onnx")
     graph = onnx.load(folder / "1/model.onnx").graph
     dims = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.output}
     assert {output.name: output.dims for output in spec.outputs} == dims
 
 
-def test_the_files_are_those_that_their_provenance_names(folder) -> None:
+def test_the_files_match_their_provenance(folder) -> None:
     text = (folder / "PROVENANCE.md").read_text()
     for name in ("1/model.onnx", "labels.txt"):
         stated = re.search(rf"`([0-9a-f]{{64}})` \| `{name}`", text)

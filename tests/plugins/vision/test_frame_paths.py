@@ -77,7 +77,7 @@ def found_mark(row: np.ndarray, fit: FittedPicture) -> tuple[float, float, float
     return (*fit.to_original(columns[0], rows[0]), *fit.to_original(columns[-1] + 1, rows[-1] + 1))
 
 
-def test_the_lists_here_name_every_encoding_of_pictures() -> None:
+def test_these_lists_contain_every_image_encoding() -> None:
     assert sorted([*BOUNDS, *GRAY]) == sorted(name for name in ENCODINGS if not is_depth(name))
 
 
@@ -93,7 +93,7 @@ def test_raw_padded_and_interpolated_frames_agree(plan, expose, scene, encoding,
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("encoding", [*BOUNDS, *GRAY])
-def test_the_mark_is_found_where_it_was(plan, expose, scene, encoding) -> None:
+def test_the_marker_is_found_at_its_position(plan, expose, scene, encoding) -> None:
     row, fit = through(plan, expose(scene, encoding, padding=6))
     # A pixel of the input is up to three of the frame wide, and an edge may fall anywhere within it.
     np.testing.assert_allclose(found_mark(row, fit), MARK, atol=1.01 / min(fit.scale_x, fit.scale_y))
@@ -110,7 +110,7 @@ def test_both_byte_orders_agree(plan, expose, scene, encoding) -> None:
 
 @pytest.mark.sample
 @pytest.mark.parametrize("encoding", ["mono16", "8UC1"])
-def test_gray_frames_agree_whatever_their_depth(plan, expose, scene, encoding) -> None:
+def test_gray_frames_of_any_bit_depth_agree(plan, expose, scene, encoding) -> None:
     np.testing.assert_array_equal(
         through(plan, expose(scene, encoding))[0], through(plan, expose(scene, "mono8", padding=3))[0]
     )
@@ -137,7 +137,7 @@ def test_files_agree_with_raw_frames(plan, expose, encode, scene, form, options,
 
 @pytest.mark.sample
 @pytest.mark.parametrize("encoding", ["rgb8", "bayer_gbrg8", "nv12", "JPEG"])
-def test_a_shared_memory_region_gives_what_the_message_gives(plan, expose, encode, scene, encoding) -> None:
+def test_shared_memory_and_message_give_equal_results(plan, expose, encode, scene, encoding) -> None:
     if encoding == "JPEG":
         frame = Frame(FrameHeader(), format="jpeg", data=encode(scene, "JPEG"))
     else:
@@ -159,7 +159,7 @@ def test_a_shared_memory_region_gives_what_the_message_gives(plan, expose, encod
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("encoding", [*BOUNDS, *GRAY])
-def test_a_picture_of_any_encoding_looks_as_the_scene_did(make_plan, expose, scene, encoding) -> None:
+def test_an_image_of_any_encoding_resembles_the_scene(make_plan, expose, scene, encoding) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(3, 160, 160))
     frame = expose(scene, encoding, padding=4)
     shown = plan.read_frame(frame, memoryview(frame.data), model="net", is_drawn=True).bgr()[:, :, ::-1]

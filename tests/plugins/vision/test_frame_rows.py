@@ -38,7 +38,7 @@ def declared_for(dtype: DType) -> dict[str, str]:
 @pytest.mark.parametrize("given", [Color.RGB, Color.BGR, Color.GRAY])
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC"])
 @pytest.mark.parametrize("dtype", IMAGE_TYPES)
-def test_every_written_bit_is_that_of_the_table(make_plan, noise, dtype, layout, given, color) -> None:
+def test_every_written_bit_equals_the_lookup_table(make_plan, noise, dtype, layout, given, color) -> None:
     dims = (3, 20, 30) if layout == "FORMAT_NCHW" else (20, 30, 3)
     parameters = {"image_fit": "letterbox", "image_pad_value": "3,4,5", "image_color": color, **declared_for(dtype)}
     plan = make_plan(parameters, dims=dims, dtype=dtype, layout=layout)
@@ -61,7 +61,7 @@ def test_every_written_bit_is_that_of_the_table(make_plan, noise, dtype, layout,
 @pytest.mark.parametrize("size", [(20, 30), (10, 30), (20, 10), (40, 60), (3, 500), (500, 3)])
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC"])
 @pytest.mark.parametrize("fit", ["stretch", "letterbox", "crop"])
-def test_nothing_of_what_lay_in_the_row_before_remains(make_plan, noise, fit, layout, size) -> None:
+def test_a_row_is_overwritten_completely(make_plan, noise, fit, layout, size) -> None:
     dims = (3, 20, 30) if layout == "FORMAT_NCHW" else (20, 30, 3)
     plan = make_plan({"image_fit": fit}, dims=dims, layout=layout)
     picture = Picture(noise(*size), Color.RGB)
@@ -71,7 +71,7 @@ def test_nothing_of_what_lay_in_the_row_before_remains(make_plan, noise, fit, la
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 4])
-def test_tensor_fit_and_write_give_the_same(make_plan, encode, noise, max_batch_size) -> None:
+def test_tensor_and_write_give_equal_values(make_plan, encode, noise, max_batch_size) -> None:
     plan = make_plan({"image_fit": "letterbox", **NORMALISED}, max_batch_size=max_batch_size)
     assert plan.item_shape == (3, 224, 224)
     row = np.empty(plan.item_shape, np.float32)
@@ -82,7 +82,7 @@ def test_tensor_fit_and_write_give_the_same(make_plan, encode, noise, max_batch_
     assert fit == same_fit
 
 
-def test_a_row_of_another_shape_type_or_order_is_a_mistake_of_the_program(make_plan, noise) -> None:
+def test_a_row_of_another_shape_type_or_order_is_a_programming_error(make_plan, noise) -> None:
     plan = make_plan({"image_fit": "stretch"})
     rows = [
         np.empty((1, 3, 224, 224), np.float32),
@@ -133,7 +133,7 @@ def written(plan: ImagePlan, frame: Frame) -> np.ndarray:
 @pytest.mark.parametrize(
     ("encoding", "dtype"), [("16UC1", "<u2"), ("16SC1", "<i2"), ("32FC1", "<f4"), ("64FC1", "<f8")]
 )
-def test_measured_values_are_computed_and_not_cut_to_eight_bits(make_plan, encoding, dtype, dims) -> None:
+def test_depth_values_are_not_reduced_to_eight_bits(make_plan, encoding, dtype, dims) -> None:
     values = np.arange(20).reshape(4, 5).astype(dtype) * 311
     plan = make_plan(DEPTH, dims=dims)
     assert plan.color is Color.DEPTH
@@ -152,7 +152,7 @@ def test_measured_values_are_computed_and_not_cut_to_eight_bits(make_plan, encod
         (DType.BF16, "1", [0, 1000, 40000, 65535]),
     ],
 )
-def test_every_type_of_input_takes_depth_within_its_range(make_plan, dtype, scale, expected) -> None:
+def test_every_input_type_takes_depth_within_its_range(make_plan, dtype, scale, expected) -> None:
     plan = make_plan({"image_color": "depth", "image_scale": scale}, dims=(1, 2, 2), dtype=dtype)
     found = written(plan, depth_frame(np.array([[0, 1000], [40000, 65535]], np.uint16), "16UC1")).ravel()
     if dtype is DType.BF16:
@@ -162,7 +162,7 @@ def test_every_type_of_input_takes_depth_within_its_range(make_plan, dtype, scal
 
 
 @pytest.mark.parametrize("interpolation", ["auto", "nearest", "linear", "area", "cubic"])
-def test_what_was_not_measured_is_zero_and_spoils_nothing_around_it(make_plan, interpolation) -> None:
+def test_missing_depth_is_zero_and_does_not_affect_its_neighbours(make_plan, interpolation) -> None:
     values = np.full((8, 8), 3, np.float32)
     values[1, 1], values[4, 5], values[7, 7] = np.nan, np.inf, -np.inf
     holes = values.copy()
@@ -175,7 +175,7 @@ def test_what_was_not_measured_is_zero_and_spoils_nothing_around_it(make_plan, i
         assert set(found.ravel()) <= {0.0, 3.0}
 
 
-def test_numbers_too_large_for_the_input_become_its_largest(make_plan) -> None:
+def test_values_above_the_input_type_are_clamped(make_plan) -> None:
     plan = make_plan({"image_color": "depth", "image_scale": "1000"}, dims=(1, 2, 2))
     found = written(plan, depth_frame(np.array([[1e300, -1e300], [1, 0]]), "64FC1"))
     largest = np.finfo(np.float32).max
@@ -183,7 +183,7 @@ def test_numbers_too_large_for_the_input_become_its_largest(make_plan) -> None:
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("m", 1), ("mm", 1000)])
-def test_millimetres_and_metres_come_to_the_declared_unit(make_plan, unit, factor) -> None:
+def test_millimetres_and_metres_are_converted_to_the_declared_unit(make_plan, unit, factor) -> None:
     plan = make_plan({"image_color": "depth", "image_depth_unit": unit}, dims=(1, 2, 2))
     metres = np.array([[0.5, 1.0], [2.25, 4.0]], np.float32)
     millimetres = (metres * 1000).astype(np.uint16)
@@ -191,7 +191,7 @@ def test_millimetres_and_metres_come_to_the_declared_unit(make_plan, unit, facto
         np.testing.assert_allclose(written(plan, frame)[0], metres * factor, rtol=1e-6)
 
 
-def test_depth_in_a_png_of_16_bits_is_what_the_raw_frame_is(make_plan, encode) -> None:
+def test_depth_in_a_16_bit_png_equals_the_raw_frame(make_plan, encode) -> None:
     values = (np.arange(48).reshape(6, 8) * 999).astype(np.uint16)
     plan = make_plan(DEPTH, dims=(1, 6, 8))
     png = encode(Image.fromarray(values), "PNG")
@@ -216,7 +216,7 @@ def test_borders_of_depth_are_computed_like_depth(make_plan) -> None:
         ({"image_color": "depth"}, (1, 8, 8), "bayer_rggb8", 64, "given colour"),
     ],
 )
-def test_depth_and_colour_are_not_taken_for_each_other(make_plan, parameters, dims, encoding, size, message) -> None:
+def test_depth_and_colour_are_not_confused(make_plan, parameters, dims, encoding, size, message) -> None:
     plan = make_plan(parameters, dims=dims)
     with pytest.raises(InvalidRequest, match=f"model 'net', image for input 'pixels': .*{message}"):
         read(plan, Frame(FrameHeader(), 8, 8, encoding, data=bytes(size)))
@@ -231,7 +231,7 @@ def test_depth_and_colour_are_not_taken_for_each_other(make_plan, parameters, di
         ({"image_fit": "crop", "image_decode": "quick"}, "'image_decode': expected one of exact, fast, given 'quick'"),
     ],
 )
-def test_a_wrong_declaration_of_depth_or_decoding_is_refused(make_spec, parameters, message) -> None:
+def test_an_invalid_declaration_of_depth_or_decoding_is_refused(make_spec, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
         make_image_plan(make_spec(parameters, dims=(1, 8, 8)))
 
@@ -265,7 +265,7 @@ def test_every_spelling_of_a_jpeg_is_read(make_plan, encode, noise, form) -> Non
         ("16UC1; png compressed", InvalidRequest, "expected a picture in colour or gray, given depth in '16UC1; png"),
     ],
 )
-def test_other_formats_are_refused_with_words(make_plan, encode, noise, form, error, message) -> None:
+def test_other_formats_are_refused_with_a_message(make_plan, encode, noise, form, error, message) -> None:
     with pytest.raises(error, match=message) as caught:
         read(make_plan({"image_fit": "stretch"}), file_frame(form, encode(noise(8, 8), "PNG")))
     assert caught.value.code in (ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED)
@@ -279,14 +279,14 @@ def test_a_frame_is_either_raw_or_a_file(make_plan) -> None:
         read(plan, Frame(FrameHeader(), 2, 2, "rgb8", format="jpeg"))
 
 
-def test_a_frame_is_not_turned_by_its_exif_orientation(make_plan, encode, noise) -> None:
+def test_a_frame_is_not_rotated_by_its_exif_orientation(make_plan, encode, noise) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = read(make_plan({"image_fit": "stretch"}), file_frame("jpeg", encode(noise(20, 30), "JPEG", exif=exif)))
     assert (picture.width, picture.height) == (30, 20)
 
 
-def test_a_file_for_a_gray_network_is_in_colour_where_it_will_be_drawn(make_plan, encode, noise) -> None:
+def test_a_file_for_a_gray_network_is_decoded_in_colour_if_it_will_be_drawn(make_plan, encode, noise) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(1, 8, 8))
     frame = file_frame("png", encode(noise(16, 16), "PNG"))
     assert read(plan, frame).color is Color.GRAY
@@ -295,7 +295,7 @@ def test_a_file_for_a_gray_network_is_in_colour_where_it_will_be_drawn(make_plan
     np.testing.assert_array_equal(drawn.bgr(), noise(16, 16)[:, :, ::-1])
 
 
-def test_bytes_of_a_region_are_copied_before_a_file_among_them_is_decoded(make_plan, encode, noise) -> None:
+def test_a_file_in_shared_memory_is_copied_before_decoding(make_plan, encode, noise) -> None:
     """Its header is checked first, and whoever shares the memory might change it then."""
     plan, data = make_plan({"image_fit": "stretch"}), bytearray(encode(noise(8, 8), "PNG"))
     frame = Frame(FrameHeader(), format="png", region=RegionSlice("r", 0, len(data)), data=memoryview(data))
@@ -307,7 +307,7 @@ def test_bytes_of_a_region_are_copied_before_a_file_among_them_is_decoded(make_p
 @pytest.mark.sample
 @pytest.mark.parametrize("size", [(480, 640), (481, 643), (242, 646), (720, 1280), (224, 300), (960, 40)])
 @pytest.mark.parametrize("fit", ["stretch", "letterbox", "crop"])
-def test_fast_decoding_keeps_the_place_and_nearly_the_numbers(make_plan, encode, fit, size) -> None:
+def test_fast_decoding_keeps_positions_and_nearly_the_values(make_plan, encode, fit, size) -> None:
     y, x = np.mgrid[0 : size[0], 0 : size[1]]
     waves = np.dstack([128 + 90 * np.sin(x / 9 + c) * np.cos(y / 13 - c) for c in range(3)]).astype(np.uint8)
     frame = file_frame("jpeg", encode(waves, "JPEG", quality=92))
@@ -322,7 +322,7 @@ def test_fast_decoding_keeps_the_place_and_nearly_the_numbers(make_plan, encode,
     assert np.abs(rows[0] - rows[1]).max() <= 24
 
 
-def test_fast_decoding_makes_jpegs_smaller_that_need_not_be_large_and_nothing_else(make_plan, encode, noise) -> None:
+def test_fast_decoding_reduces_only_jpegs_larger_than_needed(make_plan, encode, noise) -> None:
     plan = make_plan({"image_fit": "letterbox", "image_decode": "fast"}, dims=(3, 100, 100))
     jpeg, png = (file_frame(form, encode(noise(304, 404), form)) for form in ("JPEG", "PNG"))
     assert read(plan, jpeg).pixels.shape == (76, 101, 3)

@@ -27,7 +27,7 @@ def site():
     started.close()
 
 
-def test_the_core_knows_which_bodies_this_plugin_decodes():
+def test_the_core_registers_the_bodies_that_this_plugin_decodes():
     assert dict.fromkeys(Vision().body_decoders, "vision") == PLUGIN_OF_BODY
 
 

@@ -31,7 +31,7 @@ def test_a_jpeg_agrees_with_another_decoder(encode, repository_root) -> None:
     assert np.abs(decode(path.read_bytes()) - other).max() <= 3
 
 
-def test_gray_files_become_colour_and_colour_files_gray_as_asked(encode, noise) -> None:
+def test_gray_and_colour_files_are_converted_on_request(encode, noise) -> None:
     gray = noise(9, 11)[:, :, 0].copy()
     data = encode(gray, "PNG")
     np.testing.assert_array_equal(decode(data), np.dstack([gray] * 3))
@@ -51,7 +51,7 @@ def test_transparency_is_dropped_and_sixteen_bits_lose_the_lower_byte(encode, no
 @pytest.mark.sample
 @pytest.mark.parametrize("as_gray", [False, True])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_turned_upright_as_its_exif_orientation_says(encode, orientation, as_gray) -> None:
+def test_an_image_is_rotated_by_its_exif_orientation(encode, orientation, as_gray) -> None:
     stored = np.zeros((16, 32, 3), np.uint8)
     stored[:8, :8] = 255  # a mark in one corner
     exif = Image.Exif()
@@ -80,14 +80,14 @@ def test_a_damaged_file_is_refused(encode, noise) -> None:
         decode(bytes(data))
 
 
-def test_a_png_cut_short_and_closed_by_its_end_mark_is_refused(encode, noise) -> None:
+def test_a_truncated_png_with_an_end_marker_is_refused(encode, noise) -> None:
     data = encode(noise(64, 64), "PNG")
     with pytest.raises(InvalidRequest):
         decode(data[: len(data) // 2] + b"\x00\x00\x00\x00IEND\xae\x42\x60\x82")
 
 
 @given(st.data())
-def test_flipped_bytes_give_a_picture_or_a_refusal(encode, noise, data) -> None:
+def test_flipped_bytes_give_an_image_or_a_refusal(encode, noise, data) -> None:
     form = data.draw(st.sampled_from(["JPEG", "PNG", "BMP", "WEBP"]))
     content = bytearray(encode(noise(24, 24), form))
     for _ in range(data.draw(st.integers(1, 6))):
@@ -100,9 +100,7 @@ def test_flipped_bytes_give_a_picture_or_a_refusal(encode, noise, data) -> None:
     assert picture.ndim == 3
 
 
-def test_without_opencv_an_image_is_unsupported_and_the_message_says_what_to_install(
-    encode, noise, monkeypatch
-) -> None:
+def test_without_opencv_an_image_is_refused_with_what_to_install(encode, noise, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(Unsupported, match=r"pip install '\.\[vision\]'") as caught:
         decode(encode(noise(4, 4), "PNG"))

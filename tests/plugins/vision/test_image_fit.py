@@ -32,7 +32,7 @@ def fitted(image: np.ndarray, rule: FitRule) -> np.ndarray:
     return resized(image, place(rule, image.shape[1], image.shape[0]), rule, "model 'm'")
 
 
-def test_known_pictures_go_to_known_places() -> None:
+def test_known_images_are_placed_at_known_positions() -> None:
     table = [
         (FitRule(FitMode.STRETCH, 320, 240), (1280, 720), ResizedPicture(320, 240, 0, 0)),
         (FitRule(FitMode.LETTERBOX, 640, 640), (1280, 720), ResizedPicture(640, 360, 0, 140)),
@@ -60,7 +60,7 @@ def test_resize_and_centre_crop_agree_with_the_formula_of_training_code(width, h
 
 
 @given(sides, sides, inputs, inputs)
-def test_a_letterboxed_picture_touches_two_borders_keeps_its_shape_and_lies_in_the_middle(w, h, to_w, to_h) -> None:
+def test_a_letterboxed_image_touches_two_borders_keeps_its_aspect_ratio_and_is_centred(w, h, to_w, to_h) -> None:
     found = place(FitRule(FitMode.LETTERBOX, to_w, to_h), w, h)
     assert found.width == to_w or found.height == to_h
     assert 1 <= found.width <= to_w
@@ -73,7 +73,7 @@ def test_a_letterboxed_picture_touches_two_borders_keeps_its_shape_and_lies_in_t
 
 
 @given(sides, sides, inputs, inputs)
-def test_a_cut_picture_covers_the_input(w, h, to_w, to_h) -> None:
+def test_a_cropped_image_covers_the_input(w, h, to_w, to_h) -> None:
     found = place(FitRule(FitMode.CROP, to_w, to_h), w, h)
     assert found.left <= 0
     assert found.top <= 0
@@ -83,14 +83,14 @@ def test_a_cut_picture_covers_the_input(w, h, to_w, to_h) -> None:
 
 
 @given(modes, sides, sides, inputs, inputs, st.floats(-1000, 6000), st.floats(-1000, 6000))
-def test_coordinates_map_there_and_back(mode, w, h, to_w, to_h, x, y) -> None:
+def test_coordinates_map_to_the_input_and_back(mode, w, h, to_w, to_h, x, y) -> None:
     fit = make_fitted_picture(place(FitRule(mode, to_w, to_h), w, h), w, h)
     back = fit.to_original(*fit.to_input(x, y))
     assert back == pytest.approx((x, y), abs=1e-6 * max(1, to_w, to_h) / min(fit.scale_x, fit.scale_y, 1))
 
 
 @given(modes, sides, sides, inputs, inputs)
-def test_the_corners_of_the_picture_are_the_corners_of_its_place(mode, w, h, to_w, to_h) -> None:
+def test_image_corners_map_to_the_corners_of_the_placed_image(mode, w, h, to_w, to_h) -> None:
     placement = place(FitRule(mode, to_w, to_h), w, h)
     fit = make_fitted_picture(placement, w, h)
     assert fit.to_original(placement.left, placement.top) == pytest.approx((0, 0), abs=1e-9)
@@ -102,7 +102,7 @@ def test_the_corners_of_the_picture_are_the_corners_of_its_place(mode, w, h, to_
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("mode", FitMode)
 @pytest.mark.parametrize("size", [(480, 640), (300, 200), (96, 96), (40, 64)])
-def test_a_mark_found_in_the_input_maps_back_to_where_it_was_drawn(mode, interpolation, size) -> None:
+def test_a_marker_in_the_input_maps_back_to_its_position(mode, interpolation, size) -> None:
     image = np.zeros((*size, 3), np.uint8)
     height, width = size
     top, bottom, left, right = int(height * 0.4), int(height * 0.6), int(width * 0.45), int(width * 0.7)
@@ -157,7 +157,7 @@ def test_shrinking_by_a_power_of_two_is_the_mean_of_blocks(noise, interpolation,
     assert np.abs(found - means).max() <= 0.5 * np.log2(factor) + 0.5
 
 
-def test_the_usual_way_of_shrinking_skips_no_pixel(noise) -> None:
+def test_the_default_reduction_skips_no_pixel(noise) -> None:
     """A pattern of single dark columns would vanish or blacken everything if pixels were skipped."""
     image = np.full((720, 1280, 3), 255, np.uint8)
     image[:, ::8] = 0
@@ -165,7 +165,7 @@ def test_the_usual_way_of_shrinking_skips_no_pixel(noise) -> None:
     assert np.abs(found.astype(float) - 255 * 7 / 8).max() < 8
 
 
-def test_a_cut_takes_the_middle_pixels(noise) -> None:
+def test_a_crop_takes_the_middle_pixels(noise) -> None:
     image = noise(100, 140)
     np.testing.assert_array_equal(fitted(image, FitRule(FitMode.CROP, 60, 50, 100)), image[25:75, 40:100])
 
@@ -176,7 +176,7 @@ def test_equal_sizes_are_passed_on_without_a_copy(noise) -> None:
     assert np.shares_memory(fitted(image, FitRule(FitMode.CROP, 30, 30, 50)), image)
 
 
-def test_rows_with_padding_bytes_are_read_right(noise) -> None:
+def test_rows_with_padding_bytes_are_read_correctly(noise) -> None:
     padded = noise(50, 70)
     view = padded[:, :60]
     rule = FitRule(FitMode.STRETCH, 33, 21)
@@ -184,7 +184,7 @@ def test_rows_with_padding_bytes_are_read_right(noise) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1)])
-def test_a_strip_that_would_grow_out_of_bounds_is_refused(size) -> None:
+def test_a_strip_that_would_exceed_the_size_limit_is_refused(size) -> None:
     strip = np.zeros((*size, 3), np.uint8)
     with pytest.raises(InvalidRequest, match=r"cut to 1024x1024, given .*60000"):
         fitted(strip, FitRule(FitMode.CROP, 1024, 1024))
@@ -194,7 +194,7 @@ def test_a_strip_that_would_grow_out_of_bounds_is_refused(size) -> None:
 @pytest.mark.parametrize("mode", [FitMode.STRETCH, FitMode.LETTERBOX])
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (1, 1)])
-def test_a_strip_or_a_dot_fits_where_nothing_is_cut(mode, size, interpolation) -> None:
+def test_a_strip_or_a_dot_is_accepted_without_cropping(mode, size, interpolation) -> None:
     strip = np.full((*size, 3), 77, np.uint8)
     found = fitted(strip, FitRule(mode, 64, 64, interpolation=interpolation))
     assert (found == 77).all()
@@ -204,7 +204,7 @@ def test_a_strip_or_a_dot_fits_where_nothing_is_cut(mode, size, interpolation) -
 @pytest.mark.sample
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("size", [(1, 270), (270, 1)])
-def test_a_strip_that_grows_very_long_is_cut_right(size, interpolation) -> None:
+def test_a_very_long_strip_is_cropped_correctly(size, interpolation) -> None:
     strip = np.full((*size, 3), 77, np.uint8)
     found = fitted(strip, FitRule(FitMode.CROP, 224, 224, interpolation=interpolation))
     assert found.shape == (224, 224, 3)

@@ -63,7 +63,7 @@ def test_the_size_is_read_without_decoding(encode, form, mode, options) -> None:
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("form", "mode", "options"), CASES)
-def test_no_proper_beginning_of_a_file_passes_for_a_file(encode, form, mode, options) -> None:
+def test_a_truncated_file_is_never_accepted(encode, form, mode, options) -> None:
     whole = encode(gradient(mode), form, **options)
     for length in range(len(whole)):
         with pytest.raises(InvalidRequest):
@@ -71,7 +71,7 @@ def test_no_proper_beginning_of_a_file_passes_for_a_file(encode, form, mode, opt
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "WEBP"])
-def test_bytes_behind_the_end_are_harmless(encode, form) -> None:
+def test_trailing_bytes_are_ignored(encode, form) -> None:
     assert read(encode(gradient(), form) + bytes(500)).width == 37
 
 
@@ -98,7 +98,7 @@ def bmp_of(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("make", [jpeg_of, png_of, webp_of])
-def test_a_small_file_that_claims_billions_of_pixels_is_refused_before_memory_is_taken(make) -> None:
+def test_a_small_file_that_claims_billions_of_pixels_is_refused_before_allocation(make) -> None:
     tracemalloc.start()
     with pytest.raises(InvalidRequest, match=r"at most 67108864 pixels, given a .* of 60000x60000"):
         read(make(60000, 60000))
@@ -137,7 +137,7 @@ def test_messages_name_model_input_expected_and_given() -> None:
         read(b"")
 
 
-def test_the_end_marker_of_an_embedded_preview_does_not_end_the_picture(encode) -> None:
+def test_the_end_marker_of_an_embedded_preview_does_not_end_the_image(encode) -> None:
     preview = encode(gradient(), "JPEG")
     whole = encode(gradient(), "JPEG", exif=b"Exif\x00\x00" + preview)
     assert preview in whole

@@ -29,7 +29,7 @@ def values_of(array: np.ndarray, dtype: DType) -> np.ndarray:
 @pytest.mark.parametrize("color", COLORS)
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC", "FORMAT_NONE"])
 @pytest.mark.parametrize("dtype", IMAGE_TYPES)
-def test_every_type_layout_and_colour_holds_the_declared_values(
+def test_every_type_layout_and_colour_gives_the_declared_values(
     make_plan, encode, noise, dtype, layout, color, max_batch_size
 ) -> None:
     pixels = noise(10, 14)
@@ -65,7 +65,7 @@ def test_every_type_layout_and_colour_holds_the_declared_values(
         ((10, 14), "FORMAT_NONE", (1, 10, 14)),
     ],
 )
-def test_a_gray_network_gets_the_luma_of_a_colour_picture(make_plan, encode, noise, dims, layout, shape) -> None:
+def test_a_gray_network_gets_the_luma_of_a_colour_image(make_plan, encode, noise, dims, layout, shape) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=dims, layout=layout, dtype=DType.UINT8)
     array = plan.tensor(encode(noise(10, 14), "PNG"), model="net").array
     assert array.shape == shape
@@ -73,18 +73,18 @@ def test_a_gray_network_gets_the_luma_of_a_colour_picture(make_plan, encode, noi
 
 
 @pytest.mark.parametrize(("leading", "shape"), [(1, (1, 3, 8, 8)), (-1, (1, 3, 8, 8))])
-def test_a_batch_dimension_written_into_the_dims_is_kept(make_plan, encode, noise, leading, shape) -> None:
+def test_a_batch_dimension_in_the_dims_is_kept(make_plan, encode, noise, leading, shape) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(leading, 3, 8, 8), max_batch_size=0)
     assert plan.tensor(encode(noise(8, 8), "PNG"), model="net").shape == shape
 
 
-def test_open_dims_take_the_declared_size(make_plan, encode, noise) -> None:
+def test_dynamic_dims_get_the_declared_size(make_plan, encode, noise) -> None:
     plan = make_plan({"network_image_width": "20", "network_image_height": "12"}, dims=(3, -1, -1))
     assert plan.tensor(encode(noise(30, 30), "PNG"), model="net").shape == (1, 3, 12, 20)
 
 
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC"])
-def test_borders_have_the_declared_colour_scaled_like_the_picture(make_plan, encode, layout) -> None:
+def test_borders_have_the_declared_colour_scaled_like_the_image(make_plan, encode, layout) -> None:
     dims = (3, 40, 40) if layout == "FORMAT_NCHW" else (40, 40, 3)
     parameters = {"image_fit": "letterbox", "image_pad_value": "114,115,116", **NORMALISED}
     plan = make_plan(parameters, dims=dims, layout=layout)
@@ -117,7 +117,7 @@ def test_the_names_of_isaac_ros_choose_the_fit(make_plan) -> None:
         assert make_plan(parameters).rule.mode.value == mode
 
 
-def test_a_camera_frame_of_any_colour_gives_what_the_same_file_gives(make_plan, encode, noise) -> None:
+def test_a_camera_frame_and_the_same_file_give_equal_values(make_plan, encode, noise) -> None:
     plan = make_plan({"image_fit": "letterbox"}, dims=(3, 32, 32))
     pixels = noise(48, 64)
     expected = plan.tensor(encode(pixels, "PNG"), model="net").array
@@ -131,14 +131,14 @@ def test_a_camera_frame_of_any_colour_gives_what_the_same_file_gives(make_plan, 
 
 
 @pytest.mark.parametrize("color", [Color.RGB, Color.BGR])
-def test_a_colour_frame_for_a_gray_network_weighs_its_channels(make_plan, noise, color) -> None:
+def test_a_colour_frame_for_a_gray_network_is_converted_by_luma(make_plan, noise, color) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(1, 10, 14), dtype=DType.UINT8)
     frame = noise(10, 14) if color is Color.RGB else noise(10, 14)[:, :, ::-1]
     found = plan.fit(frame, color, model="net")[0].array[0, 0]
     assert np.abs(found - noise(10, 14) @ [0.299, 0.587, 0.114]).max() <= 1
 
 
-def test_bytes_and_views_of_any_kind_are_read_and_not_kept(make_plan, encode, noise) -> None:
+def test_bytes_and_views_are_read_and_not_kept(make_plan, encode, noise) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(3, 10, 14))
     data = encode(noise(10, 14), "BMP")
     expected = plan.tensor(data, model="net").array
@@ -168,7 +168,7 @@ def test_a_refusal_names_the_model_and_its_input(make_plan) -> None:
         make_plan({"image_fit": "stretch"}).tensor(b"hello", model="net")
 
 
-def test_nothing_declared_is_no_plan(make_spec) -> None:
+def test_without_a_declaration_there_is_no_plan(make_spec) -> None:
     assert make_image_plan(make_spec({})) is None
     assert make_image_plan(make_spec({"execution_mode": "0", "crop_mode": "CENTER", "imagery": "1"})) is None
 
@@ -183,7 +183,7 @@ def two_inputs(parameters: dict[str, str]) -> ModelSpec:
     return ModelSpec("net", "onnxruntime", "", 1, inputs, (), (), parameters=parameters)
 
 
-def test_with_several_inputs_the_one_for_the_image_is_named() -> None:
+def test_of_several_inputs_the_image_input_is_named() -> None:
     plan = make_image_plan(two_inputs({"image_input": "b"}))
     assert plan is not None
     assert (plan.input_name, plan.shape) == ("b", (1, 3, 6, 6))
@@ -230,7 +230,7 @@ def test_with_several_inputs_the_one_for_the_image_is_named() -> None:
         ({"image_color": "rgb", "keep_aspect_ratio": "maybe"}, "'keep_aspect_ratio': expected true or false"),
     ],
 )
-def test_a_wrong_declaration_is_refused_with_key_expected_and_given(make_spec, parameters, message) -> None:
+def test_an_invalid_declaration_is_refused_with_key_expected_and_given(make_spec, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message) as caught:
         make_image_plan(make_spec(parameters))
     assert "model 'net'" in str(caught.value)
@@ -251,7 +251,7 @@ def test_a_wrong_declaration_is_refused_with_key_expected_and_given(make_spec, p
         ({"dims": (2, 3, 8, 8), "max_batch_size": 0}, "expected dims of a picture"),
     ],
 )
-def test_an_input_that_is_no_picture_is_refused(make_spec, changes, message) -> None:
+def test_an_input_that_is_no_image_is_refused(make_spec, changes, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
         make_image_plan(make_spec({"image_fit": "stretch"}, **changes))
 
@@ -272,7 +272,7 @@ def test_values_that_the_type_cannot_hold_are_refused(make_spec, dtype, scale, m
         make_image_plan(make_spec({"image_scale": scale, "image_mean": mean}, dtype=dtype))
 
 
-def test_a_quantised_input_takes_shifted_bytes(make_plan, encode, noise) -> None:
+def test_a_quantised_input_gets_bytes_minus_its_zero_point(make_plan, encode, noise) -> None:
     plan = make_plan({"image_scale": "1", "image_mean": "128"}, dims=(3, 10, 14), dtype=DType.INT8)
     array = plan.tensor(encode(noise(10, 14), "PNG"), model="net").array[0].transpose(1, 2, 0)
     np.testing.assert_array_equal(array.astype(int), noise(10, 14).astype(int) - 128)

@@ -29,9 +29,7 @@ def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -
     top_k=st.integers(1, 40),
     activation=st.sampled_from(["none", "sigmoid"]),
 )
-def test_the_best_classes_come_first_and_of_equals_the_lower_index(
-    make_model, make_fit, values, top_k, activation
-) -> None:
+def test_classes_are_sorted_by_score_and_then_by_index(make_model, make_fit, values, top_k, activation) -> None:
     plan = make_perception_decoder(make_model({"class_activation": activation}, {"out": (len(values),)}))
     scored = []
     for index, value in enumerate(values):
@@ -45,7 +43,7 @@ def test_the_best_classes_come_first_and_of_equals_the_lower_index(
     assert [(one.index, one.score) for one in found] == expected
 
 
-def test_softmax_makes_shares_of_logits(make_model, make_fit) -> None:
+def test_softmax_turns_logits_into_probabilities(make_model, make_fit) -> None:
     spec = make_model({"class_activation": "softmax"}, {"out": (3, 1, 1)}, labels={"out": ("ant", "bee")})
     found = classes(make_perception_decoder(spec), [[[1.0]], [[3.0]], [[2.0]]], 3, make_fit("stretch", 5, 5))
     powers = [math.exp(value) for value in (3.0, 2.0, 1.0)]
@@ -53,14 +51,14 @@ def test_softmax_makes_shares_of_logits(make_model, make_fit) -> None:
     assert [one.score for one in found] == pytest.approx([power / sum(powers) for power in powers], abs=1e-6)
 
 
-def test_integers_of_quantised_classifiers_are_scores_too(make_model, make_fit) -> None:
+def test_integer_outputs_of_quantised_classifiers_are_scores_too(make_model, make_fit) -> None:
     plan = make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.UINT8}))
     outputs = {"out": np.array([[7, 255, 0]], np.uint8)}
     found = plan.decode(outputs, 0, make_fit("stretch", 5, 5), Returns(top_k=2), model="net").classes
     assert found == (ClassScore(1, 255.0), ClassScore(0, 7.0))
 
 
-def test_labels_on_a_single_vector_are_declaration_enough(make_model) -> None:
+def test_labels_on_a_single_vector_declare_a_classifier(make_model) -> None:
     plan = make_perception_decoder(make_model({}, {"out": (3,)}, labels={"out": ("a", "b", "c")}))
     assert plan.what == Returns(top_k=5)
     assert plan.labels == ("a", "b", "c")
@@ -68,11 +66,11 @@ def test_labels_on_a_single_vector_are_declaration_enough(make_model) -> None:
     assert make_perception_decoder(make_model({}, {"out": (3, 8, 8)}, labels={"out": ("a", "b", "c")})) is None
 
 
-def test_image_top_k_declares_how_many_classes_answer(make_model) -> None:
+def test_image_top_k_declares_the_number_of_classes_returned(make_model) -> None:
     assert make_perception_decoder(make_model({"image_top_k": "3"}, {"out": (10,)})).what == Returns(top_k=3)
 
 
-def test_image_top_k_beside_several_outputs_is_about_image_bodies_alone(make_model) -> None:
+def test_image_top_k_with_several_outputs_applies_to_image_bodies_only(make_model) -> None:
     outputs = {"color": (3,), "kind": (4,)}
     assert make_perception_decoder(make_model({"image_top_k": "3"}, outputs)) is None
     plan = make_perception_decoder(make_model({"image_top_k": "3"}, outputs, labels={"kind": ("a", "b", "c", "d")}))
@@ -91,7 +89,7 @@ EVERYTHING = {"detection_head": "ssd", "detection_outputs": "boxes,scores", "cla
 OUTPUTS = {"boxes": (4, 4), "scores": (4, 2), "c": (3,), "m": (2, 16, 16), "other": (1,)}
 
 
-def test_a_model_may_declare_everything_and_a_stream_asks_for_what_it_wants(make_model, make_fit) -> None:
+def test_a_stream_selects_among_the_declared_results(make_model, make_fit) -> None:
     plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     assert plan.what == Returns(top_k=5, has_detections=True, has_mask=True)
     outputs = {name: np.full((1, *dims), 0.5, np.float32) for name, dims in OUTPUTS.items()}
@@ -102,14 +100,14 @@ def test_a_model_may_declare_everything_and_a_stream_asks_for_what_it_wants(make
     assert (nothing.classes, nothing.detections, nothing.mask) == ((), (), None)
 
 
-def test_only_the_outputs_that_a_wish_needs_are_named(make_model) -> None:
+def test_only_outputs_needed_for_the_requested_results_are_named(make_model) -> None:
     plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     assert plan.output_names(Returns(top_k=1)) == ("c",)
     assert plan.output_names(Returns(has_detections=True)) == ("boxes", "scores")
     assert plan.output_names(plan.what) == ("c", "boxes", "scores", "m")
 
 
-def test_asking_for_nothing_means_what_the_model_declares(make_model) -> None:
+def test_without_a_selection_all_declared_results_are_returned(make_model) -> None:
     plan = make_perception_decoder(make_model(EVERYTHING, OUTPUTS))
     wish = Returns(has_annotated_jpeg=True, jpeg_quality=70)
     settled = plan.settle(wish, model="net")
@@ -121,13 +119,13 @@ def test_asking_for_nothing_means_what_the_model_declares(make_model) -> None:
     ("wish", "noun"),
     [(Returns(has_detections=True), "detections"), (Returns(has_mask=True), "a mask")],
 )
-def test_asking_for_what_is_not_declared_is_refused_with_the_key_it_lacks(make_model, wish, noun) -> None:
+def test_requesting_an_undeclared_result_is_refused_with_the_missing_key(make_model, wish, noun) -> None:
     plan = make_perception_decoder(make_model({"image_top_k": "1"}, {"out": (3,)}))
     with pytest.raises(InvalidRequest, match=f"'net' cannot answer with {noun}: .* 'detection_head'|'mask_output'"):
         plan.settle(wish, model="net")
 
 
-def test_a_model_without_batches_is_read_as_it_stands_or_below_a_leading_one(make_model, make_fit) -> None:
+def test_outputs_without_batching_may_have_a_leading_dimension_of_one(make_model, make_fit) -> None:
     fit = make_fit("stretch", 64, 64)
     row = np.array([[32, 32, 8, 8, 1, 0.5]], np.float32)
     for dims in ((1, 6), (1, 1, 6), (-1, 1, 6)):
@@ -175,25 +173,25 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("parameters", "message"), WRONG)
-def test_a_wrong_declaration_is_refused_with_model_key_and_what_was_expected(make_model, parameters, message) -> None:
+def test_an_invalid_declaration_is_refused_with_model_key_and_expected(make_model, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message) as caught:
         make_perception_decoder(make_model(parameters, {"out": (20, 6)}))
     assert "model 'net'" in caught.value.message
 
 
-def test_detections_need_to_know_how_frames_become_the_input(make_model) -> None:
+def test_detections_require_an_image_input(make_model) -> None:
     spec = make_model({"detection_head": "yolov5"}, {"out": (20, 6)})
     bare = replace(spec, parameters={"detection_head": "yolov5"})
     with pytest.raises(BadModelConfig, match=r"'detection_head': expected parameters 'image_\.\.\.'"):
         make_perception_decoder(bare)
 
 
-def test_outputs_that_carry_no_numbers_are_refused(make_model) -> None:
+def test_outputs_without_numbers_are_refused(make_model) -> None:
     with pytest.raises(BadModelConfig, match="output 'out': expected numbers, given BYTES"):
         make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
 
 
-def test_every_head_and_key_stands_in_the_documented_table() -> None:
+def test_every_head_and_key_is_in_the_documented_table() -> None:
     from edge_server.plugins.vision.outputs import output_parameters
 
     table = output_parameters.__doc__
@@ -204,12 +202,12 @@ def test_every_head_and_key_stands_in_the_documented_table() -> None:
         assert f"| {key} |" in table
 
 
-def test_a_model_without_a_word_about_its_outputs_has_no_plan(make_model, repository_root: Path) -> None:
+def test_a_model_without_output_declarations_has_no_plan(make_model, repository_root: Path) -> None:
     assert make_perception_decoder(make_model({}, {"out": (3,)})) is None
     assert make_perception_decoder(make_model({"note": "nothing"}, {"one": (3,), "two": (3,)})) is None
 
 
 @pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
-def test_of_no_classes_none_is_the_best(make_model, make_fit, activation) -> None:
+def test_without_classes_there_is_no_best_class(make_model, make_fit, activation) -> None:
     plan = make_perception_decoder(make_model({"class_activation": activation}, {"out": (-1,)}))
     assert classes(plan, [], 3, make_fit("stretch", 5, 5)) == ()

@@ -178,7 +178,7 @@ DISPROVED = {
 
 
 @pytest.mark.parametrize("name", DISPROVED)
-def test_a_layout_that_the_answer_disproves_is_refused_with_one_that_it_fits(check: Any, name: str) -> None:
+def test_a_layout_that_the_outputs_contradict_is_refused_with_a_fitting_one(check: Any, name: str) -> None:
     head, values, keys, reason, layout = DISPROVED[name]
     with pytest.raises(BadModelConfig) as caught:
         check(head, values, **keys)
@@ -223,7 +223,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_layout_is_served_without_a_doubt(check: Any, name: str) -> None:
+def test_a_correct_layout_is_served_without_warnings(check: Any, name: str) -> None:
     head, values, keys = RIGHT[name]
     assert check(head, values, **keys) == ()
 
@@ -240,7 +240,7 @@ def test_untrained_weights_are_not_refused(check: Any, head: str, shape: tuple[i
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.FP64])
 @pytest.mark.parametrize("name", ["yolov5", "yolov8", "pose", "rows"])
-def test_other_floats_change_nothing(check: Any, name: str, dtype: DType) -> None:
+def test_other_float_types_give_the_same_result(check: Any, name: str, dtype: DType) -> None:
     head, values, keys = RIGHT[name]
     assert check(head, values, dtype=dtype, **keys) == ()
 
@@ -281,7 +281,7 @@ DOUBTFUL = {
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
-def test_an_answer_that_proves_nothing_but_looks_wrong_is_a_warning(check: Any, name: str) -> None:
+def test_outputs_that_only_look_wrong_give_a_warning(check: Any, name: str) -> None:
     head, values, keys, doubt = DOUBTFUL[name]
     (warning,) = check(head, values, **keys)
     assert warning.startswith(f"detection_head {head}, answer 'out' {list(values.shape)} to the sample picture: ")
@@ -289,20 +289,20 @@ def test_an_answer_that_proves_nothing_but_looks_wrong_is_a_warning(check: Any, 
 
 
 @pytest.mark.parametrize(("head", "values"), [("yolov8", COCO), ("yolov5", yolov5(80))])
-def test_another_number_of_labels_than_classes_is_a_warning(check: Any, head: str, values: np.ndarray) -> None:
+def test_a_label_count_that_differs_from_the_classes_is_a_warning(check: Any, head: str, values: np.ndarray) -> None:
     assert check(head, values, labels=80) == ()
     expected = f"detection_head {head}: the outputs have 80 classes, label_filename names 79"
     assert check(head, values, labels=79) == (expected,)
 
 
-def test_a_model_that_is_not_run_is_still_compared_with_its_labels(make_model: Any) -> None:
+def test_labels_are_checked_even_if_the_model_is_not_run(make_model: Any) -> None:
     spec = make_model({"detection_head": "yolov8"}, {"out": (9, 84)}, labels={"out": ("a", "b")})
     made = sample_check(spec, PICTURE)
     assert made is not None
     assert made(None) == ("detection_head yolov8: the outputs have 5 classes, label_filename names 2",)
 
 
-def test_a_model_that_cannot_run_the_picture_is_served_with_a_warning(make_model: Any) -> None:
+def test_a_model_that_cannot_run_the_sample_image_is_served_with_a_warning(make_model: Any) -> None:
     def run(picture: Tensor) -> dict[str, np.ndarray]:
         raise BackendError("it takes other inputs")
 
@@ -353,7 +353,7 @@ def add_detector(tmp_path: Path) -> Callable[..., None]:
     return add
 
 
-def test_check_refuses_and_warns_and_passes_right_models(
+def test_check_refuses_warns_and_passes_correct_models(
     add_detector: Any, tmp_path: Path, repository_root: Path
 ) -> None:
     right = {"image_scale": "0.0039", "detection_head": "yolov8"}

@@ -57,7 +57,7 @@ def switch_count(found: list[int], truth: list[int]) -> int:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_an_object_keeps_its_number_with_all_with_70_and_with_40_of_100_frames(run) -> None:
+def test_an_object_keeps_its_track_id_with_100_70_and_40_percent_of_frames(run) -> None:
     found, reference, truth = track_scene(run)
     assert switch_count(found, truth) == 0
     assert switch_count(found, truth) <= switch_count(reference, truth)
@@ -66,7 +66,7 @@ def test_an_object_keeps_its_number_with_all_with_70_and_with_40_of_100_frames(r
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_tracks_are_those_of_the_trackers_package_wherever_it_keeps_the_objects_apart(run) -> None:
+def test_tracks_equal_those_of_the_trackers_package_where_it_separates_objects(run) -> None:
     found, reference, truth = track_scene(run)
     if switch_count(reference, truth):
         assert run == (3, 0.4), "it mistakes one person of a crowd of which 60 of 100 frames are missing"
@@ -75,7 +75,7 @@ def test_tracks_are_those_of_the_trackers_package_wherever_it_keeps_the_objects_
     assert len(pairs) == len({number for number, _ in pairs}) == len({number for _, number in pairs})
 
 
-def test_a_track_gets_its_number_in_its_second_consecutive_frame_and_a_flicker_takes_none() -> None:
+def test_a_track_gets_its_id_in_its_second_consecutive_frame() -> None:
     tracks = tracker()
     assert update(tracks, box(10)) == [0]
     assert update(tracks, box(12), box(300)) == [1, 0]
@@ -84,7 +84,7 @@ def test_a_track_gets_its_number_in_its_second_consecutive_frame_and_a_flicker_t
     assert update(tracks, box(18), box(300)) == [1, 2]
 
 
-def test_a_weak_box_continues_a_track_and_starts_none() -> None:
+def test_a_low_scoring_box_continues_a_track_but_starts_none() -> None:
     tracks = tracker()
     for x in (10, 12):
         update(tracks, box(x))
@@ -92,7 +92,7 @@ def test_a_weak_box_continues_a_track_and_starts_none() -> None:
     assert update(tracks, box(16), box(200), scores=[0.3, 0.2]) == [1, 0]
 
 
-def test_a_track_survives_dropped_frames_because_its_speed_is_a_speed_and_not_a_step() -> None:
+def test_a_track_survives_dropped_frames_because_its_speed_is_per_second() -> None:
     tracks = tracker()
     for frame in range(10):
         update(tracks, box(10 + 8 * frame))
@@ -100,7 +100,7 @@ def test_a_track_survives_dropped_frames_because_its_speed_is_a_speed_and_not_a_
     assert update(tracks, box(10 + 8 * 24), step_s=15 * FRAME_S) == [1]
 
 
-def test_a_track_ends_a_second_after_it_was_first_missed_and_its_number_does_not_come_back() -> None:
+def test_a_track_ends_a_second_after_it_was_first_missed_and_its_id_is_not_reused() -> None:
     for missing_s, expected in ((LOST_S, 1), (LOST_S + 0.1, 2)):
         tracks = tracker()
         for _ in range(3):
@@ -112,14 +112,14 @@ def test_a_track_ends_a_second_after_it_was_first_missed_and_its_number_does_not
         assert found == [expected]
 
 
-def test_a_pause_of_the_camera_ends_no_track_of_what_stands_still() -> None:
+def test_a_pause_of_the_camera_ends_no_track_of_still_objects() -> None:
     tracks = tracker()
     for _ in range(30):
         update(tracks, box(10))
     assert update(tracks, box(10), step_s=3600.0) == [1]
 
 
-def test_tracks_are_bounded_and_boxes_beyond_the_bound_have_no_number() -> None:
+def test_the_number_of_tracks_is_bounded() -> None:
     tracks = tracker()
     many = [box(60 * (index % 40), 60 * (index // 40)) for index in range(1000)]
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_tracks_are_bounded_and_boxes_beyond_the_bound_have_no_number() -> None:
     assert set(found[MAX_BOXES:]) == {0}
 
 
-def test_no_number_is_twice_in_a_frame_and_new_ones_count_up_whatever_the_boxes_are() -> None:
+def test_track_ids_are_unique_in_a_frame_and_increasing_for_any_boxes() -> None:
     rng = np.random.default_rng(8)
     tracks, known = tracker(), list[int]()
     with np.errstate(all="raise"):
@@ -144,19 +144,19 @@ def test_no_number_is_twice_in_a_frame_and_new_ones_count_up_whatever_the_boxes_
     assert len(known) > 20
 
 
-def test_boxes_without_an_area_and_huge_steps_of_time_are_no_error() -> None:
+def test_boxes_without_an_area_and_large_time_steps_are_no_error() -> None:
     tracks = tracker()
     with np.errstate(all="raise"):
         for step_s in (0.0, 1e9, 0.0, 1e9, 1.0):
             update(tracks, box(5, side=0.0), box(0, side=1e6), box(30, side=1e-3), step_s=step_s)
 
 
-def test_the_overlap_of_boxes_is_their_common_share() -> None:
+def test_the_overlap_of_boxes_is_their_iou() -> None:
     first, second = np.array([box(0.0), box(0.0, side=0.0)]), np.array([box(20.0), box(100.0), box(0.0)])
     assert intersection_over_union(first, second).ravel().tolist() == pytest.approx([1 / 3, 0, 1, 0, 0, 0])
 
 
-def test_the_assignment_has_the_greatest_sum_of_overlaps() -> None:
+def test_the_assignment_maximises_the_sum_of_overlaps() -> None:
     rng = np.random.default_rng(5)
     for _ in range(200):
         rows, columns = rng.integers(0, 6, 2).tolist()
@@ -184,12 +184,12 @@ HEAD = {"detection_head": "yolov10"}
         ({"track": "bytetrack", "detection_track_treshold": "0.6", **HEAD}, "did you mean 'detection_track_threshold'"),
     ],
 )
-def test_wrong_parameters_of_tracking_are_refused_with_what_was_expected(make_model, parameters, message) -> None:
+def test_invalid_tracking_parameters_are_refused_with_the_expected_values(make_model, parameters, message) -> None:
     with pytest.raises(BadModelConfig, match=message):
         make_perception_decoder(make_model(parameters, {"out": (20, 6)}))
 
 
-def test_a_model_that_declares_tracking_says_from_which_score_a_track_starts(make_model) -> None:
+def test_a_model_that_declares_tracking_sets_the_minimum_score_of_a_new_track(make_model) -> None:
     def threshold(**parameters: str) -> float | None:
         return make_perception_decoder(make_model({**HEAD, **parameters}, {"out": (20, 6)})).track_threshold
 

@@ -107,7 +107,7 @@ def test_the_short_range_network_has_896_anchors(make_model: Any) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0])
 @pytest.mark.parametrize(("head", "shapes"), [("yunet", YUNET), ("blazeface", BLAZE)])
-def test_one_number_everywhere_gives_sound_faces_or_none(make_model, make_fit, head, shapes, value) -> None:
+def test_constant_outputs_give_valid_faces_or_none(make_model, make_fit, head, shapes, value) -> None:
     made = make_perception_decoder(make_model({"detection_head": head}, shapes, size=SIZE))
     outputs = {name: np.full((1, *shape), value, np.float32) for name, shape in shapes.items()}
     fit = make_fit("letterbox", 640, 480, size=SIZE)

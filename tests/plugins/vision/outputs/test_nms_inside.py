@@ -49,7 +49,7 @@ def random_finds(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, n
 
 @inputs
 @pytest.mark.parametrize("stated", [0, 7, COUNT, COUNT + 9, -3])
-def test_boxes_scores_classes_and_how_many_count(plan, make_fit, check_detections, stated, seed, picture) -> None:
+def test_boxes_scores_classes_and_count(plan, make_fit, check_detections, stated, seed, picture) -> None:
     boxes, scores, classes = random_finds(np.random.default_rng(seed))
     finds = []
     for place in range(min(max(stated, 0), COUNT)):
@@ -69,7 +69,7 @@ def test_boxes_scores_classes_and_how_many_count(plan, make_fit, check_detection
     check_detections(made.decode(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
 
 
-def test_the_outputs_of_efficient_nms_are_read_row_by_row(make_model, make_fit) -> None:
+def test_outputs_of_efficient_nms_are_read_item_by_item(make_model, make_fit) -> None:
     outputs = {
         "num_dets": np.array([[1], [2]], np.int32),
         "det_boxes": np.array([[[1, 2, 11, 12], [0, 0, 0, 0]], [[3, 4, 13, 14], [5, 6, 15, 16]]], np.float32),
@@ -92,7 +92,7 @@ def test_the_outputs_of_efficient_nms_are_read_row_by_row(make_model, make_fit) 
 
 
 @inputs
-def test_seven_columns_end_at_a_negative_image(plan, make_fit, check_detections, seed, picture) -> None:
+def test_seven_columns_end_at_a_negative_image_index(plan, make_fit, check_detections, seed, picture) -> None:
     random = np.random.default_rng(seed)
     boxes, scores, classes = random_finds(random)
     images = random.choice([0, 0, 0, 0, 0, 1, -1], COUNT)
@@ -129,7 +129,7 @@ def test_indices_of_chosen_boxes(plan, make_fit, check_detections, seed, picture
     check_detections(made.decode(outputs, None, fit, WISH, model="net").detections, finds, fit, iou=None)
 
 
-def test_what_the_operator_of_onnx_itself_puts_out_is_read(plan, make_fit) -> None:
+def test_outputs_of_the_onnx_operator_are_read(plan, make_fit) -> None:
     node = onnx.helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "score"], ["selected"])
     graph = onnx.helper.make_graph(
         [node],
@@ -172,7 +172,7 @@ HOSTILE = {
 @pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0, 2.0**32])
 @pytest.mark.parametrize("head", HOSTILE)
-def test_one_number_everywhere_gives_sound_boxes_or_none(plan, make_fit, head, value) -> None:
+def test_constant_outputs_give_valid_boxes_or_none(plan, make_fit, head, value) -> None:
     made = plan(head, HOSTILE[head])
     outputs = {name: np.full(shape, value, np.float32) for name, shape in HOSTILE[head].items()}
     fit = make_fit("stretch", 100, 100, size=(WIDTH, HEIGHT))
@@ -183,7 +183,7 @@ def test_one_number_everywhere_gives_sound_boxes_or_none(plan, make_fit, head, v
 
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.parametrize("head", HOSTILE)
-def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
+def test_any_bits_give_valid_boxes(plan, make_fit, head, seed) -> None:
     random = np.random.default_rng(seed)
     made = plan(head, HOSTILE[head], score_threshold="0")
     outputs = {
@@ -196,6 +196,6 @@ def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
 
 
 @pytest.mark.parametrize("head", ["onnx_nms", "detection_output"])
-def test_heads_that_list_all_frames_of_a_batch_together_are_not_for_batches(plan, head) -> None:
+def test_heads_that_list_all_items_of_a_batch_together_cannot_batch(plan, head) -> None:
     with pytest.raises(Exception, match="max_batch_size of at most 1"):
         plan(head, {name: shape[1:] for name, shape in HOSTILE[head].items()}, batch=4)

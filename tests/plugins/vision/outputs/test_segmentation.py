@@ -50,7 +50,7 @@ def array(mask: Mask | None) -> np.ndarray:
 
 @inputs
 @pytest.mark.parametrize(("shape", "layout"), [((5, 16, 24), "planar"), ((8, 12, 5), "packed"), ((5, 7, 9), "planar")])
-def test_the_strongest_class_of_each_pixel(make_model, make_fit, shape, layout, seed, mode, picture) -> None:
+def test_each_pixel_has_its_highest_scoring_class(make_model, make_fit, shape, layout, seed, mode, picture) -> None:
     scores = np.random.default_rng(seed).integers(0, 6, shape).astype(np.float32)
     planes = scores if layout == "planar" else scores.transpose(2, 0, 1)
     classes = [
@@ -65,7 +65,9 @@ def test_the_strongest_class_of_each_pixel(make_model, make_fit, shape, layout, 
 
 @inputs
 @pytest.mark.parametrize(("activation", "threshold"), [("none", 0.3), ("sigmoid", 0.3), ("sigmoid", 0.5)])
-def test_one_class_against_a_threshold(make_model, make_fit, activation, threshold, seed, mode, picture) -> None:
+def test_one_class_is_compared_with_a_threshold(
+    make_model, make_fit, activation, threshold, seed, mode, picture
+) -> None:
     scores = np.random.default_rng(seed).normal(0, 1, (1, 16, 24)).astype(np.float32)
     parameters = {"mask_output": "out", "mask_activation": activation, "mask_threshold": str(threshold)}
     classes = [
@@ -94,7 +96,7 @@ def test_classes_chosen_inside_the_network(make_model, make_fit, dims, batch, hi
     assert array(mask).tolist() == by_loops(classes.tolist(), fit)
 
 
-def test_indices_that_can_be_none_become_class_0(make_model, make_fit) -> None:
+def test_invalid_indices_become_class_0(make_model, make_fit) -> None:
     spec = make_model({"mask_layout": "index"}, {"out": (16, 24)}, size=SIZE)
     values = np.full((1, 16, 24), 3.0, np.float32)
     values[0, 0, :5] = (-1, np.nan, np.inf, 70000, 2.0)
@@ -106,7 +108,7 @@ def test_indices_that_can_be_none_become_class_0(make_model, make_fit) -> None:
     assert array(mask)[0, :6].tolist() == [0, 0, 0, 0, 2, 3]
 
 
-def test_what_is_no_number_never_wins(make_model, make_fit) -> None:
+def test_nan_never_wins(make_model, make_fit) -> None:
     spec = make_model({"mask_output": "out"}, {"out": (3, 16, 24)}, size=SIZE)
     scores = np.zeros((1, 3, 16, 24), np.float32)
     scores[0, 0], scores[0, 1, 0, 0], scores[0, 2, 0, 0] = np.nan, 0.5, 1.0
@@ -132,7 +134,7 @@ def test_more_than_256_classes_need_two_bytes(make_model, make_fit) -> None:
     assert mask.data.nbytes == 2 * WIDTH * HEIGHT
 
 
-def test_a_class_for_unseen_pixels_above_255_widens_the_mask_where_there_are_such_pixels(make_model, make_fit) -> None:
+def test_a_mask_unseen_class_above_255_widens_the_mask_if_used(make_model, make_fit) -> None:
     spec = make_model({"mask_unseen": "999"}, {"out": (2, 16, 24)}, size=SIZE)
     outputs = {"out": np.zeros((1, 2, 16, 24), np.float32)}
     plan = make_perception_decoder(spec)
@@ -150,7 +152,7 @@ def test_an_output_of_another_shape_is_an_error_that_names_it(make_model, make_f
 
 
 @pytest.mark.parametrize("dims", [(-1, -1, -1), (16, 16, 16), (5,), (2, 3, 4, 5, 6)])
-def test_dims_that_do_not_tell_the_layout_are_refused(make_model, dims) -> None:
+def test_ambiguous_dims_are_refused(make_model, dims) -> None:
     with pytest.raises(BadModelConfig, match="mask_layout"):
         make_perception_decoder(make_model({"mask_output": "out"}, {"out": dims}, size=SIZE))
 

@@ -81,7 +81,7 @@ def finds_of(offsets: list, priors: list, logits: list, variances: list, backgro
 
 @inputs
 @pytest.mark.parametrize("background", [0, 3])
-def test_offsets_from_priors_with_a_background_and_logits(
+def test_offsets_from_priors_with_background_class_and_logits(
     plan, make_fit, check_detections, background, seed, mode, picture
 ) -> None:
     random = np.random.default_rng(seed)
@@ -101,7 +101,7 @@ def test_offsets_from_priors_with_a_background_and_logits(
 
 
 @inputs
-def test_priors_as_corners_bring_variances_of_their_own(plan, make_fit, check_detections, seed, mode, picture) -> None:
+def test_corner_priors_have_their_own_variances(plan, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
     offsets, priors = offsets_and_priors(random)
     logits = random.normal(0, 2, (COUNT, 3)).astype(np.float32)
@@ -129,7 +129,7 @@ def test_with_an_iou_threshold_of_one_nothing_is_suppressed(plan, make_fit) -> N
 
 
 @given(seed=st.integers(0, 10_000))
-def test_any_bits_at_all_give_sound_boxes(plan, make_fit, seed) -> None:
+def test_any_bits_give_valid_boxes(plan, make_fit, seed) -> None:
     shapes = {"loc": (COUNT, 4), "conf": (COUNT, 3), "prior": (COUNT, 4)}
     random = np.random.default_rng(seed)
     outputs = {

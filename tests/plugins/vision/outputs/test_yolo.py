@@ -136,7 +136,7 @@ def logistic(value: float) -> float:
 
 
 @pytest.mark.parametrize(("head", "columns"), [("yolov5", 8), ("yolov8", 7), ("yolox", 8)])
-def test_scores_before_their_activation_are_declared(plan, make_fit, head, columns) -> None:
+def test_scores_before_activation_are_declared(plan, make_fit, head, columns) -> None:
     rows = np.full((len(GRID), columns), -20.0, np.float32)
     rows[:, :4] = (32, 32, 10, 10) if head != "yolox" else (0, 0, 0, 0)
     first = columns - 3
@@ -149,7 +149,7 @@ def test_scores_before_their_activation_are_declared(plan, make_fit, head, colum
     assert (found.class_index, found.score) == (1, pytest.approx(expected, abs=1e-6))
 
 
-def test_softmax_shares_one_probability_among_the_classes(plan, make_fit) -> None:
+def test_softmax_divides_one_probability_among_the_classes(plan, make_fit) -> None:
     columns = np.zeros((7, 1), np.float32)
     columns[:4, 0], columns[4:, 0] = (32, 32, 10, 10), (0.5, 3.0, 1.0)
     made = plan("yolov8", (7, 1), activation="softmax")
@@ -159,7 +159,7 @@ def test_softmax_shares_one_probability_among_the_classes(plan, make_fit) -> Non
 
 
 @pytest.mark.parametrize("format_", ["xyxy", "yxyx", "cxcywh", "xywh"])
-def test_each_way_to_write_a_box_means_the_same_box(plan, make_fit, format_) -> None:
+def test_each_box_format_gives_the_same_box(plan, make_fit, format_) -> None:
     written = {"xyxy": (10, 20, 40, 30), "yxyx": (20, 10, 30, 40), "cxcywh": (25, 25, 30, 10), "xywh": (10, 20, 30, 10)}
     row = np.array([[*written[format_], 1.0, 0.75]], np.float32)
     made = plan("yolov5", (1, 6), box_format=format_)
@@ -173,7 +173,7 @@ SHAPES = {"yolov5": (30, 7), "yolov8": (7, 30), "yolo11": (7, 30), "yolov10": (3
 @pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0])
 @pytest.mark.parametrize("head", SHAPES)
-def test_one_number_everywhere_gives_few_and_sound_boxes(plan, make_fit, head, value) -> None:
+def test_constant_outputs_give_few_and_valid_boxes(plan, make_fit, head, value) -> None:
     array = np.full((1, *SHAPES[head]), value, np.float32)
     made = plan(head, SHAPES[head], max="5")
     found = made.decode({"out": array}, 0, make_fit("letterbox", 640, 480), WISH, model="net").detections
@@ -186,7 +186,7 @@ def test_one_number_everywhere_gives_few_and_sound_boxes(plan, make_fit, head, v
 
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.parametrize("head", SHAPES)
-def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
+def test_any_bits_give_valid_boxes(plan, make_fit, head, seed) -> None:
     bits = np.random.default_rng(seed).integers(0, 2**32, (1, *SHAPES[head]), np.uint32)
     found = (
         plan(head, SHAPES[head], score_threshold="0")
@@ -199,7 +199,7 @@ def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:
         assert math.isfinite(one.score)
 
 
-def test_a_real_grid_with_a_find_in_every_row_is_answered_with_the_stated_number(plan, make_fit) -> None:
+def test_a_grid_with_a_detection_in_every_row_gives_the_configured_maximum(plan, make_fit) -> None:
     random = np.random.default_rng(0)
     rows = np.ones((25200, 85), np.float32)
     rows[:, :4] = np.concatenate((random.uniform(0, 64, (25200, 2)), np.full((25200, 2), 0.01)), axis=1)
@@ -219,7 +219,7 @@ def test_half_and_brain_floats_are_read_as_numbers(make_model, make_fit) -> None
         assert (found.x_min, found.x_max, found.score) == (24, 40, 0.75)
 
 
-def test_rows_of_a_batch_are_read_one_by_one(plan, make_fit) -> None:
+def test_items_of_a_batch_are_read_one_by_one(plan, make_fit) -> None:
     batch = np.zeros((3, 1, 6), np.float32)
     batch[:, 0, :] = [(10 + row, 10, 4, 4, 1, 0.5 + row / 8) for row in range(3)]
     made = plan("yolov5", (1, 6))
