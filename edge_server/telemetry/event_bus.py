@@ -1,4 +1,4 @@
-"""In-process event bus: model, engine and governor events go to subscribers and into a history.
+"""In-process event bus: events of models, the server and its plugins go to subscribers and into a history.
 
 `publish` never waits for a reader: it calls the subscribers and returns. Events are for people and dashboards; serving
 does not depend on them.
@@ -29,16 +29,6 @@ MODEL_PINNED = "model.pinned"
 MODEL_UNPINNED = "model.unpinned"
 SERVER_READY = "server.ready"
 SERVER_STOPPING = "server.stopping"
-GOVERNOR_STATE = "governor.state"
-GOVERNOR_CLOCK_CAP = "governor.clock_cap"
-SENSOR_LOST = "governor.sensor_lost"
-SENSOR_BACK = "governor.sensor_back"
-VARIANT_CHANGED = "governor.variant"
-SOURCE_RUNNING = "source.running"
-SOURCE_FAILED = "source.failed"
-SINK_RUNNING = "sink.running"
-SINK_FAILED = "sink.failed"
-SOURCES_FILE_REFUSED = "sources.file_refused"
 
 EventValue = str | int | float | bool | None
 

@@ -46,7 +46,7 @@ _AT_ONCE = frozenset(("ServerLive", "ServerReady", "ServerMetadata", "Check"))
 
 
 class StreamService(NamedTuple):
-    """A service of bidirectional streams that another front end serves: its full name, and the opener of each RPC.
+    """A service of bidirectional streams that a plugin serves: its full name, and the opener of each RPC.
 
     protocol/descriptors.binpb describes its messages. `category` is its restriction category.
     """

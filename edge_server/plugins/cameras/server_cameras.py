@@ -17,8 +17,10 @@ from edge_server.plugins.cameras.sources.source_runner import CONNECTING, Source
 from edge_server.plugins.cameras.sources.source_set import SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.protocol.frame_messages import FrameResult
-from edge_server.telemetry.event_bus import SOURCES_FILE_REFUSED, PublishEvent
+from edge_server.telemetry.event_bus import PublishEvent
 from edge_server.telemetry.metrics_page import Family
+
+SOURCES_FILE_REFUSED = "sources.file_refused"
 
 _LOG = logging.getLogger(__name__)
 

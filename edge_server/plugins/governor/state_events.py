@@ -6,14 +6,13 @@ import logging
 from collections.abc import Mapping
 
 from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel
-from edge_server.telemetry.event_bus import (
-    GOVERNOR_CLOCK_CAP,
-    GOVERNOR_STATE,
-    SENSOR_BACK,
-    SENSOR_LOST,
-    VARIANT_CHANGED,
-    PublishEvent,
-)
+from edge_server.telemetry.event_bus import PublishEvent
+
+GOVERNOR_STATE = "governor.state"
+GOVERNOR_CLOCK_CAP = "governor.clock_cap"
+SENSOR_LOST = "governor.sensor_lost"
+SENSOR_BACK = "governor.sensor_back"
+VARIANT_CHANGED = "governor.variant"
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,11 @@ from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import FAILED, RUNNING, SinkRunner
-from edge_server.telemetry.event_bus import SINK_FAILED, SINK_RUNNING, PublishEvent
+from edge_server.telemetry.event_bus import PublishEvent
 from edge_server.telemetry.metrics_page import Family
+
+SINK_RUNNING = "sink.running"
+SINK_FAILED = "sink.failed"
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,8 +17,11 @@ from edge_server.plugins.cameras.sources.source_runner import BACK_OFF, FAILED, 
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.protocol.frame_messages import FrameResult
-from edge_server.telemetry.event_bus import SOURCE_FAILED, SOURCE_RUNNING, PublishEvent
+from edge_server.telemetry.event_bus import PublishEvent
 from edge_server.telemetry.metrics_page import Family
+
+SOURCE_RUNNING = "source.running"
+SOURCE_FAILED = "source.failed"
 
 _LOG = logging.getLogger(__name__)
 
