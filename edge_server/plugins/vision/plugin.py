@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from edge_server.core.tensor import Tensor
     from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.frontends.http.body_reader import Body
+    from edge_server.frontends.http.request import HttpRequest
+    from edge_server.frontends.http.response import HttpResponse
     from edge_server.frontends.http.routes import Route
     from edge_server.frontends.v2.requested_outputs import RequestedOutput
     from edge_server.plugins.vision.image_bodies import ImageBodies
@@ -53,9 +55,16 @@ class Vision(RunningPlugin):
         self._service = core.service
 
     def routes(self) -> Sequence[Route]:
-        from edge_server.plugins.vision.http_route import perception_route
+        from edge_server.frontends.http.routes import Route
 
-        return (perception_route(self._service),)
+        async def perceive(request: HttpRequest) -> HttpResponse:
+            from edge_server.plugins.vision.perception_endpoint import perceive
+
+            return await perceive(self._service, request)
+
+        path, summary = "/edge/v1/models/{model}/perception", "Classes, detections and mask of an image file"
+        schema = "edge_server.plugins.vision.schemas:PERCEPTION"
+        return (Route("POST", path, "inference", summary, perceive, schema=schema),)
 
     @functools.cached_property
     def _images(self) -> ImageBodies:

@@ -29,10 +29,10 @@ MIN_IOU = 0.1
 """Least overlap of a box and a prediction that belong together."""
 
 _CONFIRMED_AFTER = 2
-"""A track gets its number with this many boxes in consecutive frames, so that a flicker takes none."""
+"""A track gets its id with this many boxes in consecutive frames, so that a flicker takes none."""
 
-# Noise of the filter, as in the reference implementation of the paper: shares of the size of the box per frame of 30 a
-# second. There, the size is the height; here, the mean of width and height.
+# Noise of the filter, as in the reference implementation of the paper: fractions of the size of the box per frame of 30
+# a second. There, the size is the height; here, the mean of width and height.
 _FPS = 30.0
 _POSITION_NOISE = 1 / 20
 _SPEED_NOISE = 1 / 160
@@ -41,7 +41,7 @@ _SPEED_NOISE = 1 / 160
 class ByteTracker:
     """Tracks of one stream. Not thread-safe; frames must come in order.
 
-    `next_id` returns a new number, above 0, for each new track. A box with a score of at least `threshold` is strong:
+    `next_id` returns a new id, above 0, for each new track. A box with a score of at least `threshold` is strong:
     it may start a track.
     """
 
@@ -63,7 +63,7 @@ class ByteTracker:
         return len(self._ids)
 
     def update(self, boxes: Floats, scores: Floats, step_s: float) -> list[int]:
-        """Return the number of each box's track, 0 for a box without one.
+        """Return the id of each box's track, 0 for a box without one.
 
         `boxes` (count, 4) are x_min, y_min, x_max, y_max in pixels, `scores` are 0 to 1, both finite and best first.
         `step_s` is the time since the previous frame, 0 or more.

@@ -19,7 +19,7 @@ All values are strings; lists are comma-separated. The class names are those of 
 | detection_variances | scale of offsets for centre and size, with priors | 0.1,0.2 |
 | detection_keypoints | number of points (x, y, score) after the classes | 0 |
 | deepstack | true: answer DeepStack clients that name no model, see docs/cameras.md | false |
-| track | bytetrack: number the objects of each frame stream, see `plugins.vision.tracking` | no numbers |
+| track | bytetrack: give the objects of each frame stream ids, see `plugins.vision.tracking` | no ids |
 | detection_track_threshold | 0 to 1: weaker detections continue a track, but do not start one | 0.5 |
 | class_output | name of the output with a score for each class | the one with labels, or the only one |
 | class_activation | none, sigmoid or softmax | none |

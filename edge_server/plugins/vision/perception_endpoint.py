@@ -1,4 +1,4 @@
-"""HTTP route for the results of an image file: classes, detections and mask."""
+"""HTTP endpoint for the results of an image file: classes, detections and mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edge_server.errors import BadModelConfig, InvalidRequest, ServingFault
 from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.http.routes import Route
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.service import InferenceService
 
@@ -26,34 +25,22 @@ _MAX_MASK_SIDE = 960
 """Pixels of a mask in an answer. Larger masks lose rows and columns."""
 
 
-def perception_route(service: InferenceService) -> Route:
-    """Return the route that runs a model on an image file."""
-
-    async def perception(request: HttpRequest) -> HttpResponse:
-        """Return the classes, detections and mask in the picture's pixels."""
-        handle = service.find(request.names["model"], None)
-        try:
-            body = await request.read_body()
-            decoder, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
-            del body
-        finally:
-            request.release_body()
-        response = await run_model(handle, request.context.dispatch, tensor)
-        return await request.run_on_worker(partial(_decode, handle.spec, decoder, fit, response))
-
-    return Route(
-        "POST",
-        "/edge/v1/models/{model}/perception",
-        "inference",
-        "Classes, detections and mask of an image file",
-        perception,
-        schema="edge_server.plugins.vision.schemas:PERCEPTION",
-    )
+async def perceive(service: InferenceService, request: HttpRequest) -> HttpResponse:
+    """Run a model on an image file and return its classes, detections and mask in the picture's pixels."""
+    handle = service.find(request.names["model"], None)
+    try:
+        body = await request.read_body()
+        decoder, tensor, fit = await request.run_on_worker(partial(_prepare, handle.spec, body))
+        del body
+    finally:
+        request.release_body()
+    response = await run_model(handle, request.context.dispatch, tensor)
+    return await request.run_on_worker(partial(_decode, handle.spec, decoder, fit, response))
 
 
 def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, Tensor, FittedPicture]:
     """Return the decoder of the outputs and the input tensor. Raises InvalidRequest and Unsupported."""
-    # Imported for the first image: a server without images saves the memory.
+    # Imported on the worker thread: that takes longer than the event loop may be held.
     from edge_server.plugins.vision.image_plan import make_image_plan
     from edge_server.plugins.vision.perception import make_perception_decoder
 
