@@ -31,7 +31,7 @@ import numpy as np
 import short
 from harness import Load
 
-from edge_server.plugins.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
+from edge_server.cli.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 MODELS = (1, 10, 50, 100, 200)
 CONNECTIONS = (1, 10, 50, 200, 500)

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, clean, format_remaining, render
+from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
 from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
@@ -37,7 +38,6 @@ from edge_server.plugins.tuning.load.model_config_candidates import (
 )
 from edge_server.plugins.tuning.load.report import to_json
 from edge_server.plugins.tuning.load.server_trials import ModelFolder, Trials, private_server, served_model
-from edge_server.plugins.tuning.load.svg_charts import COLORS, Bar, draw_bars
 from edge_server.version import __version__
 
 WINDOW_MS = 200

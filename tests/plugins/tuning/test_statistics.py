@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.cli.svg_charts import Bar, draw_bars
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning.load.client_interface import ServerCounts
 from edge_server.plugins.tuning.load.load_generator import constant, poisson
@@ -28,7 +29,6 @@ from edge_server.plugins.tuning.load.measurement_windows import (
     percentile,
 )
 from edge_server.plugins.tuning.load.report import draw_charts, to_json
-from edge_server.plugins.tuning.load.svg_charts import Bar, draw_bars
 from edge_server.plugins.tuning.perf_options import levels, read_intervals, shape
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edge_server.core.priority import PriorityClass
-from edge_server.plugins.governor.control_policy import ThermalLevel
-from edge_server.plugins.governor.simulation.replay import PolicyReplay
-from edge_server.plugins.governor.simulation.simulator import SimulationResult
-from edge_server.plugins.governor.simulation.svg_charts import (
+from edge_server.cli.svg_charts import (
     ChartColumn,
     ChartPanel,
     ChartRow,
@@ -16,6 +12,10 @@ from edge_server.plugins.governor.simulation.svg_charts import (
     mean,
     reduce_points,
 )
+from edge_server.core.priority import PriorityClass
+from edge_server.plugins.governor.control_policy import ThermalLevel
+from edge_server.plugins.governor.simulation.replay import PolicyReplay
+from edge_server.plugins.governor.simulation.simulator import SimulationResult
 
 _CLASSES = {PriorityClass.CONTROL: "#1d4e89", PriorityClass.NORMAL: "#4fa3c7", PriorityClass.BULK: "#bcd9e8"}
 _LEVELS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from edge_server.cli.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 from edge_server.plugins.tuning.load.measurement_windows import (
     PERCENTILES,
     MeasuredPoint,
@@ -12,7 +13,6 @@ from edge_server.plugins.tuning.load.measurement_windows import (
     TextFigures,
     doubts,
 )
-from edge_server.plugins.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 COLUMN_TITLES = (
     "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",
