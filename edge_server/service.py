@@ -31,7 +31,7 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
-from edge_server.serving.lifecycle.variants import Variants, marked
+from edge_server.serving.lifecycle.variants import Variants, with_variant_name
 from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -447,12 +447,12 @@ class InferenceService:
     def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         """Submit to the active variant, or to the model itself."""
         for _ in range(_ROUTE_ATTEMPTS):
-            lighter = self.variants.tensor_stand_in(request.model)
+            lighter = self.variants.tensor_variant_for(request.model)
             if lighter is None or self._is_stopping:
                 break
             try:
                 version = self._manager.route_request(lighter, None)
-                return version.submit(request, marked(sink, lighter), hold_us=hold_us)
+                return version.submit(request, with_variant_name(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
                 # Retired between lookup and call: look up again, or use the model itself.
                 continue

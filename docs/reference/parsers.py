@@ -9,12 +9,12 @@ import io
 from dataclasses import dataclass
 from unittest import mock
 
-from edge_server.cli.main import all_commands
+from edge_server.cli.main import find_all_commands
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting_sources import CONFIG_FLAG, PRINT_FLAG
 from edge_server.plugin import own_plugins
 
-COMMANDS = all_commands(own_plugins())
+COMMANDS = find_all_commands(own_plugins())
 SETTINGS = DeclaredSettings(own_plugins())
 
 

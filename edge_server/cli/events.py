@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from edge_server.cli import http_client
-from edge_server.cli.models import local_time
+from edge_server.cli.models import format_local_time
 
 FIRST_WAIT_S = 0.5
 MAX_WAIT_S = 15.0
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
-    event_format = json.dumps if options.json else event_as_text
+    event_format = json.dumps if options.json else format_event
     try:
         return EventFollower(options, event_format).follow() if options.follow else _print_past(options, event_format)
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ class EventFollower:
                 return False
             self._run_id = run_id
             self._failures = 0
-            for event in events_of(response):
+            for event in find_events(response):
                 self._print_event(event)
         return True
 
@@ -128,7 +128,7 @@ class EventFollower:
         self._after = number
 
 
-def events_of(lines: IO[bytes] | Any) -> Iterator[Mapping[str, Any]]:
+def find_events(lines: IO[bytes] | Any) -> Iterator[Mapping[str, Any]]:
     """Yield the data of each server-sent event. Raises ValueError for data that is no JSON object with a number."""
     data: list[bytes] = []
     for raw in lines:
@@ -143,8 +143,8 @@ def events_of(lines: IO[bytes] | Any) -> Iterator[Mapping[str, Any]]:
             data.clear()
 
 
-def event_as_text(event: Mapping[str, Any]) -> str:
-    parts = [local_time(event["time_s"]), f"{event['kind']:16}"]
+def format_event(event: Mapping[str, Any]) -> str:
+    parts = [format_local_time(event["time_s"]), f"{event['kind']:16}"]
     if "model" in event:
         parts.append(str(event["model"]))
     if "version" in event:

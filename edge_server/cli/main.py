@@ -35,7 +35,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the environment, reported in one line. Any other OSError is a defect and keeps its stack trace."""
 
 
-def all_commands(plugins: Sequence[Plugin]) -> dict[str, Command]:
+def find_all_commands(plugins: Sequence[Plugin]) -> dict[str, Command]:
     """Return the commands of the core and of plugins, by name."""
     return {command.name: command for command in (*COMMANDS, *(item for plugin in plugins for item in plugin.commands))}
 
@@ -102,7 +102,7 @@ def _is_reader_gone(stream: TextIO | None) -> bool:
 def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage(all_commands(find_plugins().plugins)))
+        print(usage(find_all_commands(find_plugins().plugins)))
         return ExitCode.OK if arguments else ExitCode.USAGE
     if arguments[0] == "--version":
         print(f"edge-server {__version__}")
@@ -110,7 +110,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     name, *rest = arguments
     command = _find_command(name)
     if command is None:
-        commands = all_commands(find_plugins().plugins)
+        commands = find_all_commands(find_plugins().plugins)
         # Suggest a similar command, or else show all commands.
         hint = nearest(name, commands) or f"\n{usage(commands)}"
         print(f"edge-server: there is no command '{name}'{hint}", file=sys.stderr)
@@ -136,7 +136,7 @@ def _find_command(name: str) -> Command | None:
     """Look where it costs least first: in the core, in this package's plugins, in other packages."""
     places: tuple[Callable[[], Sequence[Plugin]], ...] = (tuple, own_plugins, lambda: find_plugins().plugins)
     for plugins in places:
-        command = all_commands(plugins()).get(name)
+        command = find_all_commands(plugins()).get(name)
         if command is not None:
             return command
     return None

@@ -83,13 +83,13 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
         str(item["version"]),
         item["state"],
         str(item["generation"]) if item["generation"] else "-",
-        local_time(item["since_s"]) if item["since_s"] else "-",
+        format_local_time(item["since_s"]) if item["since_s"] else "-",
         str(item["served_count"]),
         f"{item['share']:.0%}",
         "; ".join(notes),
     )
 
 
-def local_time(time_s: float) -> str:
+def format_local_time(time_s: float) -> str:
     """Return a Unix time as date and time in the local time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

@@ -4,7 +4,7 @@ Imports only the standard library (and tomli below Python 3.11). No other folder
 a field in `server_config`.
 """
 
-from edge_server.config.cache_config import CacheConfig, CacheSettings, LocalCache, RedisCache, chosen_cache
+from edge_server.config.cache_config import CacheConfig, CacheSettings, LocalCache, RedisCache, choose_cache
 from edge_server.config.merge_settings import ServeArguments, parse_serve
 from edge_server.config.printing import describe, help_text
 from edge_server.config.server_config import (
@@ -51,7 +51,7 @@ __all__ = [
     "ServeArguments",
     "ServerConfig",
     "TraceConfig",
-    "chosen_cache",
+    "choose_cache",
     "describe",
     "help_text",
     "nearest",

@@ -127,7 +127,7 @@ def with_credentials(config: CacheConfig, environ: Mapping[str, str]) -> CacheCo
     return replace(config, settings=(CacheSettings("redis", given), *config.settings)) if given else config
 
 
-def chosen_cache(config: CacheConfig) -> LocalCache | RedisCache | None:
+def choose_cache(config: CacheConfig) -> LocalCache | RedisCache | None:
     """Return the configured cache, or None. Raises ConfigError."""
     names = sorted({item.cache for item in config.settings})
     if len(names) > 1 or (names == ["redis"] and config.byte_size):

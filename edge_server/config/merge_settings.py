@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_server.config.cache_config import chosen_cache, with_credentials
+from edge_server.config.cache_config import choose_cache, with_credentials
 from edge_server.config.server_config import DeclaredSettings, ServerConfig, SettingOwner
 from edge_server.config.setting import ConfigError, Setting
 from edge_server.config.setting_sources import BACKENDS, CONFIG_VARIABLE, Given, read_environment, read_file, read_flags
@@ -129,7 +129,7 @@ def _check(config: ServerConfig, *, needs_repository: bool) -> None:
         raise ConfigError("--load-model needs --model-control-mode=explicit")
     if "*" in repository.load_models and len(repository.load_models) > 1:
         raise ConfigError("--load-model='*' stands for all models and must be the only one")
-    chosen_cache(config.cache)
+    choose_cache(config.cache)
     if bool(http.tls_cert) != bool(http.tls_key):
         raise ConfigError("HTTPS needs both --http-tls-cert and --http-tls-key")
     if http.client_ca and not http.tls_cert:

@@ -100,7 +100,7 @@ def classify_gpu_fault(error: EdgeServerError) -> GpuFault | None:
     return None
 
 
-def named_gpu(error: EdgeServerError) -> int | None:
+def find_gpu_number(error: EdgeServerError) -> int | None:
     """Return the GPU number in the message, as ONNX Runtime writes it, or None if there is none."""
     found = _DEVICE.search(error.message.lower())
     return int(found[1]) if found else None

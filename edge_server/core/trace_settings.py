@@ -40,10 +40,10 @@ class RequestTrace(Protocol):
     def begin(self, model: str, version: int, request_id: str, ns: int, inputs: Iterable[Tensor]) -> None:
         """Record that the version queued the request."""
 
-    def computed(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None:
+    def record_computation(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None:
         """Record the times of the request's batch."""
 
-    def outputs(self, tensors: Iterable[Tensor]) -> None:
+    def record_outputs(self, tensors: Iterable[Tensor]) -> None:
         """Record the model's outputs."""
 
     def refuse(self, ns: int) -> None:
@@ -52,7 +52,7 @@ class RequestTrace(Protocol):
     def end(self, ns: int) -> None:
         """Record that the version has finished with the request."""
 
-    def child(self) -> RequestTrace:
+    def new_child(self) -> RequestTrace:
         """Return a trace for another model that this model calls for the request."""
 
     def context(self) -> str | None:
@@ -67,15 +67,15 @@ class CarriedTrace(NamedTuple):
 
     def begin(self, model: str, version: int, request_id: str, ns: int, inputs: Iterable[Tensor]) -> None: ...
 
-    def computed(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None: ...
+    def record_computation(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None: ...
 
-    def outputs(self, tensors: Iterable[Tensor]) -> None: ...
+    def record_outputs(self, tensors: Iterable[Tensor]) -> None: ...
 
     def refuse(self, ns: int) -> None: ...
 
     def end(self, ns: int) -> None: ...
 
-    def child(self) -> CarriedTrace:
+    def new_child(self) -> CarriedTrace:
         """Return itself: the main process makes the child when the call arrives there."""
         return self
 
@@ -113,7 +113,7 @@ class TraceSettings:
             return "trace count must be non-zero"
         return ""
 
-    def view(self, count: int | None = None) -> dict[str, str | list[str]]:
+    def to_json(self, count: int | None = None) -> dict[str, str | list[str]]:
         """Return the settings for clients. `count` is the remaining count, if known."""
         shown: dict[str, str | list[str]] = {
             "trace_level": list(self.level) or [OFF],
@@ -176,7 +176,7 @@ class ServerTraceSettings:
 
 
 def parse_trace_change(raw: Mapping[str, object]) -> TraceChange:
-    """Parse a client's change. Names are as in TraceSettings.view; None or an empty list clears a setting.
+    """Parse a client's change. Names are as in TraceSettings.to_json; None or an empty list clears a setting.
 
     As in Triton, unknown settings and the mode are ignored. Raises InvalidRequest, and Unsupported for the file: a
     client must not choose where the server writes.

@@ -38,7 +38,7 @@ def is_shared_key(given: Sequence[str | bytes], key: str) -> bool:
     return hmac.compare_digest(value, key.encode())
 
 
-def unprotected_orders(config: ServerConfig) -> str:
+def find_unprotected_categories(config: ServerConfig) -> str:
     """Return a sentence that names the changes that other machines may make without a key; "" when there are none."""
     orders = {"logging", "trace"}
     if config.repository.control_mode == "explicit":
@@ -64,7 +64,7 @@ def unprotected_orders(config: ServerConfig) -> str:
     return f"any machine may give orders without a key: {what}"
 
 
-def picture_access(config: ServerConfig, *, needs_token: bool) -> str:
+def required_picture_access(config: ServerConfig, *, needs_token: bool) -> str:
     """Return who sees camera pictures, for the start line; "" if other machines cannot reach HTTP.
 
     `needs_token`: requests of the category view need a token.

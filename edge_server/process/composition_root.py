@@ -13,7 +13,7 @@ from edge_server.backends import ONNX_ORDER
 from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
-from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
+from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, choose_cache
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
@@ -128,7 +128,7 @@ def build(
             manager,
             admission=admission,
             mark_gpu_lost=_gpu_loss_handler(manager, devices),
-            lost_gpus=gpus.lost,
+            lost_gpus=gpus.lost_gpus,
             heavy_work_refusal=running.heavy_work_refusal,
             machine_root=running.machine_root(),
             access=access,
@@ -166,7 +166,7 @@ def _resolve_options(config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugi
         output_checks=plugins.output_checks(),
         trust=trust_policy(config.requires_checksums, config.public_key),
         onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
-        lost_gpus=gpus.lost,
+        lost_gpus=gpus.lost_gpus,
     )
 
 
@@ -189,7 +189,7 @@ def _manager(
         publish=events.publish,
         lifecycle=_lifecycle_settings(config),
         admission_control=admission,
-        ask_room=plugins.load_gate(memory.refusal),
+        check_memory=plugins.load_gate(memory.refusal),
         limiter=_rate_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,
@@ -265,7 +265,7 @@ def _gpu_loss_handler(manager: Manager, devices: CudaDevices | None) -> Callable
 
 
 def _cache(config: ServerConfig) -> ResponseCache | None:
-    if chosen_cache(config.cache) is None:
+    if choose_cache(config.cache) is None:
         return None
     from edge_server.serving.cache.make_cache import make_cache
 

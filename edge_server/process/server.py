@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import open_without_token, picture_access, unprotected_orders
+from edge_server.frontends.access_control import (
+    find_unprotected_categories,
+    open_without_token,
+    required_picture_access,
+)
 from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
@@ -423,8 +427,8 @@ class ServerProcess:
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        pictures = picture_access(self._config, needs_token=self._tokens.requires_token("view"))
-        for note in (unprotected_orders(self._config), pictures):
+        pictures = required_picture_access(self._config, needs_token=self._tokens.requires_token("view"))
+        for note in (find_unprotected_categories(self._config), pictures):
             if note:
                 first_line += f" ({note})"
         print("\n".join([first_line, *(lines or ["  no model is loaded"])]), flush=True)

@@ -35,7 +35,7 @@ from edge_server.protocol.frame_messages import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.protocol.protobuf_wire_format import delimited_head
+from edge_server.protocol.protobuf_wire_format import encode_delimited_header
 from edge_server.protocol.raw_fields import split
 from edge_server.protocol.raw_tensors import MAX_RANK, Buffer, raw_from_tensor, tensor_from_raw
 
@@ -379,12 +379,12 @@ def _payload(number: int, name: str, value: Buffer) -> list[_Part]:
         raise InvalidRequest(f"'{field}' of {name} must be bytes, got {type(value).__name__}") from None
     if not view.nbytes:
         return []
-    return [delimited_head(number, view.nbytes), view.cast("B") if view.c_contiguous else view.tobytes()]
+    return [encode_delimited_header(number, view.nbytes), view.cast("B") if view.c_contiguous else view.tobytes()]
 
 
 def _nested(number: int, parts: Sequence[_Part]) -> list[_Part]:
     """Return a field with a message that consists of `parts`."""
-    return [delimited_head(number, sum(map(len, parts))), *parts]
+    return [encode_delimited_header(number, sum(map(len, parts))), *parts]
 
 
 def _joined(fields: Iterable[Sequence[_Part]]) -> bytes:

@@ -39,7 +39,7 @@ def skip(view: memoryview, kind: int, position: int) -> int:
     raise ValueError(f"wire type {kind}")
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Return `number`, 0 to 2**64 - 1, as a protobuf varint."""
     if number < 0x80:
         return _SHORT[number]
@@ -51,21 +51,21 @@ def varint(number: int) -> bytes:
     return bytes(octets)
 
 
-def delimited(field: int, payload: bytes) -> bytes:
+def encode_delimited(field: int, payload: bytes) -> bytes:
     """Return a whole length-delimited field: tag, length, payload."""
-    return varint(field << 3 | DELIMITED) + varint(len(payload)) + payload
+    return encode_varint(field << 3 | DELIMITED) + encode_varint(len(payload)) + payload
 
 
-def delimited_head(field: int, size: int) -> bytes:
+def encode_delimited_header(field: int, size: int) -> bytes:
     """Return tag and length of a length-delimited field whose payload of `size` bytes is sent separately."""
-    return varint(field << 3 | DELIMITED) + varint(size)
+    return encode_varint(field << 3 | DELIMITED) + encode_varint(size)
 
 
-def number_field(field: int, number: int) -> bytes:
+def encode_number_field(field: int, number: int) -> bytes:
     """Return a whole varint field. Negative numbers are encoded as 64-bit two's complement (int32, int64)."""
-    return varint(field << 3 | VARINT) + varint(number & 0xFFFF_FFFF_FFFF_FFFF)
+    return encode_varint(field << 3 | VARINT) + encode_varint(number & 0xFFFF_FFFF_FFFF_FFFF)
 
 
-def text(value: str) -> bytes:
+def encode_text(value: str) -> bytes:
     """Return `value` as UTF-8. Lone surrogates, which UTF-8 cannot encode, become question marks."""
     return value.encode("utf-8", "replace")

@@ -92,7 +92,7 @@ class FileObservation:
     def written_files(self) -> frozenset[str]:
         """Return the real paths of files that are known to be open for writing."""
         with self._lock:
-            return self._writers.writing(time.monotonic())
+            return self._writers.written_files(time.monotonic())
 
     def is_written(self, paths: Iterable[str]) -> bool:
         """Return whether one of these files is known to be open for writing.
@@ -109,7 +109,7 @@ class FileObservation:
         if not unknown:
             return False
         with self._lock:
-            return not self._writers.unsure(time.monotonic()).isdisjoint(unknown)
+            return not self._writers.uncertain_files(time.monotonic()).isdisjoint(unknown)
 
     def take_renamed_folders(self) -> frozenset[str]:
         """Return and forget the real paths of directories that were renamed into place."""
@@ -225,26 +225,26 @@ class FileObservation:
             case "moved":
                 self._record_move(path, target, is_directory=event.is_directory)
             case "deleted":
-                self._writers.removed(path)
+                self._writers.on_removed(path)
             case _ if event.is_directory:
                 return
             case "created":
-                self._writers.made(path, now_s)
+                self._writers.on_created(path, now_s)
             case "opened":
-                self._writers.opened(path, now_s)
+                self._writers.on_opened(path, now_s)
             case "modified":
-                self._writers.changed(path, now_s)
+                self._writers.on_modified(path, now_s)
             case "closed":
-                self._writers.closed(path)
+                self._writers.on_closed(path)
             case "closed_no_write":
-                self._writers.closed_by_reader(path)
+                self._writers.on_closed_by_reader(path)
 
     def _record_move(self, path: str, target: str, *, is_directory: bool) -> None:
         if not target:
-            self._writers.removed(path)
+            self._writers.on_removed(path)
             return
         if path:
-            self._writers.moved(path, target)
+            self._writers.on_moved(path, target)
         if is_directory:
             self._renamed_folders.add(target)
 

@@ -54,10 +54,10 @@ def _may_lease_all() -> bool:
     return False
 
 
-PATIENCE_S = 60.0
+EVENT_TIMEOUT_S = 60.0
 """Time without a new event after which a file no longer counts as being written: its closing event may be lost."""
 
-_UNSURE_PATIENCE_S = 3.0
+_UNCERTAIN_TIMEOUT_S = 3.0
 """The same for a file without an opening event: it may be a link, or only its attributes have changed."""
 
 
@@ -76,7 +76,7 @@ class OpenWriters:
 
     A file is being written from its creation and opening, or its first change, until a writer closes it. An opening
     alone has no meaning, because most files are opened to be read. If the watch on a new directory was set too late,
-    events are missing; then it is unknown whether the file is still being written (`unsure`).
+    events are missing; then it is unknown whether the file is still being written (`uncertain_files`).
     `reports_attributes`: the observer separates changes of content from changes of attributes. A copying program sets
     the times of its copy after closing it.
     """
@@ -85,44 +85,44 @@ class OpenWriters:
         self._reports_attributes = reports_attributes
         self._files: dict[str, _File] = {}
 
-    def made(self, path: str, now_s: float) -> None:
+    def on_created(self, path: str, now_s: float) -> None:
         self._files[path] = _File(now_s, is_new=True)
 
-    def opened(self, path: str, now_s: float) -> None:
-        file = self._touch(path, now_s)
+    def on_opened(self, path: str, now_s: float) -> None:
+        file = self._note_event(path, now_s)
         file.is_opened = True
         file.is_dirty |= file.is_new
 
-    def changed(self, path: str, now_s: float) -> None:
-        file = self._touch(path, now_s)
+    def on_modified(self, path: str, now_s: float) -> None:
+        file = self._note_event(path, now_s)
         file.is_dirty = True
         file.is_new = False
 
-    def closed(self, path: str) -> None:
+    def on_closed(self, path: str) -> None:
         """Handle the closing by a writer."""
         self._files.pop(path, None)
 
-    def closed_by_reader(self, path: str) -> None:
+    def on_closed_by_reader(self, path: str) -> None:
         file = self._files.get(path)
         if file is not None and (file.is_new or not file.is_dirty):
             del self._files[path]
 
-    def removed(self, path: str) -> None:
+    def on_removed(self, path: str) -> None:
         """Handle the removal of a file or directory."""
         for known in [known for known in self._files if known == path or known.startswith(path + "/")]:
             del self._files[known]
 
-    def moved(self, path: str, target: str) -> None:
-        self.removed(target)
+    def on_moved(self, path: str, target: str) -> None:
+        self.on_removed(target)
         for known in [known for known in self._files if known == path or known.startswith(path + "/")]:
             self._files[target + known.removeprefix(path)] = self._files.pop(known)
 
-    def writing(self, now_s: float) -> frozenset[str]:
+    def written_files(self, now_s: float) -> frozenset[str]:
         """Return the paths of files that are being written. Forget files without a recent event."""
-        self._files = {path: file for path, file in self._files.items() if now_s - file.last_s < self._patience_s(file)}
+        self._files = {path: file for path, file in self._files.items() if now_s - file.last_s < self._timeout_s(file)}
         return frozenset(path for path, file in self._files.items() if file.is_dirty)
 
-    def unsure(self, now_s: float) -> frozenset[str]:
+    def uncertain_files(self, now_s: float) -> frozenset[str]:
         """Return the paths of recently created files without any other event.
 
         They are links, or files that were opened before the watch on their directory was set.
@@ -130,13 +130,13 @@ class OpenWriters:
         return frozenset(
             path
             for path, file in self._files.items()
-            if file.is_new and not file.is_opened and now_s - file.last_s < _UNSURE_PATIENCE_S
+            if file.is_new and not file.is_opened and now_s - file.last_s < _UNCERTAIN_TIMEOUT_S
         )
 
-    def _patience_s(self, file: _File) -> float:
-        return PATIENCE_S if file.is_opened or self._reports_attributes else _UNSURE_PATIENCE_S
+    def _timeout_s(self, file: _File) -> float:
+        return EVENT_TIMEOUT_S if file.is_opened or self._reports_attributes else _UNCERTAIN_TIMEOUT_S
 
-    def _touch(self, path: str, now_s: float) -> _File:
+    def _note_event(self, path: str, now_s: float) -> _File:
         file = self._files.setdefault(path, _File(now_s))
         file.last_s = now_s
         return file

@@ -53,7 +53,7 @@ class Timer:
             if self._heap[0][2] is alarm:
                 self._condition.notify()
             if len(self._heap) > 2 * self._kept_count + _SLACK:
-                self._throw_out()
+                self._remove_cancelled()
         return alarm
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Timer:
             self._condition.notify()
         self._thread.join()
 
-    def _throw_out(self) -> None:
+    def _remove_cancelled(self) -> None:
         """Remove cancelled calls. Otherwise they would pile up until their time, which clients choose."""
         self._heap = [entry for entry in self._heap if entry[2].call is not None]
         heapq.heapify(self._heap)

@@ -82,7 +82,7 @@ class TracedModel:
         self.stamps = [(REQUEST_START, ns), (QUEUE_START, max(ns, now_ns))]
         self.tensors = tensors
 
-    def computed(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None:
+    def record_computation(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None:
         self.compute = [
             (COMPUTE_START, start_ns),
             (COMPUTE_INPUT_END, input_end_ns),
@@ -90,7 +90,7 @@ class TracedModel:
             (COMPUTE_END, end_ns),
         ]
 
-    def outputs(self, tensors: Iterable[Tensor]) -> None:
+    def record_outputs(self, tensors: Iterable[Tensor]) -> None:
         self.tensors += self._copies(TENSOR_BACKEND_OUTPUT, tensors)
 
     def refuse(self, ns: int) -> None:
@@ -102,7 +102,7 @@ class TracedModel:
             self.stamps.append((REQUEST_END, ns))
             self.root.release()
 
-    def child(self) -> TracedModel:
+    def new_child(self) -> TracedModel:
         return TracedModel(self.root, next(self.root.ids), self.id)
 
     def context(self) -> str | None:

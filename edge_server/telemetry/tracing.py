@@ -53,7 +53,7 @@ class Traces:
         options: dict[str, str | list[str]] = {}
         if sampler.settings.mode == OPENTELEMETRY:
             options["url"] = self._config.url
-        return {**sampler.settings.view(sampler.left), **options}
+        return {**sampler.settings.to_json(sampler.left), **options}
 
     def update(self, model: str, change: TraceChange) -> dict[str, str | list[str]]:
         """Change all the settings given, or none, and return the settings in effect. Raises InvalidRequest.

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.cli import options
 from edge_server.cli.console import render
-from edge_server.cli.events import event_as_text
+from edge_server.cli.events import format_event
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
@@ -240,5 +240,5 @@ def test_a_size_beyond_the_limit_is_refused(text: str) -> None:
 
 def test_missing_fields_of_an_event_are_not_printed() -> None:
     event = {"number": 1, "time_s": 0.0, "kind": "model.failed", "model": "m", "failed_count": 1, "retry_in_s": None}
-    assert event_as_text(event).endswith("m failed_count=1")
-    assert event_as_text({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")
+    assert format_event(event).endswith("m failed_count=1")
+    assert format_event({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")

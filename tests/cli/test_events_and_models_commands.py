@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli.events import events_of
+from edge_server.cli.events import find_events
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
@@ -296,7 +296,7 @@ def test_server_sent_events_are_parsed_as_they_are_written() -> None:
         b"\r\n",
         b"data: {",
     ]
-    assert list(events_of(iter(lines))) == [{"number": 1}]
+    assert list(find_events(iter(lines))) == [{"number": 1}]
     for bad in (b"data: []", b"data: {}", b"data: {"):
         with pytest.raises(ValueError):
-            list(events_of([bad, b""]))
+            list(find_events([bad, b""]))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edge_server.config import ConfigError, LocalCache, RedisCache, chosen_cache, describe, parse_serve
+from edge_server.config import ConfigError, LocalCache, RedisCache, choose_cache, describe, parse_serve
 
 REPOSITORY = "--model-repository=/models"
 HERE = "--cache-config=redis,host=box,port=6379"
 
 
 def chosen(*argv: str, **environ: str) -> Any:
-    return chosen_cache(parse_serve([REPOSITORY, *argv], environ).config.cache)
+    return choose_cache(parse_serve([REPOSITORY, *argv], environ).config.cache)
 
 
 def test_a_cache_is_chosen_as_triton_spells_it() -> None:
@@ -87,7 +87,7 @@ def test_a_password_is_neither_printed_nor_repeated_in_errors() -> None:
     found = parse_serve([REPOSITORY, HERE + ",password=open-sesame"], {})
     text = describe(found)
     assert "redis,host=box,port=6379,password=***" in text
-    assert "open-sesame" not in text + repr(found) + repr(chosen_cache(found.config.cache))
+    assert "open-sesame" not in text + repr(found) + repr(choose_cache(found.config.cache))
     with pytest.raises(ConfigError) as caught:
         chosen("--cache-config=redis,password=open-sesame,pasword", "--cache-config=redis,pasword=open-sesame")
     assert "open-sesame" not in str(caught.value)

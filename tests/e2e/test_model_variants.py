@@ -58,7 +58,7 @@ class Choice:
     def __init__(self) -> None:
         self.chosen: dict[str, str] = {}
 
-    def stand_in(self, name: str) -> str | None:
+    def variant_for(self, name: str) -> str | None:
         return self.chosen.get(name)
 
 
@@ -185,10 +185,10 @@ def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
 
 
 def test_choices_and_settings_in_force_can_be_printed(place: Place) -> None:
-    assert place.service.variants.pairs() == {"heavy": "light"}
-    assert place.service.variants.in_force() == {}
+    assert place.service.variants.find_pairs() == {"heavy": "light"}
+    assert place.service.variants.find_active() == {}
     place.choice.chosen = {"heavy": "light"}
-    assert place.service.variants.in_force() == {"heavy": "light"}
+    assert place.service.variants.find_active() == {"heavy": "light"}
 
 
 def test_streams_and_shared_memory_work_through_the_variant(place: Place) -> None:

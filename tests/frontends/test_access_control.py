@@ -7,10 +7,10 @@ import pytest
 from edge_server.config import parse_serve
 from edge_server.frontends.access_control import (
     ORDERING_CATEGORIES,
+    find_unprotected_categories,
     is_this_machine,
     open_without_token,
-    picture_access,
-    unprotected_orders,
+    required_picture_access,
 )
 
 
@@ -44,7 +44,7 @@ KEYS = ["--http-restricted-api=logging,trace:key=word", "--grpc-restricted-proto
     ],
 )
 def test_the_start_line_names_orders_that_any_machine_may_give(flags: list[str], told: str) -> None:
-    sentence = unprotected_orders(parse_serve(["--model-repository=/m", *flags], {}).config)
+    sentence = find_unprotected_categories(parse_serve(["--model-repository=/m", *flags], {}).config)
     assert sentence == (f"any machine may give orders without a key: {told}" if told else "")
 
 
@@ -87,4 +87,4 @@ OPEN = "--http-address=0.0.0.0"
 )
 def test_the_start_line_says_who_sees_camera_pictures(flags: list[str], needs_token: bool, told: str) -> None:
     config = parse_serve(["--model-repository=/m", *flags], {}).config
-    assert picture_access(config, needs_token=needs_token) == told
+    assert required_picture_access(config, needs_token=needs_token) == told

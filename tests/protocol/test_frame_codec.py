@@ -43,7 +43,7 @@ from edge_server.protocol.frame_messages import (
     StreamRequest,
 )
 from edge_server.protocol.messages import message_class, service_methods
-from edge_server.protocol.protobuf_wire_format import delimited, number_field, varint
+from edge_server.protocol.protobuf_wire_format import encode_delimited, encode_number_field, encode_varint
 from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
 
 ClientWire = message_class("edge.frames.v1.ClientMessage")
@@ -302,13 +302,13 @@ def test_random_bytes_are_refused_or_read_as_by_protobuf(octets: bytes) -> None:
 @given(frames, st.sampled_from([(3, 0), (3, 1), (3, 5), (900, 2)]), st.binary(max_size=8))
 def test_fields_of_later_versions_are_skipped(frame: Frame, field: tuple[int, int], payload: bytes) -> None:
     number, kind = field
-    values = {0: varint(77), 1: bytes(8), 5: bytes(4), 2: varint(len(payload)) + payload}
-    unknown = varint(number << 3 | kind) + values[kind]
+    values = {0: encode_varint(77), 1: bytes(8), 5: bytes(4), 2: encode_varint(len(payload)) + payload}
+    unknown = encode_varint(number << 3 | kind) + values[kind]
     assert comparable(decode_client_message(unknown + encode_client_message(frame) + unknown)) == comparable(frame)
 
 
 def test_a_kind_of_message_of_a_later_version_counts_as_credit() -> None:
-    assert decode_server_message(delimited(9, b"news") + number_field(15, 12)) == (Credit(), 12)
+    assert decode_server_message(encode_delimited(9, b"news") + encode_number_field(15, 12)) == (Credit(), 12)
 
 
 def test_a_drop_reason_of_a_later_version_is_counted() -> None:
@@ -322,8 +322,8 @@ def test_a_drop_reason_of_a_later_version_is_counted() -> None:
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_shape_is_read_packed_and_unpacked(is_packed: bool) -> None:
     dims = b"\x1a\x02\x02\x03" if is_packed else b"\x18\x02\x18\x03"
-    tensor = delimited(1, b"x") + delimited(2, b"UINT8") + dims + delimited(15, bytes(range(6)))
-    found, _ = decode_server_message(delimited(2, delimited(14, tensor)))
+    tensor = encode_delimited(1, b"x") + encode_delimited(2, b"UINT8") + dims + encode_delimited(15, bytes(range(6)))
+    found, _ = decode_server_message(encode_delimited(2, encode_delimited(14, tensor)))
     assert found.tensors[0].array.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -331,29 +331,29 @@ FRAME = b"\x12"
 OPEN = b"\x0a"
 MALFORMED = {
     "nothing": b"",
-    "an unknown kind alone": delimited(7, b"x"),
-    "a length beyond the end": FRAME + varint(2**31 - 1) + b"x",
-    "a length of 64 bits": FRAME + varint(2**64 - 1),
+    "an unknown kind alone": encode_delimited(7, b"x"),
+    "a length beyond the end": FRAME + encode_varint(2**31 - 1) + b"x",
+    "a length of 64 bits": FRAME + encode_varint(2**64 - 1),
     "a length of more than 64 bits": FRAME + b"\xff" * 10 + b"\x01",
-    "a number of eleven bytes": FRAME + varint(13) + b"\x10" + b"\x80" * 11 + b"\x01",
-    "a number cut off": FRAME + varint(2) + b"\x10\x80",
-    "a number that runs out of its message": FRAME + varint(2) + b"\x10\x80" + b"\x01\x01",
+    "a number of eleven bytes": FRAME + encode_varint(13) + b"\x10" + b"\x80" * 11 + b"\x01",
+    "a number cut off": FRAME + encode_varint(2) + b"\x10\x80",
+    "a number that runs out of its message": FRAME + encode_varint(2) + b"\x10\x80" + b"\x01\x01",
     "field number 0": b"\x02\x00",
-    "a tag beyond 32 bits": varint(1 << 35 | 2) + b"\x00",
+    "a tag beyond 32 bits": encode_varint(1 << 35 | 2) + b"\x00",
     "a tag in six bytes": b"\x80\x80\x80\x80\x81\x00\x00" + FRAME + b"\x00",
     "a group": b"\x13\x14",
     "a group of another number": b"\x1b\x1c",
     "an end of a group": b"\x14",
     "wire type 6": b"\x16",
-    "text that is not UTF-8": FRAME + varint(4) + delimited(4, b"\xff\xfe"),
-    "half a surrogate": OPEN + varint(5) + delimited(1, b"\xed\xa0\x80"),
-    "a height as bytes": FRAME + varint(3) + delimited(2, b"x"),
-    "pixels as a number": FRAME + varint(2) + number_field(15, 3),
-    "a frame as a number": number_field(2, 1),
-    "a rate as a number": OPEN + varint(4) + delimited(5, number_field(4, 1)),
-    "fixed bytes cut off": OPEN + varint(5) + delimited(5, b"\x25\x00\x00"),
-    "more names than anybody needs": OPEN + varint(2 * (MAX_NAMES + 1) + 3) + b"\x22"
-    + varint(2 * (MAX_NAMES + 1)) + b"\x0a\x00" * (MAX_NAMES + 1),
+    "text that is not UTF-8": FRAME + encode_varint(4) + encode_delimited(4, b"\xff\xfe"),
+    "half a surrogate": OPEN + encode_varint(5) + encode_delimited(1, b"\xed\xa0\x80"),
+    "a height as bytes": FRAME + encode_varint(3) + encode_delimited(2, b"x"),
+    "pixels as a number": FRAME + encode_varint(2) + encode_number_field(15, 3),
+    "a frame as a number": encode_number_field(2, 1),
+    "a rate as a number": OPEN + encode_varint(4) + encode_delimited(5, encode_number_field(4, 1)),
+    "fixed bytes cut off": OPEN + encode_varint(5) + encode_delimited(5, b"\x25\x00\x00"),
+    "more names than anybody needs": OPEN + encode_varint(2 * (MAX_NAMES + 1) + 3) + b"\x22"
+    + encode_varint(2 * (MAX_NAMES + 1)) + b"\x0a\x00" * (MAX_NAMES + 1),
 }  # fmt: skip
 
 
@@ -364,11 +364,11 @@ def test_a_malformed_message_is_an_invalid_request(what: str) -> None:
 
 
 def test_both_parsers_of_results_make_the_same_checks() -> None:
-    wrong = delimited(2, number_field(5, 3))  # a model's name as a number
+    wrong = encode_delimited(2, encode_number_field(5, 3))  # a model's name as a number
     with pytest.raises(InvalidRequest, match="'model' of Result has the wire type 0"):
         decode_server_message(wrong)
     with pytest.raises(InvalidRequest, match="'model' of Result has the wire type 0"):
-        decode_server_message(wrong + delimited(2, b""))  # two parts of one result are merged whole
+        decode_server_message(wrong + encode_delimited(2, b""))  # two parts of one result are merged whole
 
 
 TENSORS = {
@@ -384,9 +384,9 @@ TENSORS = {
 @pytest.mark.parametrize("what", TENSORS)
 def test_an_inconsistent_tensor_is_an_invalid_request(what: str) -> None:
     datatype, shape, octets = TENSORS[what]
-    tensor = delimited(1, b"boxes") + delimited(2, datatype) + shape + delimited(15, octets)
+    tensor = encode_delimited(1, b"boxes") + encode_delimited(2, datatype) + shape + encode_delimited(15, octets)
     with pytest.raises(InvalidRequest, match="tensor 'boxes' of a result"):
-        decode_server_message(delimited(2, delimited(14, tensor)))
+        decode_server_message(encode_delimited(2, encode_delimited(14, tensor)))
 
 
 UNFIT: dict[str, Callable[[], bytes]] = {

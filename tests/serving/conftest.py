@@ -29,7 +29,7 @@ from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.manager import Manager
-from edge_server.serving.lifecycle.reconciler import AskRoom
+from edge_server.serving.lifecycle.reconciler import MemoryCheck
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
 
@@ -138,7 +138,7 @@ class ScriptedCore:
     def __init__(
         self,
         lifecycle: LifecycleSettings | None = None,
-        ask_room: AskRoom | None = None,
+        check_memory: MemoryCheck | None = None,
         admission: admission_control.AdmissionControl = admission_control.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
@@ -158,7 +158,7 @@ class ScriptedCore:
             load_threads=2,
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
             lifecycle=lifecycle,
-            ask_room=ask_room,
+            check_memory=check_memory,
             admission_control=admission,
             limiter=limiter,
             cache=cache,
@@ -248,7 +248,7 @@ def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scripted
     built: list[ScriptedCore] = []
 
     def build(
-        ask_room: AskRoom | None = None,
+        check_memory: MemoryCheck | None = None,
         admission: admission_control.AdmissionControl = admission_control.ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
@@ -259,7 +259,7 @@ def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scripted
     ) -> ScriptedCore:
         made = ScriptedCore(
             LifecycleSettings(**limits),
-            ask_room,
+            check_memory,
             admission,
             limiter,
             cache,

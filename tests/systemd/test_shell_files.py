@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.cli.main import all_commands
+from edge_server.cli.main import find_all_commands
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.plugin import own_plugins
 
 SHELL = Path(__file__).parents[2] / "systemd/shell"
 MAN, COMPLETION = SHELL / "man", SHELL / "completion"
 
-COMMANDS = all_commands(own_plugins())
+COMMANDS = find_all_commands(own_plugins())
 SETTINGS = DeclaredSettings(own_plugins()).settings
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

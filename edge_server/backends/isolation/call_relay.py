@@ -75,7 +75,7 @@ class CallRelay:
             traces = [execution.request.trace for execution in self._requests.open_executions().values()]
             trace_id = request.trace.id
             request.trace = next(
-                (trace.child() for trace in traces if trace is not None and trace.id == trace_id), None
+                (trace.new_child() for trace in traces if trace is not None and trace.id == trace_id), None
             )
         called: CalledModel | ServerCalls = server
         waits_for: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class ResponsePlan:
             self.places.release()
 
 
-def request_of(
+def decode_request(
     found: InferMessage, plan: ResponsePlan, regions: Regions, forwarded: Mapping[str, Parameter]
 ) -> Request:
     """Return the request of a parsed message, and fill in the plan.

@@ -74,15 +74,15 @@ class Restriction:
             raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
 
 
-def restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], tokens: Tokens) -> Restriction | None:
+def find_restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], tokens: Tokens) -> Restriction | None:
     """Return the restriction of an RPC of a category, or None."""
     group = next((group for group in groups if category in group.categories), None)
     return Restriction(rpc, category, group, tokens) if group is not None or tokens.is_used else None
 
 
-def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
+def find_restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
     """Return the restrictions of the restricted RPCs, by RPC name."""
-    found = {rpc: restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
+    found = {rpc: find_restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
     return {rpc: item for rpc, item in found.items() if item is not None}
 
 

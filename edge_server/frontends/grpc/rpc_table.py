@@ -30,8 +30,8 @@ from edge_server.frontends.grpc.health_and_reflection import HealthWatches, Refl
 from edge_server.frontends.grpc.restricted_protocols import (
     REFLECTION_CATEGORY,
     Restriction,
-    restriction,
-    restrictions,
+    find_restriction,
+    find_restrictions,
 )
 from edge_server.frontends.grpc.stream_inference import InferStream
 from edge_server.frontends.grpc.unary_inference import InferContext
@@ -66,7 +66,7 @@ def served_methods(
 ) -> Methods:
     """Return all served RPCs: Triton's GRPCInferenceService, health, reflection and the `stream_services`."""
     tokens = tokens or Tokens()
-    guards = restrictions(config.restricted, tokens)
+    guards = find_restrictions(config.restricted, tokens)
     inference = InferContext(service, config.header_pattern, guards.get("ModelInfer"))
     rpcs = ControlRpcs(service)
     control = dict(rpcs.table())
@@ -87,12 +87,12 @@ def served_methods(
             found[method.path] = RpcMethod(partial(ControlCall, method, control[method.name], guard), is_stream=False)
     for stream_service in stream_services:
         for method in messages.service_methods(stream_service.name):
-            guard = restriction(method.name, stream_service.category, config.restricted, tokens)
+            guard = find_restriction(method.name, stream_service.category, config.restricted, tokens)
             found[method.path] = _stream_method(stream_service.openers[method.name], guard)
     services = (messages.GRPC_SERVICE, *(item.name for item in stream_services), messages.HEALTH_SERVICE)
     for name in messages.REFLECTION_SERVICES:
         for method in messages.service_methods(name):
-            guard = restriction(method.name, REFLECTION_CATEGORY, config.restricted, tokens)
+            guard = find_restriction(method.name, REFLECTION_CATEGORY, config.restricted, tokens)
             opener = partial(Reflection, name, (*services, *messages.REFLECTION_SERVICES))
             found[method.path] = _stream_method(opener, guard)
     return found

@@ -31,7 +31,7 @@ from edge_server.frontends.grpc.unary_inference import (
     begin_trace,
     empty_final_message,
     forwarded_metadata,
-    outline,
+    split_message,
     stream_error_message,
     stream_message,
 )
@@ -133,7 +133,7 @@ class InferStream:
     def on_message(self, message: Message) -> None:
         self._accepted += 1
         self._accepted_bytes += len(message)
-        parts = outline(message)
+        parts = split_message(message)
         if len(message) >= LARGE_BYTES and not self._reader.is_quick(parts):
             run_blocking(self._call, partial(self._start_request, message, parts))
         else:

@@ -40,9 +40,9 @@ from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader
 from edge_server.frontends.grpc.infer_request import (
     LazyRegionPins,
     ResponsePlan,
+    decode_request,
     parameter_values,
     pin_targets,
-    request_of,
     set_parameters,
 )
 from edge_server.frontends.grpc.restricted_protocols import Restriction
@@ -54,12 +54,12 @@ from edge_server.frontends.v2.version_text import parse_version
 from edge_server.memory.region_pins import RegionRef, Regions
 from edge_server.protocol.protobuf_wire_format import (
     DELIMITED,
-    delimited,
-    delimited_head,
-    number_field,
+    encode_delimited,
+    encode_delimited_header,
+    encode_number_field,
+    encode_text,
+    encode_varint,
     read_varint,
-    text,
-    varint,
 )
 from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
 
@@ -134,7 +134,7 @@ class RequestHeader:
     memo: RequestMemo = field(default_factory=RequestMemo)
 
 
-def outline(data: Message) -> Outline | None:
+def split_message(data: Message) -> Outline | None:
     """Return the parts of a serialized message.
 
     None if the message has other fields than a cacheable header, is incomplete, or its header is too long.
@@ -221,7 +221,7 @@ class RequestReader:
         pinned then.
         """
         if isinstance(found, InferMessage):
-            request = request_of(found, plan, self._regions, forwarded)
+            request = decode_request(found, plan, self._regions, forwarded)
             if found.outline is not None and not forwarded:
                 header = _request_header(found, plan, request)
                 if header is not None:
@@ -348,7 +348,7 @@ def stream_message(
 ) -> list[bytes | memoryview]:
     """Return a ModelStreamInferResponse with the response and whether it is final. Raises as `response_message`."""
     pieces = _pieces(response, placed, memo, _FINAL if response.is_final else _NOT_FINAL)
-    pieces.insert(0, delimited_head(_STREAM_RESPONSE, sum(map(len, pieces))))
+    pieces.insert(0, encode_delimited_header(_STREAM_RESPONSE, sum(map(len, pieces))))
     return pieces
 
 
@@ -356,19 +356,22 @@ def stream_error_message(message: str, request_id: str) -> list[bytes]:
     """Return a ModelStreamInferResponse with an error and the id of the failed request."""
     inner = _FINAL
     if request_id:
-        inner = delimited(_ID, text(request_id)) + inner
+        inner = encode_delimited(_ID, encode_text(request_id)) + inner
     # An empty error message means no error.
-    return [delimited(_STREAM_ERROR, text(message or "unknown error")), delimited(_STREAM_RESPONSE, inner)]
+    return [
+        encode_delimited(_STREAM_ERROR, encode_text(message or "unknown error")),
+        encode_delimited(_STREAM_RESPONSE, inner),
+    ]
 
 
 def empty_final_message(model: str, version_text: str, request_id: str) -> list[bytes]:
     """Return a ModelStreamInferResponse that only marks the end of the responses. The names are the request's."""
-    inner = delimited(_MODEL_NAME, text(model))
+    inner = encode_delimited(_MODEL_NAME, encode_text(model))
     if version_text:
-        inner += delimited(_MODEL_VERSION, text(version_text))
+        inner += encode_delimited(_MODEL_VERSION, encode_text(version_text))
     if request_id:
-        inner += delimited(_ID, text(request_id))
-    return [delimited(_STREAM_RESPONSE, inner + _FINAL)]
+        inner += encode_delimited(_ID, encode_text(request_id))
+    return [encode_delimited(_STREAM_RESPONSE, inner + _FINAL)]
 
 
 class _OutputHeader(NamedTuple):
@@ -398,7 +401,7 @@ def _pieces(
     """Return a ModelInferResponse, in pieces."""
     cached = memo.front_end if memo is not None else None
     if not isinstance(cached, _ResponseHeader) or cached.version != response.version or cached.model != response.model:
-        fields = delimited(_MODEL_NAME, text(response.model)) + delimited(
+        fields = encode_delimited(_MODEL_NAME, encode_text(response.model)) + encode_delimited(
             _MODEL_VERSION, str(response.version).encode()
         )
         cached = _ResponseHeader(response.model, response.version, fields, ())
@@ -407,7 +410,7 @@ def _pieces(
     if request_id:
         encoded = request_id.encode("utf-8", "replace")
         size = len(encoded)
-        pieces.append((_ID_PREFIXES[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
+        pieces.append((_ID_PREFIXES[size] if size < 0x80 else _ID_TAG + encode_varint(size)) + encoded)
     if response.parameters:
         for key, value in response.parameters.items():
             # The server sets this reserved parameter; a model cannot override it.
@@ -464,37 +467,43 @@ def _pieces(
 
 
 def _encode_output_header(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | None, size: int) -> _OutputHeader:
-    dims = b"".join(map(varint, shape))
-    inner = delimited(1, text(tensor.name)) + delimited(2, tensor.dtype.value.encode())
+    dims = b"".join(map(encode_varint, shape))
+    inner = encode_delimited(1, encode_text(tensor.name)) + encode_delimited(2, tensor.dtype.value.encode())
     if dims:
-        inner += delimited(3, dims)
+        inner += encode_delimited(3, dims)
     if region is not None:
         inner += parameter_entry(4, "shared_memory_region", region.name)
         inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
     return _OutputHeader(
-        tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size, region
+        tensor.name,
+        tensor.dtype,
+        shape,
+        encode_delimited(_OUTPUTS, inner),
+        _RAW_TAG + encode_varint(size),
+        size,
+        region,
     )
 
 
 def parameter_entry(field: int, key: str, value: Parameter) -> bytes:
     """Return one entry of a map<string, InferParameter>. Raises ServingFault for a number that needs over 64 bits."""
-    return delimited(field, delimited(1, text(key)) + delimited(2, _parameter(key, value)))
+    return encode_delimited(field, encode_delimited(1, encode_text(key)) + encode_delimited(2, _parameter(key, value)))
 
 
 def _parameter(key: str, value: Parameter) -> bytes:
     if isinstance(value, bool):
-        return number_field(1, int(value))
+        return encode_number_field(1, int(value))
     if isinstance(value, int):
         if -_INT64_END <= value < _INT64_END:
-            return number_field(2, value)
+            return encode_number_field(2, value)
         if value < 0 or value >= _UINT64_END:
             raise ServingFault(f"response parameter '{key}' does not fit into 64 bits")
-        return number_field(5, value)
+        return encode_number_field(5, value)
     if isinstance(value, float):
         return _DOUBLE_TAG + struct.pack("<d", value)
-    return delimited(3, text(value))
+    return encode_delimited(3, encode_text(value))
 
 
 _FINAL = parameter_entry(_PARAMETERS, FINAL_KEY, True)
@@ -552,7 +561,7 @@ class UnaryInferCall(UnaryHandler):
         self._is_answered = self._has_left = False
 
     def on_message(self, message: Message) -> None:
-        parts = outline(message)
+        parts = split_message(message)
         if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(parts):
             run_blocking(self._call, partial(self._submit, message, parts))
         else:

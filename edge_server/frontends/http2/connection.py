@@ -321,7 +321,7 @@ class Http2Connection:
                     frames.MAX_HEADER_LIST_SIZE: settings.max_header_list_bytes,
                 }
             )
-            + frames.window_update(0, limits.CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
+            + frames.encode_window_update(0, limits.CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
         ]
         self._output_bytes = len(self._output[0])
         self._unread_answers = 0
@@ -452,7 +452,7 @@ class Http2Connection:
             self._target = target[: self._data_left] if target else None
         if self._connection_grant >= _GRANT_FROM_BYTES:
             with self._lock:
-                self._put(frames.window_update(0, self._connection_grant))
+                self._put(frames.encode_window_update(0, self._connection_grant))
                 self._flush_if_elsewhere()
             self._connection_grant = 0
 
@@ -622,7 +622,7 @@ class Http2Connection:
             if stream.is_closed or not stream.is_remote_open:
                 return
             stream.granted += count
-            self._put(frames.window_update(stream.id, count))
+            self._put(frames.encode_window_update(stream.id, count))
             self._flush_if_elsewhere()
 
     # -- HEADERS and CONTINUATION, sections 6.2, 6.10 and 8.1
@@ -1262,7 +1262,7 @@ class Http2Connection:
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
-                self._put(frames.goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
+                self._put(frames.encode_goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
                 self._put(frames.frame(frames.PING, 0, 0, _GOING_AWAY_PING))
                 self._flush_if_elsewhere()
 
@@ -1271,14 +1271,14 @@ class Http2Connection:
         with self._lock:
             if not self._is_ending:
                 self._is_going_away = self._is_ending = True
-                self._put(frames.goaway(self.last_stream_id, code, text))
+                self._put(frames.encode_goaway(self.last_stream_id, code, text))
                 self._flush_if_elsewhere()
 
     def fail(self, fault: ConnectionFault) -> None:
         """Send the reason to the client as far as it reads. The server then closes the connection."""
         with self._lock:
             if self._has_preface:
-                self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
+                self._put(frames.encode_goaway(self.last_stream_id, fault.code, fault.text))
                 self._flush()
 
     def close(self, *, keeps_input: bool = False) -> socket.socket | None:

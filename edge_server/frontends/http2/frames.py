@@ -65,12 +65,12 @@ def settings(values: dict[int, int]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(name, value) for name, value in values.items()))
 
 
-def window_update(stream_id: int, size: int) -> bytes:
+def encode_window_update(stream_id: int, size: int) -> bytes:
     """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(size))
 
 
-def goaway(last_stream_id: int, code: Http2ErrorCode, text: str = "") -> bytes:
+def encode_goaway(last_stream_id: int, code: Http2ErrorCode, text: str = "") -> bytes:
     """Return a GOAWAY frame."""
     return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + text.encode("utf-8", "replace"))
 

@@ -31,7 +31,7 @@ from edge_server.frontends.v2.json_codec import (
     response_template,
 )
 from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
-from edge_server.frontends.v2.json_parser import numbers_text, parse_numbers, parse_object
+from edge_server.frontends.v2.json_parser import format_numbers, parse_numbers, parse_object
 from edge_server.frontends.v2.json_tensor_data import (
     FLOATS,
     LARGEST_FP32,
@@ -188,7 +188,7 @@ class InferJsonCache:
                 chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(tensor))
             else:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
-                numbers = numbers_text(tensor.array.reshape(-1).tolist())
+                numbers = format_numbers(tensor.array.reshape(-1).tolist())
                 numbers = json_text_from_tensor(tensor) if "n" in numbers else numbers
                 texts += (numbers, cached.fixed_texts[following])
                 following += 1

@@ -95,7 +95,7 @@ def parse_numbers(text: bytes) -> object:
     return value
 
 
-def numbers_text(numbers: list[object]) -> str:
+def format_numbers(numbers: list[object]) -> str:
     """Return numbers as a JSON array.
 
     If one of them is NaN or infinite, the text is not valid, and contains the letter "n".

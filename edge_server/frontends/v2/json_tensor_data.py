@@ -13,8 +13,8 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_number_arrays import ArrayText
 from edge_server.frontends.v2.json_parser import (
     check_structure,
+    format_numbers,
     json_type,
-    numbers_text,
     parse_json,
     parse_numbers,
     to_json,
@@ -76,7 +76,7 @@ def json_text_from_tensor(tensor: Tensor) -> str:
     elements = json_from_tensor(tensor)
     if tensor.dtype in (DType.BOOL, DType.BYTES):
         return to_json(elements).decode("ascii")
-    text = numbers_text(elements)
+    text = format_numbers(elements)
     return to_json(elements).decode("ascii") if "n" in text else text
 
 

@@ -62,7 +62,7 @@ class Governor(RunningPlugin):
             statistics=lambda: service.statistics(None, None),
             token_work=lambda: token_work(service.model_families()),
             refused_frames=self._admission.refused_frames,
-            variant_pairs=service.variants.pairs,
+            variant_pairs=service.variants.find_pairs,
             use_variants=service.variants.choose,
             resume=core.manager.resume,
             publish=core.events.publish,

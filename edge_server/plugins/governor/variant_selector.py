@@ -91,7 +91,7 @@ class ActiveVariants:
     def __init__(self, lighter: Mapping[str, str]) -> None:
         self._lighter = dict(lighter)
 
-    def stand_in(self, name: str) -> str | None:
+    def variant_for(self, name: str) -> str | None:
         """Return the variant that answers for model `name` now, or None."""
         return self._lighter.get(name)
 

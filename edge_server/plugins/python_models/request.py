@@ -240,7 +240,7 @@ class InferenceRequest:
             timeout_us=self._timeout,
             sequence=sequence,
             deadline_ns=deadline_ns,
-            trace=None if self._trace.core is None else self._trace.core.child(),
+            trace=None if self._trace.core is None else self._trace.core.new_child(),
         )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edge_server.config import CacheConfig, LocalCache, chosen_cache
+from edge_server.config import CacheConfig, LocalCache, choose_cache
 from edge_server.serving.cache.local_store import LocalStore
 from edge_server.serving.cache.response_cache import ResponseCache
 
 
 def make_cache(config: CacheConfig) -> ResponseCache | None:
     """Return the server's cache; None if the options ask for none. Raises ServingFault if its library is missing."""
-    chosen = chosen_cache(config)
+    chosen = choose_cache(config)
     if chosen is None:
         return None
     if isinstance(chosen, LocalCache):

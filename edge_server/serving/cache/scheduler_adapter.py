@@ -72,7 +72,7 @@ class CachedScheduler:
         if request.trace is not None:
             arrived_ns = ticket.arrived_ns
             request.trace.begin(request.model, ticket.version, request.id, arrived_ns, request.inputs.values())
-            request.trace.outputs(response.outputs)
+            request.trace.record_outputs(response.outputs)
         self._answer(ticket, response)
 
     def _answer(self, ticket: Ticket, response: Response) -> None:

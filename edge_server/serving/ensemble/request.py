@@ -108,7 +108,7 @@ class EnsembleRequest:
         ticket = self.ticket
         if ticket.claim():
             if ticket.request.trace is not None:
-                ticket.request.trace.outputs(response.outputs)
+                ticket.request.trace.record_outputs(response.outputs)
             ticket.send_final(response)
             self._close()
 
@@ -241,7 +241,7 @@ class EnsembleRequest:
             request.sequence,
             self.release_inputs,
             request.deadline_ns,
-            None if request.trace is None else request.trace.child(),
+            None if request.trace is None else request.trace.new_child(),
         )
 
     def _send(self, outputs: Mapping[str, Tensor]) -> None:
@@ -279,7 +279,7 @@ class EnsembleRequest:
             if tensor is not None:
                 tensors.append(match_rank(tensor, item.name, len(context.spec.wire_dims(item.dims))))
         if request.trace is not None:
-            request.trace.outputs(tensors)
+            request.trace.record_outputs(tensors)
         return Response(
             request.model,
             context.version,

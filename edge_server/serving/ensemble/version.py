@@ -24,7 +24,7 @@ from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, Memb
 from edge_server.serving.ensemble.request import EnsembleContext, EnsembleRequest, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.execution.warmup import build, not_tried, probe_sample
+from edge_server.serving.execution.warmup import build, not_tried_error, probe_sample
 from edge_server.serving.timer import Timer
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class EnsembleVersion:
         seconds = time.monotonic() - started
         error = next((response.error for response in responses if response.error is not None), None)
         if error is not None:
-            raise not_tried(self.spec, error)
+            raise not_tried_error(self.spec, error)
         return seconds
 
     @property

@@ -83,8 +83,8 @@ class BatchExecutor:
         if inline is not None and (began_ns or end_ns - start_ns > inline.slow_ns):
             inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
-            trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
-            trace.outputs(outputs)
+            trace.record_computation(start_ns, input_end_ns, infer_end_ns, end_ns)
+            trace.record_outputs(outputs)
         if ticket.charged_s:
             ticket.took_s = (end_ns - start_ns) / 1e9
         is_claimed = ticket.claim()
@@ -117,8 +117,8 @@ class BatchExecutor:
         for ticket, outputs in zip(batch, answers, strict=True):
             batch_size += ticket.rows
             if (trace := ticket.request.trace) is not None:
-                trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
-                trace.outputs(outputs)
+                trace.record_computation(start_ns, input_end_ns, infer_end_ns, end_ns)
+                trace.record_outputs(outputs)
             if ticket.claim():
                 rows += ticket.rows
                 arrivals_ns.append(ticket.arrived_ns)
@@ -177,7 +177,7 @@ class BatchExecutor:
         _split_run_time(batch, now_ns - start_ns)
         for ticket in batch:
             if (trace := ticket.request.trace) is not None:
-                trace.computed(start_ns, start_ns, now_ns, now_ns)
+                trace.record_computation(start_ns, start_ns, now_ns, now_ns)
             if ticket.claim():
                 self._counters.record_failure(error, ticket.arrived_ns, now_ns, in_backend=True)
                 self._scheduler.send_final(ticket, ticket.failure(error))
@@ -279,7 +279,7 @@ class LiveExecution:
             self.fail(error)
             return
         if (trace := self.request.trace) is not None:
-            trace.outputs(tensors)
+            trace.record_outputs(tensors)
         response = self._response(tensors, is_final=is_final)
         response.parameters = parameters
         if is_final:
@@ -340,7 +340,7 @@ class LiveExecution:
         """Add this request's part of the time since the batch began to its charge and its trace."""
         if (trace := self.request.trace) is not None:
             start_ns, now_ns = self._group.start_ns, time.monotonic_ns()
-            trace.computed(start_ns, start_ns, now_ns, now_ns)
+            trace.record_computation(start_ns, start_ns, now_ns, now_ns)
         if self._ticket.charged_s:
             since_ns = time.monotonic_ns() - self._group.start_ns
             # For an iterative model, `took_s` already has the time of earlier runs.

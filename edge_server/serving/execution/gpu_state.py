@@ -50,7 +50,7 @@ class Gpus:
         self._loads: dict[int, threading.Lock] = {}
         self._lost: dict[int, str] = {}
 
-    def lose(self, device_id: int, reason: str) -> bool:
+    def mark_lost(self, device_id: int, reason: str) -> bool:
         """Mark a GPU as lost for this process. Return False if it was marked before."""
         with self._lock:
             if device_id in self._lost:
@@ -58,13 +58,13 @@ class Gpus:
             self._lost[device_id] = reason
             return True
 
-    def lost(self) -> Mapping[int, str]:
+    def lost_gpus(self) -> Mapping[int, str]:
         """Return the lost GPUs with the reason of each."""
         with self._lock:
             return dict(self._lost)
 
     @contextlib.contextmanager
-    def loading(self, model: str, device_ids: tuple[int, ...]) -> Iterator[dict[int, int]]:
+    def reserve_for_load(self, model: str, device_ids: tuple[int, ...]) -> Iterator[dict[int, int]]:
         """Reserve the GPUs for one load. Yields the bytes that it took of each, which are complete after the block ends
         without an error.
 
@@ -110,7 +110,7 @@ class Gpus:
             )
 
     def _check_lost(self, model: str, device_id: int) -> None:
-        reason = self.lost().get(device_id)
+        reason = self.lost_gpus().get(device_id)
         if reason is not None:
             raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
 

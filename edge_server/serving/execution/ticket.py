@@ -98,7 +98,7 @@ class Ticket(QueueEntry["Ticket"]):
             try:
                 self._sink(response)
             except Exception:  # noqa: BLE001 - see `send_final`
-                self._tell_undelivered()
+                self._report_undelivered()
             return True
 
     def send_final(self, response: Response) -> None:
@@ -113,7 +113,7 @@ class Ticket(QueueEntry["Ticket"]):
         except Exception:  # noqa: BLE001 - it is logged
             # The thread belongs to an instance. An exception of a sink must not end it, nor stop the answers to the
             # other requests of the batch.
-            self._tell_undelivered()
+            self._report_undelivered()
 
     def failure(self, error: EdgeServerError) -> Response:
         return Response(self.request.model, self.version, self.request.id, error=error)
@@ -130,5 +130,5 @@ class Ticket(QueueEntry["Ticket"]):
             # The thread belongs to an instance: an uncaught exception of a front end must not end it.
             log.exception("giving back the inputs of request '%s' failed", self.request.id)
 
-    def _tell_undelivered(self) -> None:
+    def _report_undelivered(self) -> None:
         log.exception("a response to request '%s' could not be delivered", self.request.id)

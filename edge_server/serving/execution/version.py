@@ -125,7 +125,7 @@ class ModelVersion:
         then."""
         devices = gpus_of(self.spec)
         try:
-            with self._gpus.loading(self.name, devices) as taken:
+            with self._gpus.reserve_for_load(self.name, devices) as taken:
                 self._open()
         except EdgeServerError as error:
             fault = classify_gpu_fault(error) if devices and not isinstance(error, DeviceLost) else None

@@ -19,7 +19,7 @@ from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed
-from edge_server.serving.sequence.control_tensors import fresh_inputs
+from edge_server.serving.sequence.control_tensors import initial_inputs
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir:
         return None
 
     def run(tensor: Tensor) -> dict[str, Array]:
-        request = Request(spec.name, {tensor.name: tensor, **fresh_inputs(spec, 1, model_dir)}, id="warmup sample")
+        request = Request(spec.name, {tensor.name: tensor, **initial_inputs(spec, 1, model_dir)}, id="warmup sample")
         outputs = session.run(plan.gather([request]), plan.output_names([request]))
         return {tensor.name: tensor.array for tensor in plan.scatter(outputs, [request], [1])[0]}
 
@@ -146,10 +146,10 @@ def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
             failures.append(failure)
         else:
             return started
-    raise not_tried(spec, failures[0].__cause__ or failures[0])
+    raise not_tried_error(spec, failures[0].__cause__ or failures[0])
 
 
-def not_tried(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
+def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
     """Return the message for a model that failed with made-up inputs, first with `error`."""
     lead = [1] if spec.max_batch_size > 0 else []
     shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
@@ -180,7 +180,7 @@ def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) ->
 def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
     """Return the sample as one request of `batch_size` rows. Raises WarmupFailed for unusable data."""
     inputs = {item.name: Tensor(item.name, item.dtype, _data(spec, sample, item, model_dir)) for item in sample.inputs}
-    inputs.update(fresh_inputs(spec, sample.batch_size if spec.max_batch_size > 0 else 1, model_dir))
+    inputs.update(initial_inputs(spec, sample.batch_size if spec.max_batch_size > 0 else 1, model_dir))
     return Request(spec.name, inputs, id=f"warmup {sample.name}")
 
 

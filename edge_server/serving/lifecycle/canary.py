@@ -39,7 +39,7 @@ class CanaryTerms(NamedTuple):
     min_requests: int = 100
 
 
-def canary_terms(spec: ModelSpec) -> CanaryTerms | None:
+def parse_canary_terms(spec: ModelSpec) -> CanaryTerms | None:
     """Return the terms in the model's parameters; None without `canary_share`. Raises BadModelConfig."""
     if "canary_share" not in spec.parameters:
         return None

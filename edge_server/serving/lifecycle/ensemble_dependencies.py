@@ -21,7 +21,7 @@ _NONE = "-"
 
 _SEPARATOR = "|"
 
-_USING = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
+_IN_USE = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
 
 
 class EnsembleDependencies:
@@ -37,39 +37,39 @@ class EnsembleDependencies:
         for member, _ in members:
             self._ensembles_of.setdefault(member, set()).add(ensemble)
 
-    def effective(self, stated: DesiredModel) -> DesiredModel:
+    def with_member_fingerprints(self, stated: DesiredModel) -> DesiredModel:
         """Return the desired state with fingerprints that also change with the members of an ensemble and with
         renewals."""
         model = self._models.get(stated.name)
         if model is not None and model.renewals:
-            stated = _renewed(stated, model.renewals)
+            stated = _with_renewals(stated, model.renewals)
         if not stated.members:
             return stated
         members = "\n".join(
             self._member_fingerprint(*member) or _NONE + self._failure(member[0]) for member in stated.members
         )
-        tail = _SEPARATOR + hashlib.blake2b(members.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        suffix = _SEPARATOR + hashlib.blake2b(members.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         versions = {
-            number: replace(desired, fingerprint=desired.fingerprint + tail)
+            number: replace(desired, fingerprint=desired.fingerprint + suffix)
             for number, desired in stated.versions.items()
         }
         return replace(stated, versions=versions)
 
-    def of(self, name: str) -> list[ModelState]:
+    def ensembles_with_member(self, name: str) -> list[ModelState]:
         """Return the desired ensembles that have the model as a member."""
         return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
 
-    def awaited(self, model: ModelState) -> str:
-        """Return the member that an ensemble must wait for before its load, "" if there is none."""
-        return self._awaited(model, {model.name})
+    def find_loading_member(self, model: ModelState) -> str:
+        """Return the member that is still loading, for which the load of an ensemble must wait; "" if there is none."""
+        return self._find_loading_member(model, {model.name})
 
-    def users(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
+    def ensembles_using(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
         """Return the loaded ensembles that need this version for a step."""
         left = {*ready_versions(model.loaded, version), *model.on_demand()}
         found = []
         for other in self._ensembles(model.name):
             for item in other.loaded:
-                if item.state in _USING and any(
+                if item.state in _IN_USE and any(
                     name == model.name and not (left if number is None else number in left)
                     for name, number in steps_of(item)
                 ):
@@ -82,7 +82,7 @@ class EnsembleDependencies:
             name == version.name
             for model in self._ensembles(version.name)
             for item in model.loaded
-            if item.state in _USING
+            if item.state in _IN_USE
             for name, _ in steps_of(item)
         )
 
@@ -133,18 +133,18 @@ class EnsembleDependencies:
         is_going = bool(model.desired.versions) and version not in model.desired.versions
         return "" if is_going else found.get(version, "")
 
-    def _awaited(self, model: ModelState, seen: set[str]) -> str:
+    def _find_loading_member(self, model: ModelState, seen: set[str]) -> str:
         for name, number in model.stated.members:
             member = self._models.get(name)
             if member is None or name in seen or self._member_fingerprint(name, number):
                 continue
             seen.add(name)
-            if member.loading is not None or self._awaited(member, seen):
+            if member.loading is not None or self._find_loading_member(member, seen):
                 return name
         return ""
 
 
-def _renewed(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
+def _with_renewals(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
     """Return the desired state with the renewal marks added to unchanged fingerprints."""
     versions = dict(stated.versions)
     for number, (fingerprint, mark) in renewals.items():

@@ -20,7 +20,7 @@ from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS, as_transient
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.canary import canary_terms
+from edge_server.serving.lifecycle.canary import parse_canary_terms
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.timer import Alarm, Timer
 
@@ -77,7 +77,7 @@ class Loader:
         spec = resolved.spec
         self._lifecycle.reload_policy_of(spec)
         self._lifecycle.idle_unload_s_of(spec)
-        canary_terms(spec)
+        parse_canary_terms(spec)
         warmup_rules(spec)
         waiting_limits(spec)
         return resolved
@@ -174,7 +174,7 @@ class LoaderThreads:
     def _run_jobs(self) -> None:
         is_needed = True
         while is_needed:
-            with self._slots.taken() as slot:
+            with self._slots.hold_slot() as slot:
                 with self._lock:
                     job = self._jobs.popleft()
                     self._has_waiting_thread = bool(self._jobs)
@@ -198,18 +198,18 @@ class LoadSlots:
         self._timeout_s = timeout_s
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[LoadSlot]:
-        """Wait for a slot, and hold it for the block."""
+    def hold_slot(self) -> Iterator[LoadSlot]:
+        """Wait for a slot, and hold it until the block ends."""
         slot = LoadSlot(self._free, self._timer, self._timeout_s)
-        slot.enter()
+        slot.acquire()
         try:
             yield slot
         finally:
-            slot.leave()
+            slot.release()
 
 
 class LoadSlot:
-    """One thread's right to load, held from `enter` to `leave`, or until `timeout_s` is over."""
+    """One thread's right to load, held from `acquire` to `release`, or until `timeout_s` is over."""
 
     def __init__(self, free: threading.Semaphore, timer: Timer, timeout_s: float) -> None:
         self._free = free
@@ -221,28 +221,28 @@ class LoadSlot:
         self._holds = itertools.count(1)
         self._alarm: Alarm | None = None
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         self._free.acquire()
         hold = self._hold = next(self._holds)
         when_ns = time.monotonic_ns() + int(self._timeout_s * 1e9)
-        self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
+        self._alarm = self._timer.call_at(when_ns, lambda: self._release(hold))
 
-    def leave(self) -> None:
-        """Give the slot back, so that others can load. Does nothing if it was given back before."""
+    def release(self) -> None:
+        """Release the slot, so that others can load. Does nothing if it was released before."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._give_back(self._hold)
+        self._release(self._hold)
 
     @contextlib.contextmanager
-    def given_back(self) -> Iterator[None]:
-        """Give the slot back while this thread only waits."""
-        self.leave()
+    def release_while_waiting(self) -> Iterator[None]:
+        """Release the slot while this thread only waits, and acquire it again."""
+        self.release()
         try:
             yield
         finally:
-            self.enter()
+            self.acquire()
 
-    def _give_back(self, hold: int) -> None:
+    def _release(self, hold: int) -> None:
         with self._lock:
             if not hold or self._hold != hold:
                 return

@@ -24,7 +24,7 @@ from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_table import ModelTable
-from edge_server.serving.lifecycle.reconciler import AskRoom, Reconciler
+from edge_server.serving.lifecycle.reconciler import MemoryCheck, Reconciler
 from edge_server.serving.lifecycle.router import Router
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_HUNG, PublishEvent
@@ -55,7 +55,7 @@ class Manager:
         load_threads: int = 2,
         publish: PublishEvent | None = None,
         lifecycle: LifecycleSettings | None = None,
-        ask_room: AskRoom | None = None,
+        check_memory: MemoryCheck | None = None,
         admission_control: AdmissionControl = ADMIT_ALL,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
@@ -65,7 +65,7 @@ class Manager:
     ) -> None:
         """`backend_settings` are those of the backends, by name. `publish` is called with each model event.
 
-        `lifecycle` None: the defaults of LifecycleSettings. `ask_room` None: there is always enough memory.
+        `lifecycle` None: the defaults of LifecycleSettings. `check_memory` None: there is always enough memory.
         `admission_control` is asked before a request runs. `limiter` None: instances run whenever they are free.
         `cache` None: no response cache. `gpus` None: no GPU. `server` returns the server functions for models.
         `on_no_fallback`: see `ModelTable`.
@@ -90,7 +90,7 @@ class Manager:
             on_gpu_fault=table.handle_gpu_fault,
         )
         self._reconciler = Reconciler(
-            table, self._loader, timer, lifecycle, self._events, load_threads=load_threads, ask_room=ask_room
+            table, self._loader, timer, lifecycle, self._events, load_threads=load_threads, check_memory=check_memory
         )
         self.set_desired, self.set_desired_state = table.set_desired, table.set_desired_state
         self.renew, self.wait_settled = table.renew, table.wait_settled

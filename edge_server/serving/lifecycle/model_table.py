@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_server.core.ensemble_graph import topological_order
-from edge_server.core.gpu_fault import GpuFault, named_gpu
+from edge_server.core.gpu_fault import GpuFault, find_gpu_number
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.version_lifecycle import (
@@ -42,7 +42,11 @@ from edge_server.errors import (
 from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
-from edge_server.serving.lifecycle.ensemble_dependencies import EnsembleDependencies, own_fingerprint, steps_of
+from edge_server.serving.lifecycle.ensemble_dependencies import (
+    EnsembleDependencies,
+    own_fingerprint,
+    steps_of,
+)
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_state import (
@@ -126,7 +130,7 @@ class ModelTable:
         self._changed = threading.Condition()
         """The lock of all states, notified after each change."""
         self._models: dict[str, ModelState] = {}
-        self._dependents = EnsembleDependencies(self._models)
+        self._dependencies = EnsembleDependencies(self._models)
         self._proceeding: set[str] = set()
         """Models whose next actions are being decided."""
         self._lacking_memory: set[str] = set()
@@ -203,8 +207,8 @@ class ModelTable:
     def _replace_desired(self, desired: DesiredModel, *, retry: bool = False) -> None:
         model = self._models.setdefault(desired.name, ModelState(desired))
         model.stated = desired
-        self._dependents.add_members(desired.name, desired.members)
-        model.desired = desired = self._dependents.effective(desired)
+        self._dependencies.add_members(desired.name, desired.members)
+        model.desired = desired = self._dependencies.with_member_fingerprints(desired)
         if not desired.versions and not desired.reason:
             model.evicted.clear()
             model.has_served = False
@@ -229,13 +233,13 @@ class ModelTable:
             return
         self._proceeding.add(model.name)
         self._decide(model)
-        for ensemble in self._dependents.of(model.name):
+        for ensemble in self._dependencies.ensembles_with_member(model.name):
             self._proceed(ensemble)
         self._proceeding.discard(model.name)
         self._changed.notify_all()
 
     def _decide(self, model: ModelState) -> None:
-        model.desired = self._dependents.effective(model.stated)
+        model.desired = self._dependencies.with_member_fingerprints(model.stated)
         model.awaits = ""
         while model.loading is None and not self._is_closed:
             to_serve = model.to_serve()
@@ -246,14 +250,14 @@ class ModelTable:
             if action is None:
                 break
             if isinstance(action, LoadAction):
-                model.awaits = self._dependents.awaited(model)
+                model.awaits = self._dependencies.find_loading_member(model)
                 if not model.awaits:
                     model.generation += 1
                     model.begin_load(action)
                     self._add_action(Load(model.name, action, model.generation))
                 break
             version = model.of_generation(action.generation)
-            users = self._dependents.users(model, version)
+            users = self._dependencies.ensembles_using(model, version)
             for other, item in users:
                 if item.state is VersionState.READY:
                     self._retire(other, item)
@@ -303,7 +307,7 @@ class ModelTable:
         """Retire the serving versions of these models that no ensemble needs, at the end of the server."""
         for model in [self._models[name] for name in names if name in self._models]:
             for version in [item for item in model.loaded if item.state is VersionState.READY]:
-                if not self._dependents.is_used(version):
+                if not self._dependencies.is_used(version):
                     self._retire(model, version)
 
     def _is_wanted(self, model: ModelState, action: LoadAction) -> bool:
@@ -333,7 +337,7 @@ class ModelTable:
                 return None
             self._events.add(MODEL_LOADING, model=load.name, version=load.action.version, generation=load.generation)
             if model.stated.members:
-                self._dependents.check_cycle(load.name)
+                self._dependencies.check_cycle(load.name)
             return model.desired.versions[load.action.version]
 
     def replace_old(self, load: Load) -> bool | None:
@@ -350,7 +354,7 @@ class ModelTable:
                 self._retire(model, model.of_generation(step.generation))
             return False
 
-    def claim_place(self, load: Load, spec: ModelSpec) -> bool | None:
+    def reserve_resident_slot(self, load: Load, spec: ModelSpec) -> bool | None:
         """Let the load take memory if the limit of models in memory allows it. Return None after others were evicted
         for it, or if all are in use, and False if the version must not be opened: it is not desired any more, or stays
         unloaded until a request needs it."""
@@ -438,7 +442,7 @@ class ModelTable:
         model.retired.pop(version.version, None)
         model.evicted.pop(version.version, None)
         model.loaded.append(version)
-        self._dependents.add_members(model.name, steps_of(version))
+        self._dependencies.add_members(model.name, steps_of(version))
         if self._is_closed:
             self._retire(model, version)
             return
@@ -447,7 +451,7 @@ class ModelTable:
         self._add_event(MODEL_READY, version)
         # It serves again: a later failure, for example of new files, is not the GPU's.
         model.lost_gpu = (model.lost_gpu & model.desired.versions.keys()) - {version.version}
-        lost = self._gpus.lost()
+        lost = self._gpus.lost_gpus()
         device_id = next((gpu for gpu in gpus_of(version.spec) if gpu in lost), None)
         # Lost while the version was opened: `mark_gpu_lost` did not see it among the loaded versions.
         if device_id is not None and self._fail(model, version, _gpu_lost(device_id, lost[device_id])):
@@ -539,7 +543,7 @@ class ModelTable:
         """Handle the error of a run or load that says something about the version's GPU: it is lost, or it refused
         memory so often that the version must be loaded again later."""
         if fault.is_device_unusable:
-            named = named_gpu(error)
+            named = find_gpu_number(error)
             devices = gpus_of(version.spec)
             for device_id in [named] if named in devices else devices:
                 assert device_id is not None
@@ -560,7 +564,7 @@ class ModelTable:
         """Fail every version with an instance on a lost GPU. Lost GPUs are not opened again: a model whose runtime was
         chosen from several gets the next one, a model with KIND_AUTO goes to the CPU, and one that requires a GPU stays
         FAILED. A second call does nothing."""
-        if not self._gpus.lose(device_id, reason):
+        if not self._gpus.mark_lost(device_id, reason):
             return
         message = _gpu_lost(device_id, reason)
         log.error("%s", message)
@@ -737,12 +741,12 @@ class ModelTable:
     def is_member(self, name: str) -> bool:
         """Return whether a desired ensemble has the model as a member."""
         with self._changed:
-            return bool(self._dependents.of(name))
+            return bool(self._dependencies.ensembles_with_member(name))
 
     def member_problem(self, name: str, version: int | None) -> str:
         """Return why a model cannot be a member of an ensemble now, "" if it can."""
         with self._changed:
-            return self._dependents.member_problem(name, version)
+            return self._dependencies.member_problem(name, version)
 
 
 def _gpu_lost(device_id: int, reason: str) -> str:

@@ -38,13 +38,13 @@ idle."""
 _IDLE_CHECK_INTERVAL_S = 0.05
 """Interval at which a load checks whether a model in use has become idle: the end of a request is not reported."""
 
-AskRoom = Callable[[ModelFile, int], str | None]
+MemoryCheck = Callable[[ModelFile, int], str | None]
 """Returns why there is no memory for so many instances of a model's file; None if there is."""
 
 
 class Reconciler:
     """`load_threads` loads and a few closings run at a time; one that takes long or hangs does not count. A draining
-    version has no thread. `ask_room` None: there is always enough memory."""
+    version has no thread. `check_memory` None: there is always enough memory."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Reconciler:
         events: ModelEventQueue,
         *,
         load_threads: int,
-        ask_room: AskRoom | None,
+        check_memory: MemoryCheck | None,
     ) -> None:
         self._table = table
         self._loader = loader
         self._timer = timer
         self._lifecycle = lifecycle
         self._events = events
-        self.ask_room: AskRoom = ask_room or (lambda file, instance_count: None)
+        self.check_memory: MemoryCheck = check_memory or (lambda file, instance_count: None)
         self._slots = LoadSlots(load_threads, timer, lifecycle.hang_timeout_s or _LOAD_SLOT_TIMEOUT_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start_thread("edge-load", work))
         self._closings = LoaderThreads(
@@ -100,7 +100,7 @@ class Reconciler:
 
     def _load(self, load: Load, slot: LoadSlot) -> None:
         result = self._open(load, slot)
-        slot.leave()
+        slot.release()
         self._table.finish(load, result)
 
     def _open(self, load: Load, slot: LoadSlot) -> ServedVersion | EdgeServerError | None:
@@ -142,27 +142,27 @@ class Reconciler:
         if self._lifecycle.reload_policy_of(spec) is ReloadPolicy.REPLACE:
             while (is_replaced := table.replace_old(load)) is None:
                 self._events.publish()
-                with slot.given_back():
+                with slot.release_while_waiting():
                     table.wait_until(lambda: table.replace_old(load) is not None)
             if not is_replaced:
                 return False
         until = time.monotonic() + _MEMORY_TIMEOUT_S
-        while (has_place := table.claim_place(load, spec)) is None:
+        while (has_slot := table.reserve_resident_slot(load, spec)) is None:
             self._events.publish()
             if time.monotonic() > until:
                 limit = self._lifecycle.max_resident_models
                 raise OutOfMemory(f"all {limit} models that --max-resident-models allows are in use")
-            with slot.given_back():
+            with slot.release_while_waiting():
                 table.wait_until(lambda: False, _IDLE_CHECK_INTERVAL_S)
-        if not has_place:
+        if not has_slot:
             return False
         count = sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups)
-        refusal = self.ask_room(resolved.file, count)
+        refusal = self.check_memory(resolved.file, count)
         if refusal is not None and table.is_unloading():
             # What is being unloaded may leave enough.
-            with slot.given_back():
+            with slot.release_while_waiting():
                 table.wait_until(lambda: not table.is_unloading(), _MEMORY_TIMEOUT_S)
-            refusal = self.ask_room(resolved.file, count)
+            refusal = self.check_memory(resolved.file, count)
         if refusal is not None:
             raise OutOfMemory(f"model '{spec.name}' version {resolved.file.version}: {refusal}")
         return True

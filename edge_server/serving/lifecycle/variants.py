@@ -32,7 +32,7 @@ _IMAGE_KEYS = ("image_", "network_image_")
 class VariantChoice(Protocol):
     """Thread-safe; returns at once."""
 
-    def stand_in(self, name: str) -> str | None:
+    def variant_for(self, name: str) -> str | None:
         """Return the model that should answer for `name` now; None: itself."""
 
 
@@ -60,7 +60,7 @@ class Variants:
         """Use `choice` from now on. None: no variant answers for another model."""
         self.choice = choice
 
-    def pairs(self) -> Mapping[str, str]:
+    def find_pairs(self) -> Mapping[str, str]:
         """Return the variant of each serving model that names one, if the variant serves and fits: for requests, or at
         least for frames, which are prepared for the model that gets them."""
         found = {}
@@ -74,22 +74,22 @@ class Variants:
                 found[name] = light.name
         return found
 
-    def in_force(self) -> Mapping[str, str]:
+    def find_active(self) -> Mapping[str, str]:
         """Return the active variants: model name -> variant name."""
-        return {name: spec.name for name in self.pairs() if (spec := self.stand_in(name)) is not None}
+        return {name: spec.name for name in self.find_pairs() if (spec := self.variant_for(name)) is not None}
 
-    def stand_in(self, name: str) -> ModelSpec | None:
+    def variant_for(self, name: str) -> ModelSpec | None:
         """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
 
         Inputs and outputs are not compared: a frame is prepared for the model that gets it.
         """
         choice = self.choice
-        lighter = None if choice is None else choice.stand_in(name)
+        lighter = None if choice is None else choice.variant_for(name)
         return None if lighter is None or lighter == name else self._spec(lighter)
 
-    def tensor_stand_in(self, name: str) -> str | None:
+    def tensor_variant_for(self, name: str) -> str | None:
         """Return the lighter model for a request to `name`, if its inputs and outputs are the same."""
-        light = self.stand_in(name)
+        light = self.variant_for(name)
         heavy = None if light is None else self._spec(name)
         if light is None or heavy is None or self._difference(heavy, light):
             return None
@@ -150,7 +150,7 @@ def variant_difference(heavy: ModelSpec, light: ModelSpec) -> str:
     return next(filter(None, differences), "")
 
 
-def marked(sink: ResponseSink, lighter: str) -> ResponseSink:
+def with_variant_name(sink: ResponseSink, lighter: str) -> ResponseSink:
     """Return a sink that adds the name of the computing model to each response."""
 
     def take(response: Response) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.serving.lifecycle.canary import CanaryTrial, canary_terms, signature_difference
+from edge_server.serving.lifecycle.canary import CanaryTrial, parse_canary_terms, signature_difference
 
 
 class RejectedCanary(NamedTuple):
@@ -77,7 +77,7 @@ def _plan(
     if not ready:
         return None, rejected
     newest, *older = ready.values()
-    terms = canary_terms(newest.spec)
+    terms = parse_canary_terms(newest.spec)
     if terms is None or not older:
         return Routes(ready, newest), rejected
     stable = older[0]

@@ -175,7 +175,7 @@ class StateTensors:
         return self._initial if sequence is None or sequence.state is None else sequence.state
 
 
-def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tensor]:
+def initial_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tensor]:
     """Return the extra inputs of a generated request of `rows` rows: none for most models; for a model with sequences
     those that make each row a sequence of one request. Raises BadModelConfig."""
     batching = spec.sequence

@@ -71,8 +71,8 @@ def test_during_the_drain_delay_clients_get_goaway_and_all_calls_are_answered(st
     stream = open_stream(target, streaming)
     target.server.process.send_signal(signal.SIGTERM)
     for wire in (idle, busy, streaming):
-        goaway = next_goaway(wire)
-        assert (goaway.last_stream_id, goaway.error_code) == (HIGHEST, 0)
+        encode_goaway = next_goaway(wire)
+        assert (encode_goaway.last_stream_id, encode_goaway.error_code) == (HIGHEST, 0)
     # What was under way, what comes on the connections that were told, and what comes on new ones.
     assert busy.finish(slow).status is grpc.StatusCode.OK
     streaming.send(DataFrame(stream, target.framed(target.numbers(id="second"))))
@@ -104,7 +104,7 @@ def test_at_the_end_of_the_delay_running_calls_are_answered_and_the_others_refus
         busy.send_data(call, target.framed(target.numbers("slow")))
     assert [busy.finish(call).status for call in calls] == [grpc.StatusCode.OK] * 3
     busy.rest()
-    assert [goaway.last_stream_id for goaway in busy.goaways] == [HIGHEST, calls[-1]]
+    assert [encode_goaway.last_stream_id for encode_goaway in busy.goaways] == [HIGHEST, calls[-1]]
     assert streaming.finish(stream).status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK)
     half_sent.finish(waiting)
     assert target.server.process.wait(30) == 0

@@ -17,7 +17,7 @@ from edge_server.frontends.grpc import infer_message as message_module
 from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader
 from edge_server.frontends.grpc.typed_contents import FIELDS, decode_varints, tensor_from_contents
 from edge_server.protocol import messages
-from edge_server.protocol.protobuf_wire_format import read_varint, varint
+from edge_server.protocol.protobuf_wire_format import encode_varint, read_varint
 from edge_server.protocol.raw_fields import split
 
 READER = MessageReader()
@@ -133,7 +133,7 @@ def test_garbage_raises_nothing_but_invalid_request(garbage: bytes) -> None:
 
 
 def test_a_length_beyond_the_message_allocates_nothing() -> None:
-    data = b"\x3a" + varint(2**31 - 1) + b"x"
+    data = b"\x3a" + encode_varint(2**31 - 1) + b"x"
     assert split(data, 7) is None
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
         READER.read(data)
@@ -168,7 +168,7 @@ def test_large_typed_floats_are_views_of_the_received_bytes() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_varints_read_as_they_are_written(number: int) -> None:
-    written = varint(number)
+    written = encode_varint(number)
     assert read_varint(memoryview(written), 0) == (number, len(written))
 
 
@@ -242,7 +242,7 @@ def test_garbage_as_typed_contents_raises_nothing_but_invalid_request(
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=30))
 def test_vectorised_varints_equal_single_ones(numbers: list[int]) -> None:
-    octets = np.frombuffer(b"".join(map(varint, numbers)), np.uint8)
+    octets = np.frombuffer(b"".join(map(encode_varint, numbers)), np.uint8)
     if numbers:
         decoded = decode_varints(octets)
         assert decoded is not None
@@ -253,7 +253,7 @@ def test_vectorised_varints_equal_single_ones(numbers: list[int]) -> None:
 def test_numbers_of_more_than_64_bits_are_refused(data: bytes) -> None:
     assert decode_varints(np.frombuffer(data, np.uint8)) is None
     with pytest.raises(InvalidRequest):
-        tensor_from_contents("x", DType.INT64, (1,), b"\x1a" + varint(len(data)) + data, model="m")
+        tensor_from_contents("x", DType.INT64, (1,), b"\x1a" + encode_varint(len(data)) + data, model="m")
 
 
 def test_a_shape_that_overflows_is_refused_before_anything_is_allocated() -> None:

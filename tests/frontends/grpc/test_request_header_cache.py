@@ -16,7 +16,7 @@ from edge_server.core.bytes_cache import MAX_ENTRIES, MAX_KEY_BYTES
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.grpc.unary_inference import RequestReader, outline
+from edge_server.frontends.grpc.unary_inference import RequestReader, split_message
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -71,7 +71,7 @@ def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = 
     """Return the decoded request, or the error."""
     try:
         plan = ResponsePlan()
-        found = reader.find(data, outline(data), plan)
+        found = reader.find(data, split_message(data), plan)
         return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
         return error.message
@@ -128,7 +128,7 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
 
 def is_known(reader: RequestReader, message: Any) -> bool:
     data = message.SerializeToString()
-    return not isinstance(reader.find(data, outline(data), ResponsePlan()), InferMessage)
+    return not isinstance(reader.find(data, split_message(data), ResponsePlan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
@@ -205,12 +205,12 @@ def test_an_id_that_is_no_text_is_refused_with_a_cached_header_too() -> None:
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.find(bad, outline(bad), ResponsePlan())
+        reader.find(bad, split_message(bad), ResponsePlan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
 def test_an_outline_ends_where_the_message_ends(tail: bytes) -> None:
-    found = outline(b"\x0a\x01m" + tail)
+    found = split_message(b"\x0a\x01m" + tail)
     assert (found is not None) == (tail == b"")
 
 
@@ -237,7 +237,7 @@ def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemory
     data = message.SerializeToString()
     for is_second in (False, True):
         plan = ResponsePlan()
-        found = reader.find(data, outline(data), plan)
+        found = reader.find(data, split_message(data), plan)
         assert isinstance(found, InferMessage) is not is_second
         request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
@@ -246,4 +246,4 @@ def test_a_cached_header_pins_its_regions_for_each_request(regions: SharedMemory
         request.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        reader.request(data, reader.find(data, outline(data), plan), plan, {})
+        reader.request(data, reader.find(data, split_message(data), plan), plan, {})

@@ -200,8 +200,8 @@ def test_what_a_client_sends_before_it_reads_the_last_goaway_resets_no_connectio
     monkeypatch.setattr(server.http2, "drop", drop_after_a_call)
     stopping = threading.Thread(target=server.http2.stop, args=(server.WAIT_S,))
     stopping.start()
-    goaway = client.until(GoAwayFrame)
-    assert (goaway.last_stream_id, goaway.error_code) == (0, 0)
+    encode_goaway = client.until(GoAwayFrame)
+    assert (encode_goaway.last_stream_id, encode_goaway.error_code) == (0, 0)
     assert client.socket.recv(1) == b""
     client.close()
     stopping.join()

@@ -14,7 +14,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import json_number_arrays, json_parser
 from edge_server.frontends.v2.json_codec import decode_infer
 from edge_server.frontends.v2.json_number_arrays import ArrayText, cut_out
-from edge_server.frontends.v2.json_parser import numbers_text, parse_json, parse_numbers
+from edge_server.frontends.v2.json_parser import format_numbers, parse_json, parse_numbers
 from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 
 
@@ -244,7 +244,7 @@ def test_text_that_is_no_array_of_numbers_is_a_value_error(text: str) -> None:
 
 @pytest.mark.parametrize("numbers", [[1, -2, 2**64 - 1], [0.1, 1e300, 1e-300, -0.0, 5e-324], []])
 def test_numbers_are_written_so_that_they_are_read_again(numbers: list[object]) -> None:
-    text = numbers_text(numbers)
+    text = format_numbers(numbers)
     assert json.loads(text) == numbers
     assert "n" not in text
     assert " " not in text
@@ -252,7 +252,7 @@ def test_numbers_are_written_so_that_they_are_read_again(numbers: list[object]) 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_a_text_with_a_number_that_json_lacks_has_the_letter_n(number: float) -> None:
-    assert "n" in numbers_text([1.0, number])
+    assert "n" in format_numbers([1.0, number])
 
 
 @pytest.mark.parametrize(("datatype", "words"), [("INT64", "out of range for INT64"), ("UINT64", "out of range")])

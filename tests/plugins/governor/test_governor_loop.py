@@ -300,7 +300,7 @@ def test_the_lighter_variant_runs_if_a_hot_machine_cannot_do_all_work(machine: M
     assert machine.chosen == []
     machine.temperature_c = 99.5
     machine.run(30, ask(machine, "heavy", 2, 0.05, 7))
-    assert [choice and choice.stand_in("heavy") for choice in machine.chosen] == ["light"]
+    assert [choice and choice.variant_for("heavy") for choice in machine.chosen] == ["light"]
     assert machine.sampler.latest.active_variants == {"heavy": "light"}
     told = [fields for kind, fields in machine.events if kind == "governor.variant"]
     assert [(item["model"], item["variant"]) for item in told] == [("heavy", "light")]
@@ -313,7 +313,7 @@ def test_the_heavier_model_comes_back_once_there_is_room_for_it(machine: Machine
     machine.run(30, ask(machine, "heavy", 2, 0.05, 7))
     machine.temperature_c = 70.0
     machine.run(1200, ask(machine, "light", 9, 0.02, 0))
-    assert [choice and choice.stand_in("heavy") for choice in machine.chosen] == ["light", None]
+    assert [choice and choice.variant_for("heavy") for choice in machine.chosen] == ["light", None]
 
 
 def test_a_variant_that_does_not_serve_is_not_active() -> None:

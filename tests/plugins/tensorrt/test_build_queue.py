@@ -51,7 +51,7 @@ class Server:
             renew=lambda name, version, mark: not self.renewed.append(mark),
             may_build=lambda: self.pause,
             publish=lambda kind, /, **fields: self.events.append((kind, fields)),
-            lost_gpus=self.gpus.lost,
+            lost_gpus=self.gpus.lost_gpus,
         )
 
     def kinds(self) -> list[str]:
@@ -116,7 +116,7 @@ def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
-    server.gpus.lose(0, "it has fallen off the bus")
+    server.gpus.mark_lost(0, "it has fallen off the bus")
     mine = works(server)
     assert mine.find(order) is None
     mine.start()
@@ -141,7 +141,7 @@ def test_a_build_ends_if_its_gpu_is_lost(works: Callable[[Server], EngineBuildQu
     # It cannot be done before it was seen.
     server.pause = "the box is HOT"
     wait_for(lambda: state(mine) == "paused")
-    server.gpus.lose(0, "it has fallen off the bus")
+    server.gpus.mark_lost(0, "it has fallen off the bus")
     wait_for(lambda: state(mine) == "cancelled")
     assert mine.report().engines[0].reason == REASON
     assert children() == []
@@ -157,7 +157,7 @@ def test_a_lost_gpu_does_not_prevent_a_build_for_another(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
-    server.gpus.lose(1, "it has fallen off the bus")
+    server.gpus.mark_lost(1, "it has fallen off the bus")
     mine = works(server)
     assert mine.find(order) is None
     mine.start()

@@ -53,10 +53,10 @@ def reshaping(
 ) -> ModelFile:
     """A plan that the double runs as Y = X in the shape that S names."""
     host["S"] = [VALUES]
-    stand_in = write_onnx(
+    variant_for = write_onnx(
         [helper.make_node("Relu", ["X"], ["Y"])], [("X", FLOAT, ["n", 4])], [("Y", FLOAT, ["n", 4])], model="stand_in"
     )
-    return write_plan(stand_in, {"X": ([1, 4], [8, 4], [8, 4])}, runs=reshaped)
+    return write_plan(variant_for, {"X": ([1, 4], [8, 4], [8, 4])}, runs=reshaped)
 
 
 @pytest.fixture

@@ -382,7 +382,7 @@ def test_a_request_that_is_failed_while_it_is_taken_up_keeps_its_inputs_until_th
         def end(self, ns: int) -> None:
             told.append("end")
 
-        def child(self) -> Notes:
+        def new_child(self) -> Notes:
             raise AssertionError("a step was begun")
 
     request = adding.request(model="e", release=lambda: told.append("released"))

@@ -184,11 +184,11 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventual
     answers = ["memory is short", None]
     asked: list[int] = []
 
-    def ask_room(file: Any, instance_count: int) -> str | None:
+    def check_memory(file: Any, instance_count: int) -> str | None:
         asked.append(instance_count)
         return answers.pop(0)
 
-    core = new_core(ask_room)
+    core = new_core(check_memory)
     core.set_desired(core.spec(instances=3))
     reason = settle(core)
     assert reason is not None
@@ -212,7 +212,7 @@ def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
     core.load(core.spec("old"))
     core.script.on_close = lambda name: blocker.block()
     placement = core.manager._reconciler
-    placement.ask_room = lambda file, count: "memory is short" if core.manager.table.is_unloading() else None
+    placement.check_memory = lambda file, count: "memory is short" if core.manager.table.is_unloading() else None
     core.service.unload_model("old")
     blocker.wait_blocked()
     core.set_desired(core.spec("m"))

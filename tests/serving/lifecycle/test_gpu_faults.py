@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault, named_gpu
+from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault, find_gpu_number
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.errors import BackendError, LoadError, NotReady, OutOfMemory, SessionLost
@@ -49,8 +49,8 @@ def test_the_words_of_runtimes_tell_what_became_of_the_gpu() -> None:
 
 
 def test_the_gpu_that_the_words_name_is_the_one() -> None:
-    assert named_gpu(BackendError(ORT_STICKY)) == 1
-    assert named_gpu(BackendError("CUDA out of memory")) is None
+    assert find_gpu_number(BackendError(ORT_STICKY)) == 1
+    assert find_gpu_number(BackendError("CUDA out of memory")) is None
 
 
 def on_gpu(core: Any, name: str, *gpus: int, **more: Any) -> Any:

@@ -73,7 +73,7 @@ def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -
     assert model_state._loading_reason(now_ns - 75_000_000_000) == "loading for 75 s"
 
 
-def test_an_alarm_that_is_late_does_not_give_back_the_place_that_a_load_took_again() -> None:
+def test_a_late_alarm_does_not_release_the_slot_that_a_load_acquired_again() -> None:
     class Held:
         """A timer whose calls are made by the test."""
 
@@ -86,11 +86,11 @@ def test_an_alarm_that_is_late_does_not_give_back_the_place_that_a_load_took_aga
 
     timer = Held()
     slots = LoadSlots(1, timer, 60.0)  # type: ignore[arg-type]
-    with slots.taken() as slot:
-        with slot.given_back():
+    with slots.hold_slot() as slot:
+        with slot.release_while_waiting():
             pass
         timer.calls[0]()  # it had begun on the timer's thread before it was taken back
         assert not slots._free.acquire(blocking=False), "one load goes on, and one more could begin"
         timer.calls[1]()
-        assert slots._free.acquire(blocking=False), "its patience is over"
-    assert not slots._free.acquire(blocking=False), "and it is given back once"
+        assert slots._free.acquire(blocking=False), "its time is over"
+    assert not slots._free.acquire(blocking=False), "and it is released once"

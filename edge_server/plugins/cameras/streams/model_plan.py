@@ -118,7 +118,7 @@ class VariantInputPlan:
         Return None if there is no variant, it takes fewer frames at once, or it cannot give the requested results.
         """
         variants = self._service.variants
-        lighter = None if variants.choice is None else variants.stand_in(self._model)
+        lighter = None if variants.choice is None else variants.variant_for(self._model)
         if lighter is None:
             return None
         try:

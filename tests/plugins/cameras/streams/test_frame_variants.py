@@ -14,7 +14,7 @@ class Choice:
     def __init__(self):
         self.is_light = False
 
-    def stand_in(self, name):
+    def variant_for(self, name):
         return "light" if self.is_light and name == "sum" else None
 
 
