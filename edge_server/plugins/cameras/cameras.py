@@ -12,7 +12,6 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
 from edge_server.plugins.cameras.endpoints.frame_service import SERVICE, FrameService
-from edge_server.plugins.cameras.reports import NO_CAMERAS, CamerasReport, cameras_as_json, streams_as_json
 from edge_server.plugins.cameras.settings import FramesConfig, FrigateConfig, SourcesConfig
 from edge_server.telemetry.metrics_page import Family
 
@@ -105,9 +104,13 @@ class Cameras(RunningPlugin):
         return {"streams": self._stream_reports(), "cameras": self._camera_report()}
 
     def _stream_reports(self) -> Sequence[Mapping[str, object]]:
+        from edge_server.plugins.cameras.reports import streams_as_json
+
         return streams_as_json(self._frames.reports())
 
     def _camera_report(self) -> Mapping[str, object]:
+        from edge_server.plugins.cameras.reports import NO_CAMERAS, CamerasReport, cameras_as_json
+
         if not self._sources_config.is_used:
             return NO_CAMERAS
         own = self._server_cameras

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edge_server.errors import NotFound
-from edge_server.plugins.cameras.reports import FrameStreamReport
 from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.serving.execution.admission_control import AdmissionControl
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.call import RpcCall
     from edge_server.plugins.cameras.endpoints.stream_call import FrameCall
+    from edge_server.plugins.cameras.reports import FrameStreamReport
     from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
     from edge_server.plugins.cameras.streams.stream_view import StreamView
     from edge_server.service import InferenceService

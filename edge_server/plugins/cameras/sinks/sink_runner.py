@@ -6,7 +6,6 @@ import logging
 import random
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import Literal
 
 from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.camera_entries import SinkEntry
+from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
@@ -198,13 +197,8 @@ class SinkRunner:
                     self._sink.refresh()
                 else:
                     self._sink.send(message)
-            except EdgeServerError as error:
-                reason = error.message
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a sink must not stay silent for ever
-                reason = f"internal error: {type(error).__name__}"
-                # Without the error's text, which may hold the URL.
-                stack = "".join(traceback.format_tb(error.__traceback__))
-                _LOG.error("sink '%s' failed unexpectedly: %s\n%s", self.entry.name, reason, stack)
+                reason = failure_reason(f"sink '{self.entry.name}'", error)
             else:
                 failures = 0
                 with self._lock:

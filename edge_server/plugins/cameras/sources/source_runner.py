@@ -6,14 +6,14 @@ import logging
 import random
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 
 from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.errors import EdgeServerError, NotReady
+from edge_server.errors import NotReady
 from edge_server.plugins.cameras.camera_entries import SourceEntry
+from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
 from edge_server.plugins.cameras.sources.frame_schedule import FrameSchedule
@@ -135,13 +135,8 @@ class SourceRunner:
                     continue
                 self._play(stream)
                 continue
-            except EdgeServerError as error:
-                reason = error.message
             except Exception as error:  # noqa: BLE001 - boundary of the thread: a camera must not stay silent for ever
-                reason = f"internal error: {type(error).__name__}"
-                # Without the error's text, which may hold the URL.
-                stack = "".join(traceback.format_tb(error.__traceback__))
-                _LOG.error("source '%s' failed unexpectedly: %s\n%s", self.entry.name, reason, stack)
+                reason = failure_reason(f"source '{self.entry.name}'", error)
             if self._stop.is_set():
                 break
             is_steady = self.state == RUNNING and time.monotonic() - began_s >= STEADY_S

@@ -1,0 +1,21 @@
+"""Why a source or a sink failed, without what may be secret."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from edge_server.errors import EdgeServerError
+
+_LOG = logging.getLogger(__name__)
+
+
+def failure_reason(title: str, error: Exception) -> str:
+    """Return the reason for the report of `title`, e.g. "source 'door'". Logs the stack of an unexpected error, without
+    its text: it may hold a URL with a password."""
+    if isinstance(error, EdgeServerError):
+        return error.message
+    reason = f"internal error: {type(error).__name__}"
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    _LOG.error("%s failed unexpectedly: %s\n%s", title, reason, stack)
+    return reason
