@@ -114,7 +114,7 @@ def test_check_covers_all_given_repositories(tmp_path: Path) -> None:
     assert "model_of_second" in done.stdout
 
 
-def test_check_of_an_empty_repository_says_so(repository: Path) -> None:
+def test_check_of_an_empty_repository_reports_that(repository: Path) -> None:
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "no model" in done.stderr
@@ -159,7 +159,7 @@ def test_status_prints_the_table_of_a_running_server(url: str) -> None:
     assert "nonsense" in done.stdout
 
 
-def test_status_without_a_server_says_so_in_one_line() -> None:
+def test_status_without_a_server_is_one_line() -> None:
     done = edge("status", "--url", "http://127.0.0.1:1", "--timeout=2")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

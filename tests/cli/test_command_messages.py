@@ -114,7 +114,7 @@ def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code
     ],
 )
 @pytest.mark.parametrize("command", ["status", "models"])
-def test_another_server_at_the_address_is_reported_in_one_line(
+def test_a_response_from_another_server_is_reported_in_one_line(
     answering: Callable[[bytes], str], run_command: Edge, command: str, answer: bytes, words: str
 ) -> None:
     done = run_command(command, "--url", answering(answer))

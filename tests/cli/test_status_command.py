@@ -145,7 +145,7 @@ def test_lines_tables_and_errors_of_plugins_are_printed(
     assert [plugin["name"] for plugin in report["plugins"]] == ["governor", "broken"]
 
 
-def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_everything_in_the_table_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run(["--url", url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["server"], report["version"], report["ready"]) == ("edge-server", "0.1.0", True)

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("what", WRONG)
-def test_a_file_that_is_no_picture_is_refused(what: str) -> None:
+def test_an_invalid_image_is_refused(what: str) -> None:
     picture, options, message = WRONG[what]
     with pytest.raises(InvalidRequest, match=message):
         make_frame(picture, HEADER, **options)

@@ -71,7 +71,7 @@ def test_tritons_variables_set_redis_credentials_and_a_flag_overrides_them() -> 
         ("redis,host=box,port=1,tls_enabled=maybe", "redis,tls_enabled: expected true"),
     ],
 )
-def test_wrong_values_are_refused_with_flag_setting_and_expectation(flag: str, words: str) -> None:
+def test_invalid_values_are_refused_with_flag_setting_and_expected_value(flag: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         chosen(f"--cache-config={flag}")
     assert "--cache-config" in str(caught.value)

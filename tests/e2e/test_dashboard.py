@@ -144,7 +144,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     assert "5 of 5 ready" in page.text()
 
 
-def test_a_model_that_is_copied_in_appears_and_one_that_fails_says_why(page: Any, module_repository: Any) -> None:
+def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
     module_repository.add_sub("late", 'backend: "onnxruntime"')
     page.wait(f"{row('late')}?.innerText.includes('READY')")
     (module_repository.path / "late/2").mkdir()

@@ -275,7 +275,7 @@ def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Pa
             assert site.serves(f"{tool}_later", 7)
 
 
-def test_another_branch_that_is_checked_out_is_served(serve: Any, tmp_path: Path, eventually: Any) -> None:
+def test_checking_out_another_branch_deploys_it(serve: Any, tmp_path: Path, eventually: Any) -> None:
     """The repository of models is a work tree of git, or a folder in one; one server serves both."""
     git = 'git -C "$1" -c user.name=n -c user.email=e@x '
     roots = {"top": tmp_path / "top", "below": tmp_path / "below" / "models"}

@@ -24,7 +24,7 @@ def infer_over_grpc(client: Any) -> int:
     return int(client.infer("one", [given]).as_numpy("OUTPUT0")[0, 0])
 
 
-def test_a_stopping_server_is_not_ready_and_answers_for_the_delay(
+def test_a_stopping_server_is_not_ready_and_answers_during_the_drain_delay(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("one", identity())

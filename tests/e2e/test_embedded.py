@@ -86,7 +86,7 @@ def test_outputs_equal_those_over_grpc_bit_for_bit(server: edge_server.Server) -
         assert array.tobytes() == remote.as_numpy(name).tobytes() or array.tolist() == remote.as_numpy(name).tolist()
 
 
-def test_bytes_go_in_and_out_as_over_grpc(server: edge_server.Server) -> None:
+def test_bytes_are_passed_as_over_grpc(server: edge_server.Server) -> None:
     infer = next(item for item in messages.service_methods(messages.GRPC_SERVICE) if item.name == "ModelInfer")
     request = infer.input_class(model_name="counter_not_here")
     with pytest.raises(edge_server.RpcError, match="counter_not_here") as caught:

@@ -284,7 +284,7 @@ def test_an_inconsistent_ensemble_is_not_served_and_the_error_names_the_step(ser
     assert "step 1 (model 'first'): output_map" in entry["reason"]
 
 
-def test_an_ensemble_returns_what_its_steps_return_when_called_one_by_one(
+def test_an_ensemble_returns_what_its_steps_called_one_by_one_return(
     server: Any, record_property: Callable[[str, object], None]
 ) -> None:
     with triton_grpc.InferenceServerClient(server.grpc) as client:

@@ -316,12 +316,12 @@ def test_a_lost_sensor_is_reported_within_five_seconds_and_again_when_it_is_back
     assert set(pulled.statuses) == {200}, "control is served all the while"
 
 
-def test_a_machine_that_got_all_its_sensors_back_works_as_before(runs: dict[str, Future[Any]]) -> None:
+def test_a_machine_with_all_sensors_back_works_as_before(runs: dict[str, Future[Any]]) -> None:
     told = result_of(runs, "pulled files")["in the end"].after
     assert (told["state"], told["share"], told["causes"]) == ("NORMAL", 1.0, ["power_mode"])
 
 
-def test_without_a_governor_a_hot_machine_serves_all_it_can_and_no_sensor_is_read(
+def test_without_a_governor_a_hot_machine_serves_at_full_rate_and_reads_no_sensor(
     stage: Stage, heated: Any, nvidia_library: Path
 ) -> None:
     board, nvidia = stage.board("orin_nano_jp6", "ungoverned"), stage.card("ungoverned", temperature0=97)

@@ -178,7 +178,7 @@ def test_heat_is_reported_by_every_interface(hot_box: Box) -> None:
     assert "the box is HOT" in hot_box.server.log()
 
 
-def test_a_hot_machine_refuses_with_429_a_time_and_plain_words_and_stays_ready(hot_box: Box) -> None:
+def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_box: Box) -> None:
     statuses = [hot_box.infer() for _ in range(60)]
     assert set(statuses) == {200, 429}
     assert hot_box.eventually(lambda: hot_box.infer() == 429)
@@ -248,7 +248,7 @@ def test_a_lost_sensor_is_reported_within_five_seconds_and_found_again(cool_box:
     cool_box.until(lambda report: report["share"] == 1.0, 40.0)
 
 
-def test_a_machine_that_loses_all_sensors_serves_on(start: Callable[..., Box]) -> None:
+def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., Box]) -> None:
     box = start()
     box.until(lambda report: report["temperature_c"] is not None)
     box.board.remove("/sys")
@@ -314,7 +314,7 @@ def test_a_temperature_limit_is_respected(limited_box: Box) -> None:
     assert limited_box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
 
-def test_a_load_waits_on_a_hot_machine_and_then_goes_on_and_is_refused_by_one_about_to_switch_itself_off(
+def test_a_load_waits_while_the_machine_is_hot_and_is_refused_near_shutdown(
     start: Callable[..., Box], repository: Any, identity: Callable[..., str]
 ) -> None:
     box = start(
@@ -332,9 +332,7 @@ def test_a_load_waits_on_a_hot_machine_and_then_goes_on_and_is_refused_by_one_ab
     assert "the box is CRITICAL" in answer["error"]
 
 
-def test_a_critical_machine_ends_no_stream_of_a_language_model_and_begins_none(
-    start: Callable[..., Box], repository: Any
-) -> None:
+def test_a_critical_machine_finishes_text_streams_but_starts_none(start: Callable[..., Box], repository: Any) -> None:
     text = "word " * 12
     folder = repository.add("talker", 'backend: "scripted_llm"')
     (folder / "1/script.json").write_text(json.dumps({"answers": {"talk": text}, "step_s": 0.01}))
@@ -366,7 +364,7 @@ def test_a_critical_machine_ends_no_stream_of_a_language_model_and_begins_none(
     assert "".join(delta.get("content", "") for delta in deltas) == text
 
 
-def test_the_server_stops_while_a_load_waits_on_a_hot_machine(
+def test_the_server_stops_while_a_load_waits_for_cooling(
     start: Callable[..., Box], repository: Any, identity: Callable[..., str]
 ) -> None:
     box = start("orin_nano_jp6", "--repository-poll-secs=1")

@@ -163,7 +163,7 @@ def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(serve: Any, repo
         assert "GPU_LOST" in server.log()
 
 
-def test_the_process_goes_on_if_all_models_moved_to_another_device(
+def test_the_process_continues_if_all_models_moved_to_another_device(
     serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
 ) -> None:
     repository.add("any", CONFIG)

@@ -109,7 +109,7 @@ def test_an_invalid_http_request_is_refused_with_the_reason(zoo: Any, case: str)
         assert word in answer["error"], case
 
 
-def test_a_wrong_fixed_shape_is_reported_beside_the_expected_one(zoo: Any) -> None:
+def test_a_wrong_fixed_shape_is_reported_with_the_expected_one(zoo: Any) -> None:
     item = {"datatype": "INT32", "shape": [3, 2], "data": [0] * 6}
     inputs = [{"name": name, **item} for name in ("INPUT0", "INPUT1")]
     status, answer = zoo.infer("fixed", {"inputs": inputs})
@@ -272,7 +272,7 @@ def test_a_body_that_decompresses_beyond_the_limit_is_refused_without_allocating
     assert zoo.resident_bytes() - before < 140 << 20
 
 
-def test_a_body_beyond_the_limit_is_refused(zoo: Any) -> None:
+def test_a_body_above_the_size_limit_is_refused(zoo: Any) -> None:
     connection = zoo.connection()
     try:
         connection.putrequest("POST", PATH)
@@ -314,7 +314,7 @@ def exchange(zoo: Any, data: bytes) -> bytes:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_bytes_that_are_not_http_end_the_connection_and_nothing_else(zoo: Any, data: bytes) -> None:
+def test_bytes_that_are_not_http_end_only_their_connection(zoo: Any, data: bytes) -> None:
     answer = exchange(zoo, data)
     assert not answer or b" 400 " in answer.split(b"\r\n", 1)[0] or b" 505 " in answer.split(b"\r\n", 1)[0]
 

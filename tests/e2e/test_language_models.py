@@ -289,7 +289,7 @@ def test_a_chat_response_has_token_counts_and_the_finish_reason(server: Any) -> 
     }
 
 
-def test_a_streamed_chat_begins_with_the_role_and_ends_with_usage_and_done(server: Any) -> None:
+def test_a_streamed_chat_starts_with_the_role_and_ends_with_usage_and_done(server: Any) -> None:
     found = events(server, "/v1/chat/completions", chat("hello", stream=True, stream_options={"include_usage": True}))
     assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in found[:-2]) == ANSWERS["hello"]
@@ -539,7 +539,7 @@ def test_each_text_gets_its_embedding_in_both_encodings(server: Any, model: str)
     assert [item["embedding"] for item in answer["data"]] == [crc(texts[0])]
 
 
-def test_a_model_without_embeddings_names_the_missing_part(server: Any) -> None:
+def test_a_model_without_embeddings_reports_the_missing_part(server: Any) -> None:
     status, answer = server.ask("/v1/embeddings", {"model": "talker", "input": "hello"})
     assert (status, answer["error"]["param"]) == (400, "model")
     assert "model 'talker' gives no embeddings: it needs" in answer["error"]["message"]

@@ -125,7 +125,7 @@ def test_requests_refused_before_the_queue_are_not_counted(server: Any) -> None:
     assert failures == 0
 
 
-def test_the_last_inference_is_reported_in_milliseconds_of_the_epoch(server: Any) -> None:
+def test_the_time_of_the_last_inference_is_in_milliseconds_since_the_epoch(server: Any) -> None:
     server.infer("counted", body())
     assert server.statistics("counted")["last_inference"] > 1_600_000_000_000
     assert server.statistics("quiet")["last_inference"] == 0

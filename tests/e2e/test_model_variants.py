@@ -184,7 +184,7 @@ def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
     assert any(words in note for note in notes), notes
 
 
-def test_choices_and_settings_in_force_can_be_printed(place: Place) -> None:
+def test_available_and_active_variants_can_be_queried(place: Place) -> None:
     assert place.service.variants.find_pairs() == {"heavy": "light"}
     assert place.service.variants.find_active() == {}
     place.choice.chosen = {"heavy": "light"}

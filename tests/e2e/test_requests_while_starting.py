@@ -44,7 +44,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_client_is_asked_to_retry_until_its_model_answers_and_never_gets_not_found(
+def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(
     repository: Any, tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     gate = tmp_path / "gate"
@@ -196,7 +196,7 @@ def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_
     assert f"gRPC 127.0.0.1:{server.grpc}" in server.log.read_text()
 
 
-def test_at_start_grpc_answers_at_once_and_watch_says_not_serving_until_the_models_are_loaded(
+def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads_end(
     starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     server = starting("--grpc-listen=at-start")

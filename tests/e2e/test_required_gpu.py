@@ -34,7 +34,7 @@ def reasons(server: Any) -> dict[str, str]:
     return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
 
 
-def test_without_a_gpu_they_are_refused_with_the_setting_to_write_and_their_neighbour_serves(
+def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(
     serve: Callable[..., Any], models: Path
 ) -> None:
     with serve(models) as server:

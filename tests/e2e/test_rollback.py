@@ -158,7 +158,7 @@ def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(
         assert serving(server) == 2
 
 
-def test_a_damaged_file_of_pins_is_reported_and_the_server_serves(
+def test_a_damaged_pins_file_is_reported_and_the_server_serves(
     serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
 ) -> None:
     add_versions(repository, identity, 1, 2)

@@ -150,7 +150,7 @@ def test_status_lists_regions_until_they_are_unregistered(server: Any, client: A
     assert server.ask("/v2/systemsharedmemory/region/mine/status")[0] == 404
 
 
-def test_errors_of_a_region_are_reported(client: Any, wire: str, segment: Any) -> None:
+def test_an_invalid_region_is_refused_with_the_reason(client: Any, wire: str, segment: Any) -> None:
     key, _ = segment(64)
     client.register_system_shared_memory("mine", key, 64)
 

@@ -89,7 +89,7 @@ def stub(identity: Callable[..., str], **parameters: str) -> str:
     return identity(more=more).replace('"identity"', '"stub"')
 
 
-def test_readiness_is_reported_once_the_models_are_loaded_and_the_stop_before_the_drain(
+def test_ready_is_sent_after_the_loads_and_stopping_before_the_drain(
     serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
 ) -> None:
     repository.add("same", identity())

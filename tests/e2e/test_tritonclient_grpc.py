@@ -301,7 +301,7 @@ def test_a_decoupled_model_sends_one_response_for_each_element(zoo: Any) -> None
 
 
 @pytest.mark.parametrize("values", [[], [7], [7, 8]])
-def test_an_empty_final_response_closes_a_decoupled_request_when_asked_for(zoo: Any, values: list[int]) -> None:
+def test_an_empty_final_response_ends_a_decoupled_request_on_request(zoo: Any, values: list[int]) -> None:
     with Stream(zoo.grpc) as stream:
         stream.send("repeat", repeat_inputs(values), request_id="r", enable_empty_final_response=True)
         answers = []

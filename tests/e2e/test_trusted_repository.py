@@ -40,7 +40,7 @@ def reason(server: Any, version: int) -> str:
     return next((item.get("reason", "") for item in index if item.get("version") == str(version)), "")
 
 
-def test_only_what_the_owner_of_the_key_signed_is_served(
+def test_only_models_signed_with_the_key_are_served(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
 ) -> None:
     sign("--new-key", tmp_path / "key")

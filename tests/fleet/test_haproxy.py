@@ -596,7 +596,7 @@ def test_the_balancer_refuses_requests_that_affect_one_machine_only(fleet: Fleet
                     act()
 
 
-def test_a_server_drained_at_the_balancer_gets_no_request_on_any_port(fleet: Fleet) -> None:
+def test_a_server_drained_at_the_balancer_gets_no_request(fleet: Fleet) -> None:
     def command(line: str) -> None:
         with socket.socket(socket.AF_UNIX) as admin:
             admin.connect(str(fleet.socket))

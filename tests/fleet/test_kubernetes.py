@@ -239,9 +239,7 @@ SETTINGS = {
 @pytest.mark.full
 @pytest.mark.skipif(not has_schemas, reason="needs kubernetes-validate and jsonschema, of the extra test-all")
 @pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), COMPONENTS], ids=str)
-def test_the_chart_renders_what_the_base_with_the_component_renders(
-    components: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_chart_and_kustomize_base_render_the_same(components: tuple[str, ...], tmp_path: Path) -> None:
     made = charted(*itertools.chain.from_iterable(SETTINGS[name] for name in components))
     assert made == kustomized(tmp_path, *components)
     for document in made:

@@ -158,7 +158,7 @@ def test_it_installs_on_jetpack_6_and_7(
     assert "SupplementaryGroups=video render" in (box.root / f"{UNIT}.d/box.conf").read_text()
 
 
-def test_a_second_run_changes_nothing_and_says_so(board: Callable[..., Board]) -> None:
+def test_a_second_run_changes_nothing_and_reports_that(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3.0.30-1+cuda12.5"})
     assert box.run().returncode == 0
     box.settle()

@@ -50,7 +50,7 @@ def _message_facts(message: Any, scope: str) -> Iterator[tuple[str, object]]:
         yield from _message_facts(nested, name)
 
 
-def test_committed_descriptors_are_what_the_proto_files_compile_to() -> None:
+def test_committed_descriptors_match_the_compiled_proto_files() -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: nothing to compile with")
     compiled = descriptor_pb2.FileDescriptorSet.FromString(protocol_compile.compile_protos())
     assert {file.name: file for file in compiled.file} == _committed()

@@ -74,7 +74,7 @@ def test_the_options_in_force_are_reported(backend: Backend, linear: Write, job:
     session.close()
 
 
-def test_the_arena_is_shrunk_after_a_run_when_asked(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+def test_the_arena_is_shrunk_after_a_run_on_request(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
     session = backend.open(job(linear(), parameters={"memory.enable_memory_arena_shrinkage": "cpu:0"}))
     assert result(session) == 2
     session.close()

@@ -88,7 +88,7 @@ def test_during_the_drain_delay_clients_get_goaway_and_all_calls_are_answered(st
     assert target.server.stop() == 128 + signal.SIGTERM
 
 
-def test_at_the_end_of_the_delay_running_calls_are_answered_and_the_others_refused(start: Any) -> None:
+def test_after_the_drain_delay_running_calls_are_answered_and_the_others_refused(start: Any) -> None:
     target = start("--drain-delay-secs=0.3")
     busy, streaming, half_sent = target.connect(), target.connect(), target.connect()
     stream = open_stream(target, streaming)
@@ -111,7 +111,7 @@ def test_at_the_end_of_the_delay_running_calls_are_answered_and_the_others_refus
     assert "Traceback" not in target.server.log()
 
 
-def test_without_a_delay_running_calls_are_answered(start: Any) -> None:
+def test_without_a_drain_delay_running_calls_are_answered(start: Any) -> None:
     target = start()
     wire = target.connect()
     call = wire.new_stream()

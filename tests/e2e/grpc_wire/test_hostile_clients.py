@@ -335,7 +335,7 @@ def test_a_flood_of_calls_to_unknown_methods(bounded: Any) -> None:
     wire.flood(b"".join(wire.head(wire.new_stream(), f"/a/{n}", ends=True).serialize() for n in range(5_000)))
 
 
-def test_valid_calls_whose_headers_are_never_the_same(bounded: Any) -> None:
+def test_valid_calls_with_ever_changing_headers(bounded: Any) -> None:
     """What a server remembers of heads must not grow with them."""
     for number in range(20):
         wire = bounded.connect()

@@ -303,7 +303,7 @@ def test_a_port_of_a_running_edge_server_is_no_problem(tmp_path: Path, words: li
     assert (found.level, found.advice) == (FindingLevel.OK, "")
 
 
-def test_a_problem_always_comes_with_advice() -> None:
+def test_every_problem_has_advice() -> None:
     with pytest.raises(ValueError, match="without advice"):
         Finding("memory", "available", "little", FindingLevel.WARNING)
 

@@ -43,7 +43,7 @@ def test_the_same_seed_prints_the_same_output(capsys: pytest.CaptureFixture[str]
     assert outs[0] == outs[1] != outs[2]
 
 
-def test_json_of_several_scenarios_is_one_document_and_progress_goes_through_all_of_them(
+def test_json_of_several_scenarios_is_one_document_and_progress_covers_all(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, str]] = []

@@ -123,7 +123,7 @@ def test_a_cool_machine_limits_nothing_and_reports_nothing(machine: Machine) -> 
     assert (machine.events, machine.resume_count) == ([], 0)
 
 
-def test_a_hot_machine_sheds_and_what_changed_is_reported_once(machine: Machine) -> None:
+def test_a_hot_machine_sheds_load_and_reports_each_change_once(machine: Machine) -> None:
     machine.run(5)
     machine.temperature_c = 98.0
     assert machine.run(5).level is ThermalLevel.HOT
@@ -306,7 +306,7 @@ def test_the_lighter_variant_runs_if_a_hot_machine_cannot_do_all_work(machine: M
     assert [(item["model"], item["variant"]) for item in told] == [("heavy", "light")]
 
 
-def test_the_heavier_model_comes_back_once_there_is_room_for_it(machine: Machine) -> None:
+def test_the_heavier_model_returns_once_there_is_room_for_it(machine: Machine) -> None:
     machine.pairs = {"heavy": "light"}
     machine.run(20, ask(machine, "heavy", 9, 0.05, 0))
     machine.temperature_c = 99.5
@@ -420,7 +420,7 @@ def test_a_load_waits_until_the_machine_has_cooled() -> None:
     assert throttle.wrap(lambda file, count: None)(FILE, 1) is None
 
 
-def test_a_load_that_waited_long_enough_goes_on() -> None:
+def test_a_load_continues_after_its_maximum_wait() -> None:
     times = iter(range(0, 1000, 30))
     throttle = LoadThrottle(
         lambda: PolicyDecision(ThermalLevel.HOT, may_load=False), 60.0, clock=lambda: float(next(times))

@@ -43,7 +43,7 @@ def test_one_prompt_is_answered_and_statistics_go_to_stderr(url: str, run_comman
     )
 
 
-def test_max_tokens_cuts_the_answer(url: str, run_command: Any) -> None:
+def test_max_tokens_limits_the_response(url: str, run_command: Any) -> None:
     done = run_command("chat", "talker", f"--url={url}", "--prompt=hello", "--max-tokens=5")
     assert done.stdout == "Hello\n"
 

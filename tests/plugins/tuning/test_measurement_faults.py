@@ -92,7 +92,7 @@ def test_requests_delayed_by_a_stall_are_reported_beside_latencies_without_them(
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
-def test_a_broken_file_of_arrays_is_reported_in_words(tmp_path: Path, is_cut: bool) -> None:
+def test_a_broken_file_of_arrays_is_reported_by_a_message(tmp_path: Path, is_cut: bool) -> None:
     path = tmp_path / "data.npz"
     np.savez_compressed(path, INPUT0=np.arange(10_000, dtype=np.int8) % 7)
     content = bytearray(path.read_bytes())

@@ -24,7 +24,7 @@ def changed(picture: np.ndarray) -> np.ndarray:
     return (picture != GRAY).any(axis=2)
 
 
-def test_a_jpeg_of_the_frames_size_comes_back_and_the_frame_stays() -> None:
+def test_a_jpeg_of_the_frames_size_is_returned_and_the_frame_is_not_changed() -> None:
     picture = frame()
     picture.flags.writeable = False
     found = Perception(detections=(Detection(10, 50, 100, 90, 0.9, 0, "cat"),))

@@ -103,7 +103,7 @@ def test_a_content_type_that_cannot_be_read_is_a_clients_error(parameter):
 @pytest.mark.parametrize(
     "parameter", ['; charset=x; Boundary = "x+y"', ";boundary=x+y; a=b", r'; boundary="x\+y"', "; boundary=x+y ;a"]
 )
-def test_a_boundary_is_a_token_or_a_quoted_text(parameter):
+def test_a_boundary_is_a_token_or_a_quoted_string(parameter):
     assert form_parts(form(b"a"), f"multipart/form-data{parameter}") == [("image", b"a")]
 
 
@@ -125,7 +125,7 @@ def test_an_image_is_answered_with_classes(site):
         ("absent", b"x", 404, "unknown model"),
     ],
 )
-def test_what_is_no_image_or_no_model_for_images_is_refused(site, model, body, status, text):
+def test_an_invalid_image_or_a_model_without_image_input_is_refused(site, model, body, status, text):
     reply = site.post(f"/edge/v1/models/{model}/perception", body)
     assert (reply.status, text in reply.error) == (status, True), reply.error
 

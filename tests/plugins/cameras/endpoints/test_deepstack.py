@@ -70,7 +70,7 @@ def form(**parts: bytes) -> tuple[bytes, dict[str, str]]:
     return body + b"--5f0e--\r\n", {"Content-Type": "multipart/form-data; boundary=5f0e"}
 
 
-def test_objects_come_back_in_pixels_of_the_picture_best_first_with_their_labels(recorder: Any) -> None:
+def test_objects_are_returned_best_first_in_image_pixels_with_labels(recorder: Any) -> None:
     reply = recorder.post(PATH, *form(api_key=b"", image=jpeg()))
     assert (reply.status, reply.json["success"]) == (200, True)
     first, second, third = reply.json["predictions"]
@@ -79,12 +79,12 @@ def test_objects_come_back_in_pixels_of_the_picture_best_first_with_their_labels
     assert (third["label"], third["confidence"]) == ("class 7", pytest.approx(0.3))
 
 
-def test_a_client_may_ask_for_a_least_confidence(recorder: Any) -> None:
+def test_a_client_may_set_a_minimum_confidence(recorder: Any) -> None:
     reply = recorder.post(PATH, *form(image=jpeg(), min_confidence=b"0.6"))
     assert [found["label"] for found in reply.json["predictions"]] == ["person"]
 
 
-def test_at_most_twenty_objects_come_back_because_frigate_has_room_for_no_more(recorder: Any) -> None:
+def test_at_most_twenty_objects_are_returned_as_frigate_accepts_no_more(recorder: Any) -> None:
     rows = [(index, 0, index + 2, 2, 0.5 + index / 100, 0) for index in range(30)]
     recorder.service.models["finder"] = (FINDER, lambda request: compute(request, rows))
     scores = [found["confidence"] for found in recorder.post(PATH, *form(image=jpeg())).json["predictions"]]
@@ -92,7 +92,7 @@ def test_at_most_twenty_objects_come_back_because_frigate_has_room_for_no_more(r
     assert min(scores) == pytest.approx(0.6)
 
 
-def test_a_picture_without_objects_is_no_error(recorder: Any) -> None:
+def test_an_image_without_objects_is_no_error(recorder: Any) -> None:
     recorder.service.models["finder"] = (FINDER, lambda request: compute(request, [(0, 0, 0, 0, 0, 0)]))
     assert recorder.post(PATH, *form(image=jpeg())).json == {"success": True, "predictions": []}
 
@@ -108,9 +108,7 @@ def test_a_picture_without_objects_is_no_error(recorder: Any) -> None:
         ({f"field{index}": b"x" for index in range(17)}, "must have 1 to 16 parts"),
     ],
 )
-def test_what_is_wrong_with_a_form_is_said_in_deepstacks_form(
-    recorder: Any, parts: dict[str, bytes], words: str
-) -> None:
+def test_errors_of_a_form_have_deepstacks_format(recorder: Any, parts: dict[str, bytes], words: str) -> None:
     reply = recorder.post(PATH, *form(**parts))
     assert (reply.status, reply.json["success"]) == (400, False)
     assert words in reply.json["error"]
@@ -123,13 +121,13 @@ def test_a_body_that_is_no_form_is_refused(recorder: Any) -> None:
         assert "multipart/form-data" in reply.json["error"]
 
 
-def test_a_body_beyond_the_limit_is_refused(open_site: Any) -> None:
+def test_a_body_above_the_size_limit_is_refused(open_site: Any) -> None:
     small = open_site(max_input_size_bytes=1000)
     serve(small, finder={})
     assert small.post(PATH, *form(image=bytes(2000))).status == 400
 
 
-def test_the_model_is_the_one_that_says_so_or_the_only_one_that_detects_or_the_one_in_the_path(site: Any) -> None:
+def test_the_model_is_the_declared_the_only_detector_or_the_one_in_the_path(site: Any) -> None:
     def asked(path: str = PATH) -> tuple[int, str]:
         reply = site.post(path, *form(image=jpeg()))
         return reply.status, site.service.requests[-1].model if reply.status == 200 else reply.json["error"]
@@ -151,7 +149,7 @@ def test_the_model_is_the_one_that_says_so_or_the_only_one_that_detects_or_the_o
     assert asked()[0] == 404
 
 
-def test_a_named_model_must_be_there_and_detect_objects(recorder: Any) -> None:
+def test_a_named_model_must_be_loaded_and_detect_objects(recorder: Any) -> None:
     for name, status, words in (
         ("nothing", 404, "unknown model: 'nothing'"),
         ("image", 400, "model 'image' does not detect objects: its configuration has no parameter 'detection_head'"),
@@ -163,7 +161,7 @@ def test_a_named_model_must_be_there_and_detect_objects(recorder: Any) -> None:
         assert words in reply.json["error"]
 
 
-def test_a_refusal_of_the_governor_says_when_to_come_back(recorder: Any) -> None:
+def test_a_refusal_of_the_governor_has_a_retry_time(recorder: Any) -> None:
     def too_hot(request: Request) -> list[Response]:
         return [Response(request.model, 1, request.id, error=Throttled("too hot", retry_after_s=2.5))]
 
@@ -177,7 +175,7 @@ def test_a_refusal_of_the_governor_says_when_to_come_back(recorder: Any) -> None
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/vision/custom/finder"])
-def test_a_page_of_another_site_finds_nothing(recorder: Any, path: str) -> None:
+def test_a_page_of_another_site_gets_nothing(recorder: Any, path: str) -> None:
     body, headers = form(image=jpeg())
     reply = recorder.post(path, body, {**headers, "Origin": "http://evil.example"})
     assert (reply.status, recorder.service.requests) == (403, [])

@@ -107,7 +107,7 @@ def read_picture(answer: http.client.HTTPResponse) -> Any:
     return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
 
 
-def test_a_viewer_gets_pictures_until_the_stream_ends(open_site: Any, stream: OneStream) -> None:
+def test_a_viewer_gets_images_until_the_stream_ends(open_site: Any, stream: OneStream) -> None:
     with looking(open_site(view=stream)) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "multipart/x-mixed-replace; boundary=picture"
@@ -118,7 +118,7 @@ def test_a_viewer_gets_pictures_until_the_stream_ends(open_site: Any, stream: On
     until(lambda: stream.viewer_count == 0)
 
 
-def test_results_come_apart_from_their_frames(open_site: Any, stream: OneStream) -> None:
+def test_results_are_sent_separately_from_their_frames(open_site: Any, stream: OneStream) -> None:
     with looking(open_site(view=stream), FRAMES) as answer:
         for _ in range(2):
             kind, data = read_part(answer)
@@ -134,14 +134,14 @@ def test_results_come_apart_from_their_frames(open_site: Any, stream: OneStream)
             assert read_picture(answer).shape == (8, 8, 3)
 
 
-def test_one_picture_is_a_jpeg(open_site: Any, stream: OneStream) -> None:
+def test_a_single_image_is_a_jpeg(open_site: Any, stream: OneStream) -> None:
     reply = open_site(view=stream).get(ONE)
     assert (reply.status, reply.headers["Content-Type"]) == (200, "image/jpeg")
     assert cv2.imdecode(np.frombuffer(reply.body, np.uint8), cv2.IMREAD_COLOR).shape == (8, 8, 3)
     assert stream.viewer_count == 0
 
 
-def test_a_silent_camera_and_one_that_ends_have_no_picture(
+def test_a_silent_or_ended_camera_has_no_image(
     open_site: Any, stream: OneStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.close()
@@ -153,7 +153,7 @@ def test_a_silent_camera_and_one_that_ends_have_no_picture(
         stream.view.end()
 
 
-def test_without_a_viewer_no_picture_is_wanted(open_site: Any, stream: OneStream) -> None:
+def test_without_a_viewer_no_image_is_drawn(open_site: Any, stream: OneStream) -> None:
     with looking(open_site(view=stream)) as answer:
         read_picture(answer)
     until(lambda: stream.viewer_count == 0)
@@ -180,7 +180,7 @@ def test_an_unknown_stream_and_too_many_viewers_are_refused(open_site: Any, stre
     assert (reply.status, reply.headers["Retry-After"]) == (429, "10")
 
 
-def test_without_streams_there_is_nothing_to_see(site: Any) -> None:
+def test_without_streams_there_is_nothing_to_view(site: Any) -> None:
     assert site.get(PATH).status == 404
 
 
@@ -201,7 +201,7 @@ def test_other_machines_need_a_key_or_view_open(
         assert answer.status == 200
 
 
-def test_a_name_that_another_site_points_here_shows_nothing(open_site: Any, stream: OneStream) -> None:
+def test_a_foreign_host_name_that_resolves_here_shows_nothing(open_site: Any, stream: OneStream) -> None:
     site = open_site(address="0.0.0.0", view=stream, is_view_open=True, allowed_hosts=("box.example",))
     reply = site.get(PATH, headers={"Host": "evil.example"})
     assert reply.status == 403
