@@ -1,6 +1,6 @@
-"""edge_server: a small inference server for robots and edge boxes that speaks Triton's language.
+"""edge_server: a small inference server for robots and edge computers with the protocols of NVIDIA Triton.
 
-Importing this package pulls in no runtime, no web framework and no gRPC: each is imported where it is first needed.
+Importing this package imports no runtime, web framework or gRPC: each is imported at its first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m edge_server` does what the command `edge-server` does."""
+"""Entry point of `python -m edge_server`, which is the same as the command `edge-server`."""
 
 from edge_server.cli.main import main
 

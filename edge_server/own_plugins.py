@@ -1,4 +1,4 @@
-"""Plugins of this package: those that are there, and what to say when one is missing."""
+"""List of this package's own plugins, and the error messages for missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of plugins: what a part of the server may bring that the core does not know by name.
+"""Plugin interface: the contributions of a part of the server that the core does not know by name.
 
 A plugin is a folder `edge_server/plugins/NAME` whose module `plugin` has an object PLUGIN, or an object that another
 package names as an entry point of the group `edge_server.plugins`. The object is of a subclass of `Plugin`. Its module

@@ -265,7 +265,7 @@ class InferenceService:
         return self.traces.get(name)
 
     def update_trace_settings(self, name: str, raw: Mapping[str, object]) -> dict[str, str | list[str]]:
-        """Change what is traced, see core.trace_settings.parse_change, and return all settings. *Blocking* for a
+        """Change what is traced, see core.trace_settings.parse_trace_change, and return all settings. *Blocking* for a
         moment.
 
         Raises InvalidRequest, and Unsupported for the file.

@@ -2,6 +2,7 @@
 
 `console` draws for all of them; `svg_charts` for the commands of plugins.
 
-The top layer, which may import all others. `serve` and `check` build a server; `status` and others query a running one
-over the network. Exit codes: 0 success, 1 failure while running, 2 cannot start (flags, ports, repository).
+The top layer, which may import all others; plugins with commands import its helpers. `serve` and `check` build a
+server; `status` and others query a running one over the network. Exit codes: 0 success, 1 failure while running, 2
+cannot start (flags, ports, repository).
 """

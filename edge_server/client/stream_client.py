@@ -1,4 +1,4 @@
-"""Frame stream client without its waiting: what the clients for threads and asyncio share."""
+"""Common part of the frame stream clients for threads and for asyncio: everything but waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Back-off: the wait before a new attempt. Pure: the caller counts the failures and draws the random share."""
+"""Exponential back-off: the wait before a new attempt. The caller counts the failures and draws the random fraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BytesCache: what was decoded from bytes, found again by the same bytes."""
+"""Bounded cache of decoded values, by the bytes from which they were decoded."""
 
 from __future__ import annotations
 

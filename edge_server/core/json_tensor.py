@@ -1,4 +1,4 @@
-"""JsonTensor: a text input that a front end has parsed already, so that a model does not parse it again."""
+"""Tensor with a JSON text that a front end has already parsed, so that the model does not parse it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lifecycle of a model version: its states, the allowed transitions, the desired state, and the next-action rule."""
+"""Lifecycle of a model version: its states and transitions, the desired state, and the rule for the next action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Front ends: HTTP, gRPC and what they share. They translate wire formats to core objects and back.
+"""Front ends: HTTP, gRPC and their common parts. They translate wire formats to core objects and back.
 
 Front ends call the server only through `service.InferenceService`; `process/server` starts and stops them. A request
 arrives as bytes in `http/` or `grpc/`, and leaves to the core as `core.request_response.Request`.

@@ -1,4 +1,4 @@
-"""Expiry of a certificate chain, read from its PEM file. Python's ssl module tells it only of verified peers."""
+"""Expiry of a certificate chain, read from its PEM file. Python's ssl module gives it only for verified peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error for an address that a front end cannot listen on."""
+"""Error message for an address on which a front end cannot listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses of models on an event loop, for front ends that live on one."""
+"""Delivery of responses from model threads to an event loop, with one wake-up for several responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Available memory: check whether one more model fits, from the kernel's figures.
+"""Check whether one more model fits into the available memory, as the kernel reports it.
 
 /proc/meminfo (proc(5)): MemAvailable is the memory that programs can still get without swapping; a control group may
 allow less. /proc/pressure/memory (Documentation/accounting/psi.rst): the share of the last ten seconds in which some

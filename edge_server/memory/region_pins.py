@@ -1,4 +1,4 @@
-"""Pins of shared-memory regions: a request keeps its regions mapped until its bytes are no longer needed."""
+"""Pins of shared-memory regions: they keep the regions of a request mapped until its bytes are no longer needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server: the inference server inside a Python program. The names are those of NVIDIA's package `tritonserver`.
+"""Embedded server: the inference server inside a Python program, with the names of NVIDIA's package `tritonserver`.
 
     with edge_server.Server(model_repository="models") as server:
         answer = server.infer("my_model", {"INPUT0": array}, deadline_ms=50)

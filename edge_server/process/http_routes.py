@@ -1,4 +1,4 @@
-"""Routes of the HTTP port: the lines of the parts that this server has."""
+"""Assembly of the HTTP port's routes from the parts and plugins of this server."""
 
 from __future__ import annotations
 

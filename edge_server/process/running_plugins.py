@@ -1,4 +1,4 @@
-"""Plugins of one server: calls each at its moments, and goes on without one that fails unexpectedly."""
+"""Plugins of one running server: calls their methods in order, and goes on without a plugin that fails unexpectedly."""
 
 from __future__ import annotations
 

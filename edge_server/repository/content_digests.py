@@ -1,4 +1,4 @@
-"""SHA-256 of the files of each served version: what a fleet compares, where version numbers only say what was meant.
+"""SHA-256 digests of the files of each served version, by which a fleet compares what its servers really serve.
 
 The digest of a version is the SHA-256 of the lines that sha256sum(1) prints for its files, sorted by path: all files of
 the version's folder, and the model's files outside its versions. Left out are hidden files and the lists of

@@ -1,4 +1,4 @@
-"""File system type of a path, and whether inotify reports all changes on it."""
+"""File system of a path: its type, and whether inotify reports all changes on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolver of a version: from its files to the complete ModelSpec and the file to open. Called at each load."""
+"""Resolver of a version: turns its files into the complete ModelSpec and the file to open, at each load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are not what their names say.
+"""Detection of files whose content does not match their name, such as an HTML page named model.onnx.
 
 They are looked for after a load failed, to give the reason in place of a runtime's parser error.
 """

@@ -1,4 +1,4 @@
-"""Metric families that do not come from the statistics of versions: response cache, CUDA shared memory, custom metrics
+"""Metric families that do not come from version statistics: response cache, CUDA shared memory, custom metrics
 of models, loads of models, disk space, certificates."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RPCs of Triton's GRPCInferenceService for a program in this process: bytes in, bytes out, no connection."""
+"""In-process calls of Triton's GRPCInferenceService: serialized messages in and out, without a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of RPCs by HTTP/2 path."""
+"""Table of the RPCs of all gRPC services, by HTTP/2 path, with their restrictions."""
 
 from __future__ import annotations
 

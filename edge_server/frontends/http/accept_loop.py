@@ -1,4 +1,4 @@
-"""Accept loop of a listening socket, which asks the limit of connections. It also works without free file descriptors.
+"""Accept loop of a listening socket, within the connection limit. It also works without free file descriptors.
 
 asyncio's accept loop has no limit. Without a free file descriptor it retries a thousand times a second, and logs a
 traceback each time.

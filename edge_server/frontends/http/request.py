@@ -1,4 +1,4 @@
-"""Requests that are not inference, as handlers see them, and those that run in a task of their own."""
+"""HTTP requests as handlers of control endpoints see them, and the asyncio tasks in which they run."""
 
 from __future__ import annotations
 

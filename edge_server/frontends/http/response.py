@@ -1,4 +1,4 @@
-"""HTTP responses as bytes: heads, JSON bodies, and errors with their status and headers."""
+"""Encoder of HTTP responses: head, JSON body, and errors with their status and headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of HTTP: a line for each method and path, and the router that finds the line of a request."""
+"""Routes of the HTTP port (method, path, handler), and the router that finds the route of a request."""
 
 from __future__ import annotations
 

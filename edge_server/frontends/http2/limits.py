@@ -1,4 +1,4 @@
-"""Limits of the HTTP/2 server. Each bounds the cost of one client."""
+"""Limits of the HTTP/2 server, which bound the cost of one client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large number arrays of a JSON request: cut out of the text, and parsed in pieces into their tensor.
+"""Parser of large number arrays in a JSON request: cuts them out of the text, and parses them in pieces.
 
 A number takes a few bytes as text and in a tensor, but thirty to a hundred bytes as a Python object. To save memory, a
 large `data` array is cut out of the text before the parser runs, and parsed piece by piece later.

@@ -1,1 +1,4 @@
-"""Ensembles: a version made of the versions of other models, and the requests that go through its steps."""
+"""Ensembles: a version whose steps run on versions of other models.
+
+A request enters at `EnsembleVersion.submit`; `request` runs its steps by submitting requests to the members. The
+version is opened by `lifecycle/loader`, like any other. Only `serving` imports from here."""

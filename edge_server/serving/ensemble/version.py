@@ -1,4 +1,4 @@
-"""Ensemble version: it has no instances; its steps run on the versions of other models."""
+"""Loaded version of an ensemble. It has no instances; its steps run on the versions of other models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Execution of requests on a loaded version: queue, batches, instances, threads, responses and counters.
 
-The scheduler passes a batch and a free instance to `executor`. `inline_rule` decides whether the thread of a caller may
-run a batch. Only `serving` imports from here.
+A request enters at `ModelVersion.submit`, waits in the queue of its `scheduler`, and is answered by the `executor` of a
+free `instance`. `inline_rule` decides whether the thread of a caller may run a batch. Imported by `serving`; other
+parts use its interfaces (`version_interface`, `admission_control`).
 """

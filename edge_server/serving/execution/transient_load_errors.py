@@ -1,4 +1,4 @@
-"""Load errors: which ones may disappear without a change of the model's files."""
+"""Transient load errors: those that may disappear without a change of the model's files, and are retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelVersion: one loaded generation of a model version, from load to its last response."""
+"""Loaded version of a model: one generation, from its load to its last response."""
 
 from __future__ import annotations
 

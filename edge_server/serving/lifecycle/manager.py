@@ -1,4 +1,4 @@
-"""Model manager: the parts that bring models into service, questions about the models, periodic checks, and the end.
+"""Model manager: assembles the parts that load and route models, answers questions about them, and closes them.
 
 The `ModelTable` decides, the `Reconciler` loads and unloads, and the `Router` answers requests without a call to the
 manager.

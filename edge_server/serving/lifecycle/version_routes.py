@@ -1,4 +1,4 @@
-"""Routing table of one model: which version gets a request. Replaced as a whole, never changed."""
+"""Routing table of one model, from requested to serving version. Replaced as a whole, never changed."""
 
 from __future__ import annotations
 
