@@ -49,12 +49,13 @@ PLUGIN_OF_BACKEND: Mapping[str, str] = {
 """Backend -> the plugin that brings it. tests/backends compares it with the plugins."""
 
 PLUGIN_OF_PATH: Mapping[str, str] = {
-    "/": "dashboard",
-    "/docs/api": "dashboard",
-    "/edge/v1/cameras": "cameras",
+    **dict.fromkeys(("/", "/docs/api"), "dashboard"),
+    **dict.fromkeys(("/edge/v1/cameras", "/edge/v1/streams"), "cameras"),
+    **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"), "language"),
     "/edge/v1/governor": "governor",
+    "/edge/v1/engines": "tensorrt",
 }
-"""Path of HTTP that people open -> the plugin that serves it. tests/test_core_alone.py asks for each."""
+"""Path of HTTP -> the plugin that serves it. tests/plugins/test_foreign_plugin.py compares it with the plugins."""
 
 PLUGIN_OF_BODY: Mapping[str, str] = dict.fromkeys(("image/", "multipart/form-data"), "vision")
 """Beginning of a content type -> the plugin that decodes such a body. tests/plugins/vision compares it."""

@@ -53,7 +53,7 @@ def render(
     still do not fit are wrapped. On a pipe, the rule below the last column is limited in length, because this column
     may contain sentences.
     """
-    console = Console(file=output or io.StringIO(), highlight=False)
+    console = _console(output or io.StringIO())
     columns = [
         (title, ["\n".join(map(clean, cell.split("\n"))) for cell in cells])
         for title, *cells in zip(titles, *rows, strict=True)
@@ -79,6 +79,11 @@ def render(
     return "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))
 
 
+def _console(stream: TextIO) -> Console:
+    # Not by FORCE_COLOR, which build services set: what reads a pipe wants no colours and no wrapped cells.
+    return Console(file=stream, force_terminal=stream.isatty(), highlight=False)
+
+
 def _width(column: tuple[str, Sequence[str]]) -> int:
     title, cells = column
     return max(cell_len(line) for cell in (title, *cells) for line in cell.split("\n"))
@@ -86,7 +91,7 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
 
 def busy_line(activity: str) -> AbstractContextManager[object]:
     """Show `activity` on standard error while a block runs, if that is a terminal."""
-    return Console(file=sys.stderr).status(f"{activity} ...")
+    return _console(sys.stderr or io.StringIO()).status(f"{activity} ...")
 
 
 class LiveView:
@@ -94,9 +99,9 @@ class LiveView:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._console = Console(file=stream, highlight=False)
+        self._console = _console(stream)
         self._live: Live | None = None
-        self.is_terminal = self._console.is_terminal
+        self.is_terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self.is_broken = False
         """Whether the reader of a pipe has closed it. Then nothing more is written."""
 

@@ -91,7 +91,11 @@ def visible(text: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n").split("\n")
 
 
-def test_without_a_terminal_the_table_is_plain_text(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_table_is_plain_text(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
     assert status.run(["--url", url]) == 1
     first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
     assert first == f"edge-server 0.1.0 at {url} is ready"
