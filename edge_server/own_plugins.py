@@ -103,8 +103,8 @@ def unknown_address(address: str) -> str:
     return f"model repository '{address}': expected a folder, or one of {schemes}"
 
 
-def _install_line(what: str, plugin: str) -> str:
+def _install_line(feature: str, plugin: str) -> str:
     return (
-        f"{what} needs the plugin '{plugin}', which is not in this installation: "
+        f"{feature} needs the plugin '{plugin}', which is not in this installation: "
         "pip install --force-reinstall --no-deps edge-server"
     )

@@ -218,8 +218,8 @@ def _check_values(spec: ModelSpec, where: str, made: _TensorSource, item: InputS
             "model, or an input of the ensemble with is_shape_tensor: true",
         )
     if not _match(made.dims, item.dims):
-        what = "rows of the values" if made.repeats_values else "values"
-        raise _bad(spec, f"{given}, but the model expects {what} of its shape tensor, {list(item.dims)}")
+        expected = "rows of the values" if made.repeats_values else "values"
+        raise _bad(spec, f"{given}, but the model expects {expected} of its shape tensor, {list(item.dims)}")
 
 
 def _check_outputs(spec: ModelSpec, sources: Mapping[str, _TensorSource]) -> None:

@@ -60,8 +60,8 @@ def find_unprotected_categories(config: ServerConfig) -> str:
             wires_of.setdefault(", ".join(categories), []).append(wire)
     if not wires_of:
         return ""
-    what = "; ".join(f"{categories} over {' and '.join(wires)}" for categories, wires in wires_of.items())
-    return f"any machine may give orders without a key: {what}"
+    commands = "; ".join(f"{categories} over {' and '.join(wires)}" for categories, wires in wires_of.items())
+    return f"any machine may give orders without a key: {commands}"
 
 
 def required_picture_access(config: ServerConfig, *, needs_token: bool) -> str:

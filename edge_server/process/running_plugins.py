@@ -181,10 +181,10 @@ class RunningPlugins:
     def _active(self) -> list[tuple[str, RunningPlugin]]:
         return [(name, plugin) for name, plugin in self._running.items() if name not in self.failures]
 
-    def _only(self, what: str, member: Callable[[RunningPlugin], T | None]) -> T | None:
+    def _only(self, contribution: str, member: Callable[[RunningPlugin], T | None]) -> T | None:
         found = {name: value for name, plugin in self._active() if (value := member(plugin)) is not None}
         if len(found) > 1:
-            raise ConfigError(f"the plugins {' and '.join(found)} each bring {what}: one is possible")
+            raise ConfigError(f"the plugins {' and '.join(found)} each bring {contribution}: one is possible")
         return next(iter(found.values()), None)
 
     def _call(self, name: str, call: Callable[[], T]) -> T | None:

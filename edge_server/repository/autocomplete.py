@@ -241,22 +241,22 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
                     f"model '{model}': unexpected {kind} '{item.name}': expected one of the model file's "
                     f"{kind}s {sorted(of_file)}"
                 )
-            what = f"model '{model}': {kind} '{item.name}'"
+            prefix = f"model '{model}': {kind} '{item.name}'"
             if kind == "input" and item.name in flat:
-                _check_flat(item, spec, what)
+                _check_flat(item, spec, prefix)
             else:
                 is_split = kind == "output" and item.name in split
-                _check_tensor(item, spec, what, config.max_batch_size, has_own_dims=is_split)
+                _check_tensor(item, spec, prefix, config.max_batch_size, has_own_dims=is_split)
     _check_batch_inputs(config, model, signature)
     check_sequences_against_file(config, model, signature)
     _check_none_missing(config, model, signature)
 
 
-def _check_flat(item: ConfigMessage, spec: _TensorSpec, what: str) -> None:
+def _check_flat(item: ConfigMessage, spec: _TensorSpec, prefix: str) -> None:
     """Check a ragged input: the model receives it in one dimension, whatever its dims."""
-    _check_tensor(item, spec, what, 0, has_own_dims=True)
+    _check_tensor(item, spec, prefix, 0, has_own_dims=True)
     if len(spec.dims) != 1:
-        raise BadModelConfig(f"{what} allow_ragged_batch: expected one dimension in the model file, "
+        raise BadModelConfig(f"{prefix} allow_ragged_batch: expected one dimension in the model file, "
                              f"given {list(spec.dims)}")  # fmt: skip
 
 
@@ -268,41 +268,43 @@ def _check_batch_inputs(config: ConfigMessage, model: str, signature: ModelSigna
             if name not in of_file:
                 raise BadModelConfig(f"model '{model}': batch_input target_name: expected one of the model file's "
                                      f"inputs {sorted(of_file)}, given '{name}'")  # fmt: skip
-            what = f"model '{model}': batch_input '{name}'"
-            _check_tensor(item, of_file[name], what, 0, has_own_dims=True)
+            prefix = f"model '{model}': batch_input '{name}'"
+            _check_tensor(item, of_file[name], prefix, 0, has_own_dims=True)
 
 
 def _check_tensor(
-    item: ConfigMessage, spec: _TensorSpec, what: str, max_batch_size: int, *, has_own_dims: bool = False
+    item: ConfigMessage, spec: _TensorSpec, prefix: str, max_batch_size: int, *, has_own_dims: bool = False
 ) -> None:
     dtype = _BY_NUMBER.get(item.data_type)
     if dtype is not None and dtype is not spec.dtype:
-        raise BadModelConfig(f"{what} data_type: expected the model file's {spec.dtype.config_name}, "
+        raise BadModelConfig(f"{prefix} data_type: expected the model file's {spec.dtype.config_name}, "
                              f"given {dtype.config_name}")  # fmt: skip
     if has_own_dims or not item.dims:
         return
     stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
     if max_batch_size > 0 and (spec.is_shape_tensor or item.is_shape_tensor):
-        _check_values(item, spec, what, stated)
+        _check_values(item, spec, prefix, stated)
         return
     has_batch = max_batch_size > 0
     of_file = list(spec.dims[1:] if has_batch else spec.dims)
     if not _fits(stated, of_file):
         batch = " after the batch dimension" if has_batch else ""
         hint = "" if has_batch or not _fits([-1, *stated], of_file) else "; does it lack max_batch_size?"
-        raise BadModelConfig(f"{what} dims: expected a shape that fits the model file's {of_file}{batch}, "
+        raise BadModelConfig(f"{prefix} dims: expected a shape that fits the model file's {of_file}{batch}, "
                              f"given {stated}{hint}")  # fmt: skip
 
 
-def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Sequence[int]) -> None:
+def _check_values(item: ConfigMessage, spec: _TensorSpec, prefix: str, stated: Sequence[int]) -> None:
     """Check a shape tensor of a model that batches: its dims count the values without the batch size."""
     if not item.is_shape_tensor:
-        raise BadModelConfig(f"{what} is_shape_tensor: expected true, because it is one in the model file, given false")
+        raise BadModelConfig(
+            f"{prefix} is_shape_tensor: expected true, because it is one in the model file, given false"
+        )
     size = spec.dims[0]
     if len(stated) != 1 or stated[0] < 1 or size not in (-1, stated[0] + 1):
         expected = f"[{size - 1}]" if size > 0 else "one dimension of a fixed size"
         raise BadModelConfig(
-            f"{what} dims: expected {expected}, as many as the values of the model file's shape tensor "
+            f"{prefix} dims: expected {expected}, as many as the values of the model file's shape tensor "
             f"{list(spec.dims)} beside the batch size, given {list(stated)}"
         )
 

@@ -29,9 +29,9 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
 
     Raises BadModelConfig if there is none, or for files that are outside `model_dir`, too large or damaged.
     """
-    what = f"model '{model}': parameter chat_tokenizer"
-    config = _read_json(what, model_dir, f"{folder}/tokenizer_config.json")
-    template = _read(what, model_dir, f"{folder}/chat_template.jinja") or config.get("chat_template")
+    prefix = f"model '{model}': parameter chat_tokenizer"
+    config = _read_json(prefix, model_dir, f"{folder}/tokenizer_config.json")
+    template = _read(prefix, model_dir, f"{folder}/chat_template.jinja") or config.get("chat_template")
     if isinstance(template, list):  # of several templates, e.g. one for tools
         template = next(
             (item.get("template") for item in template if isinstance(item, dict) and item.get("name") == "default"),
@@ -39,7 +39,7 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
         )
     if not isinstance(template, str) or not template:
         raise BadModelConfig(
-            f"{what}: expected '{folder}/chat_template.jinja', or 'chat_template' in '{folder}/tokenizer_config.json'"
+            f"{prefix}: expected '{folder}/chat_template.jinja', or 'chat_template' in '{folder}/tokenizer_config.json'"
         )
     tokens: dict[str, str] = {}
     for key, value in config.items():
@@ -48,7 +48,7 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
             tokens[key] = token
     added = config.get("added_tokens_decoder")
     if not isinstance(added, dict):
-        added = dict(enumerate(_read_json(what, model_dir, f"{folder}/tokenizer.json").get("added_tokens") or ()))
+        added = dict(enumerate(_read_json(prefix, model_dir, f"{folder}/tokenizer.json").get("added_tokens") or ()))
     found = [item for item in added.values() if isinstance(item, dict) and item.get("special")]
     more = config.get("additional_special_tokens") or ()
     texts = {
@@ -61,33 +61,33 @@ def read_chat_template(model: str, model_dir: Path, folder: str) -> ChatTemplate
     return ChatTemplate(template, tokens, tuple(special))
 
 
-def _read_json(what: str, model_dir: Path, name: str) -> Mapping[str, Any]:
+def _read_json(prefix: str, model_dir: Path, name: str) -> Mapping[str, Any]:
     """Return the object of a JSON file, an empty one if there is no such file."""
-    text = _read(what, model_dir, name)
+    text = _read(prefix, model_dir, name)
     if text is None:
         return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadModelConfig(f"{what}: '{name}' is not JSON: {error}") from error
+        raise BadModelConfig(f"{prefix}: '{name}' is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise BadModelConfig(f"{what}: '{name}' is not a JSON object")
+        raise BadModelConfig(f"{prefix}: '{name}' is not a JSON object")
     return value
 
 
-def _read(what: str, model_dir: Path, name: str) -> str | None:
+def _read(prefix: str, model_dir: Path, name: str) -> str | None:
     """Return the text of a file, None if there is no such file."""
-    if not (model_dir / check_relative(name, what)).exists():
+    if not (model_dir / check_relative(name, prefix)).exists():
         return None
-    path = find_inside(model_dir, name, what)
+    path = find_inside(model_dir, name, prefix)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise BadModelConfig(f"{what}: '{name}' cannot be read: {error.strerror}") from error
+        raise BadModelConfig(f"{prefix}: '{name}' cannot be read: {error.strerror}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise BadModelConfig(f"{what}: '{name}' is larger than {MAX_FILE_BYTES} bytes")
+        raise BadModelConfig(f"{prefix}: '{name}' is larger than {MAX_FILE_BYTES} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise BadModelConfig(f"{what}: '{name}' is not UTF-8 text (byte {error.start})") from error
+        raise BadModelConfig(f"{prefix}: '{name}' is not UTF-8 text (byte {error.start})") from error

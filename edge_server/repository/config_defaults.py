@@ -95,18 +95,18 @@ def _fill_kind(group: ConfigMessage, devices: Devices) -> None:
 
 def _fill_gpus(group: ConfigMessage, model: str, devices: Devices) -> None:
     gpu_count = devices.gpu_count
-    what = f"model '{model}': instance_group '{group.name}'"
+    prefix = f"model '{model}': instance_group '{group.name}'"
     if group.kind != KIND_GPU:
         if group.gpus:
             kind = "KIND_CPU" if group.kind == KIND_CPU else "KIND_MODEL"
-            raise BadModelConfig(f"{what} has kind {kind}: expected no gpus, given {list(group.gpus)}")
+            raise BadModelConfig(f"{prefix} has kind {kind}: expected no gpus, given {list(group.gpus)}")
         return
     if gpu_count == 0:
         raise BadModelConfig(
-            f"{what} has kind KIND_GPU but no GPU is available; use KIND_CPU, or KIND_AUTO to take what there is"
+            f"{prefix} has kind KIND_GPU but no GPU is available; use KIND_CPU, or KIND_AUTO to take what there is"
         )
     if not group.gpus:
         group.gpus.extend(devices.healthy_gpus or range(gpu_count))
     for gpu in group.gpus:
         if not 0 <= gpu < gpu_count:
-            raise BadModelConfig(f"{what} gpus: expected numbers of 0 to {gpu_count - 1}, given {gpu}")
+            raise BadModelConfig(f"{prefix} gpus: expected numbers of 0 to {gpu_count - 1}, given {gpu}")

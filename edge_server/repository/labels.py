@@ -16,21 +16,21 @@ def read_labels(model: str, output: str, model_dir: Path, file_name: str) -> tup
     Raises BadModelConfig if the file is absent, lies outside `model_dir`, is larger than MAX_LABEL_BYTES, or is not
     UTF-8.
     """
-    what = f"model '{model}': label_filename of output '{output}'"
-    path = find_inside(model_dir, file_name, what)
+    prefix = f"model '{model}': label_filename of output '{output}'"
+    path = find_inside(model_dir, file_name, prefix)
     try:
         if not path.is_file():
-            raise BadModelConfig(f"{what}: '{file_name}' is not a file")
+            raise BadModelConfig(f"{prefix}: '{file_name}' is not a file")
         with path.open("rb") as file:
             content = file.read(MAX_LABEL_BYTES + 1)
     except OSError as error:
-        raise BadModelConfig(f"{what}: '{file_name}' cannot be read: {error.strerror}") from error
+        raise BadModelConfig(f"{prefix}: '{file_name}' cannot be read: {error.strerror}") from error
     if len(content) > MAX_LABEL_BYTES:
-        raise BadModelConfig(f"{what}: '{file_name}' is larger than {MAX_LABEL_BYTES} bytes")
+        raise BadModelConfig(f"{prefix}: '{file_name}' is larger than {MAX_LABEL_BYTES} bytes")
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise BadModelConfig(f"{what}: '{file_name}' is not UTF-8 text (byte {error.start})") from error
+        raise BadModelConfig(f"{prefix}: '{file_name}' is not UTF-8 text (byte {error.start})") from error
     if lines[-1] == "":
         lines.pop()
     return tuple(line.removesuffix("\r") for line in lines)

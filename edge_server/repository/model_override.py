@@ -191,7 +191,7 @@ def _parameters(config: ConfigMessage) -> Iterator[tuple[str, str]]:
         yield from given.items()
 
 
-def _forbidden(model: str, what: str) -> Forbidden:
+def _forbidden(model: str, content: str) -> Forbidden:
     return Forbidden(
-        f"load of model '{model}': {what} is accepted from this machine only, or with --allow-code-upload from any"
+        f"load of model '{model}': {content} is accepted from this machine only, or with --allow-code-upload from any"
     )

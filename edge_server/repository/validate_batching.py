@@ -122,61 +122,63 @@ def _check_strategy(batching: ConfigMessage, max_batch_size: int, model: str) ->
 def _check_controls(batching: ConfigMessage, model: str) -> None:
     kinds: dict[ControlKind, str] = {}
     for item in batching.control_input:
-        what = f"sequence_batching.control_input '{item.name}'"
+        where = f"sequence_batching.control_input '{item.name}'"
         if len(item.control) != 1:
-            raise bad_field(model, what, "one control, because an input holds one value", len(item.control))
+            raise bad_field(model, where, "one control, because an input holds one value", len(item.control))
         control = item.control[0]
         kind = ControlKind(control.kind)
         if kind in kinds:
-            raise bad_field(model, what, f"CONTROL_SEQUENCE_{kind.name} once", f"it for '{kinds[kind]}' as well")
+            raise bad_field(model, where, f"CONTROL_SEQUENCE_{kind.name} once", f"it for '{kinds[kind]}' as well")
         kinds[kind] = item.name
         stated = [name for name in _FLAGS if getattr(control, name)]
         if kind is ControlKind.CORRID:
             names = [dtype.config_name for dtype in _ID_TYPES]
             if stated:
-                raise bad_field(model, what, "data_type alone for CONTROL_SEQUENCE_CORRID", ", ".join(stated))
+                raise bad_field(model, where, "data_type alone for CONTROL_SEQUENCE_CORRID", ", ".join(stated))
             if _dtype(control.data_type) not in _ID_TYPES:
-                raise bad_field(model, f"{what} data_type", f"one of {', '.join(names)}", dtype_name(control.data_type))
+                raise bad_field(
+                    model, f"{where} data_type", f"one of {', '.join(names)}", dtype_name(control.data_type)
+                )
         elif len(stated) != 1:
-            raise bad_field(model, what, f"one of {', '.join(_FLAGS)}", ", ".join(stated) or "none")
+            raise bad_field(model, where, f"one of {', '.join(_FLAGS)}", ", ".join(stated) or "none")
         elif len(getattr(control, stated[0])) != 2:
             values = list(getattr(control, stated[0]))
-            raise bad_field(model, f"{what} {stated[0]}", "two values, for false and for true", values)
+            raise bad_field(model, f"{where} {stated[0]}", "two values, for false and for true", values)
 
 
 def _check_states(batching: ConfigMessage, model: str) -> None:
     for item in batching.state:
-        what = f"sequence_batching.state '{item.input_name}'"
+        where = f"sequence_batching.state '{item.input_name}'"
         if _dtype(item.data_type) is None:
-            raise bad_field(model, f"{what} data_type", "a type such as TYPE_FP32", "none")
+            raise bad_field(model, f"{where} data_type", "a type such as TYPE_FP32", "none")
         if not item.dims:
-            raise bad_field(model, f"{what} dims", "at least one dimension", "none")
-        _check_dims(item.dims, f"{what} dims", model, allows_any=True)
+            raise bad_field(model, f"{where} dims", "at least one dimension", "none")
+        _check_dims(item.dims, f"{where} dims", model, allows_any=True)
         if len(item.initial_state) > 1:
-            raise bad_field(model, f"{what} initial_state", "at most one", len(item.initial_state))
+            raise bad_field(model, f"{where} initial_state", "at most one", len(item.initial_state))
         for initial in item.initial_state:
-            _check_initial(initial, item, f"{what} initial_state", model)
+            _check_initial(initial, item, f"{where} initial_state", model)
 
 
-def _check_initial(initial: ConfigMessage, state: ConfigMessage, what: str, model: str) -> None:
+def _check_initial(initial: ConfigMessage, state: ConfigMessage, where: str, model: str) -> None:
     if initial.data_type != state.data_type:
         given = dtype_name(initial.data_type) if _dtype(initial.data_type) else "none"
-        raise bad_field(model, f"{what} data_type", f"{dtype_name(state.data_type)}, the state's", given)
-    _check_dims(initial.dims, f"{what} dims", model, allows_any=False)
+        raise bad_field(model, f"{where} data_type", f"{dtype_name(state.data_type)}, the state's", given)
+    _check_dims(initial.dims, f"{where} dims", model, allows_any=False)
     if not _fits(initial.dims, state.dims):
-        raise bad_field(model, f"{what} dims", f"a shape that fits the state's {list(state.dims)}", list(initial.dims))
+        raise bad_field(model, f"{where} dims", f"a shape that fits the state's {list(state.dims)}", list(initial.dims))
     source = initial.WhichOneof("state_data")
     if source is None or (source == "zero_data" and not initial.zero_data):
-        raise bad_field(model, what, "zero_data: true or a data_file", "neither")
+        raise bad_field(model, where, "zero_data: true or a data_file", "neither")
     if source == "data_file":
-        check_relative(initial.data_file, f"model '{model}': {what} data_file")
+        check_relative(initial.data_file, f"model '{model}': {where} data_file")
 
 
-def _check_dims(dims: Sequence[int], what: str, model: str, *, allows_any: bool) -> None:
+def _check_dims(dims: Sequence[int], where: str, model: str, *, allows_any: bool) -> None:
     for size in dims:
         if size < 1 and not (allows_any and size == -1):
             more = ", or -1 for any size" if allows_any else ""
-            raise bad_field(model, what, f"each dimension to be 1 or more{more}", size)
+            raise bad_field(model, where, f"each dimension to be 1 or more{more}", size)
 
 
 def _check_names(batching: ConfigMessage, model: str) -> None:
@@ -201,17 +203,21 @@ def _control_type(control: ConfigMessage) -> DType | None:
 
 
 def _check_tensor(
-    of_file: dict[str, InputSpec] | dict[str, OutputSpec], name: str, dtype: DType | None, dims: list[int], what: str
+    of_file: dict[str, InputSpec] | dict[str, OutputSpec],
+    name: str,
+    dtype: DType | None,
+    dims: list[int],
+    where: str,
 ) -> None:
     spec = of_file.get(name)
     if spec is None:
-        raise BadModelConfig(f"{what}: expected one of the model file's {sorted(of_file)}, given '{name}'")
+        raise BadModelConfig(f"{where}: expected one of the model file's {sorted(of_file)}, given '{name}'")
     if dtype is not spec.dtype:
         given = "none" if dtype is None else dtype.config_name
-        raise BadModelConfig(f"{what} data_type: expected the model file's {spec.dtype.config_name}, given {given}")
+        raise BadModelConfig(f"{where} data_type: expected the model file's {spec.dtype.config_name}, given {given}")
     if not _fits(dims, spec.dims):
         raise BadModelConfig(
-            f"{what} dims: expected a shape that fits the model file's {list(spec.dims)}, given {dims}"
+            f"{where} dims: expected a shape that fits the model file's {list(spec.dims)}, given {dims}"
         )
 
 
@@ -269,15 +275,15 @@ def split_outputs(config: ConfigMessage) -> set[str]:
 
 def _check_source(item: ConfigMessage, field: str, inputs: Mapping[str, ConfigMessage], model: str) -> ConfigMessage:
     """Return the input that an entry names as its source. Raises BadModelConfig."""
-    what = f"{field} {list(item.target_name)} source_input"
+    where = f"{field} {list(item.target_name)} source_input"
     if len(item.source_input) != 1:
-        raise bad_field(model, what, "exactly one input", list(item.source_input) or "none")
+        raise bad_field(model, where, "exactly one input", list(item.source_input) or "none")
     (name,) = item.source_input
     found = inputs.get(name)
     if found is None:
-        raise bad_field(model, what, f"one of the inputs {list(inputs)}", f"'{name}'")
+        raise bad_field(model, where, f"one of the inputs {list(inputs)}", f"'{name}'")
     if found.optional:
-        raise bad_field(model, what, "an input that every request has", f"'{name}', which is optional")
+        raise bad_field(model, where, "an input that every request has", f"'{name}', which is optional")
     return found
 
 
@@ -299,9 +305,9 @@ def _check_batch_output(
         output = outputs.get(name)
         if output is None:
             raise bad_field(model, "batch_output target_name", f"one of the outputs {sorted(outputs)}", f"'{name}'")
-        what = f"batch_output '{name}'"
+        where = f"batch_output '{name}'"
         if not output.dims or output.HasField("reshape"):
-            raise bad_field(model, what, "an output with dims and without reshape", f"dims {list(output.dims)}")
+            raise bad_field(model, where, "an output with dims and without reshape", f"dims {list(output.dims)}")
         if any(size == -1 and axis >= len(source.dims) for axis, size in enumerate(output.dims)):
             of_source = f"dims whose -1 have their place in those of '{source.name}', {list(source.dims)}"
-            raise bad_field(model, what, of_source, list(output.dims))
+            raise bad_field(model, where, of_source, list(output.dims))

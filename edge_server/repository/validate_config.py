@@ -90,26 +90,26 @@ def _check_unique(kind: str, names: Sequence[str], model: str) -> None:
         seen.add(name)
 
 
-def _check_tensor(item: ConfigMessage, what: str, max_batch_size: int, model: str) -> None:
-    _check_dims(item.dims, f"{what} dims", model)
+def _check_tensor(item: ConfigMessage, where: str, max_batch_size: int, model: str) -> None:
+    _check_dims(item.dims, f"{where} dims", model)
     if not item.HasField("reshape"):
         return
     shape = item.reshape.shape
-    _check_dims(shape, f"{what} reshape", model)
+    _check_dims(shape, f"{where} reshape", model)
     if not item.dims:
-        raise bad_field(model, f"{what} dims", "the shape that clients see beside the reshape", "none")
+        raise bad_field(model, f"{where} dims", "the shape that clients see beside the reshape", "none")
     if not shape and max_batch_size == 0:
-        raise bad_field(model, f"{what} reshape", "a shape, for a model without batch dimension", "an empty one")
+        raise bad_field(model, f"{where} reshape", "a shape, for a model without batch dimension", "an empty one")
     if not _have_same_size(item.dims, shape):
-        raise bad_field(model, f"{what} reshape", f"as many elements as dims {list(item.dims)}", list(shape))
+        raise bad_field(model, f"{where} reshape", f"as many elements as dims {list(item.dims)}", list(shape))
 
 
-def _check_dims(dims: Sequence[int], what: str, model: str) -> None:
+def _check_dims(dims: Sequence[int], where: str, model: str) -> None:
     if len(dims) > MAX_RANK:
-        raise bad_field(model, what, f"at most {MAX_RANK} dimensions", len(dims))
+        raise bad_field(model, where, f"at most {MAX_RANK} dimensions", len(dims))
     for size in dims:
         if size < -1 or size == 0:
-            raise bad_field(model, what, "each dimension to be 1 or more, or -1 for any size", size)
+            raise bad_field(model, where, "each dimension to be 1 or more, or -1 for any size", size)
 
 
 def _have_same_size(dims: Sequence[int], shape: Sequence[int]) -> bool:
@@ -140,12 +140,12 @@ def _check_file_names(config: ConfigMessage, model: str) -> None:
                 check_relative(source.input_data_file, f"model '{model}': model_warmup input '{name}' input_data_file")
 
 
-def _check_known(item: ConfigMessage, what: str, model: str) -> None:
+def _check_known(item: ConfigMessage, where: str, model: str) -> None:
     if item.data_type == _TYPE_INVALID:
-        raise bad_field(model, f"{what} data_type", "a type such as TYPE_FP32", "none")
+        raise bad_field(model, f"{where} data_type", "a type such as TYPE_FP32", "none")
     if not item.dims:
         raise bad_field(
-            model, f"{what} dims", "at least one dimension (a scalar is dims [1] with an empty reshape)", "none"
+            model, f"{where} dims", "at least one dimension (a scalar is dims [1] with an empty reshape)", "none"
         )
 
 
@@ -169,35 +169,35 @@ def _check_dynamic_batching(batching: ConfigMessage, max_batch_size: int, model:
 
 
 def _check_warmup(sample: ConfigMessage, config: ConfigMessage, model: str) -> None:
-    what = f"model_warmup '{sample.name}'"
+    where = f"model_warmup '{sample.name}'"
     if sample.batch_size > max(1, config.max_batch_size):
         raise bad_field(
-            model, f"{what} batch_size", f"at most max_batch_size {config.max_batch_size}", sample.batch_size
+            model, f"{where} batch_size", f"at most max_batch_size {config.max_batch_size}", sample.batch_size
         )
     declared = {item.name: item for item in config.input}
     for name, source in sample.inputs.items():
         item = declared.get(name)
         if item is None:
-            raise bad_field(model, f"{what} inputs", f"names among {sorted(declared)}", f"'{name}'")
+            raise bad_field(model, f"{where} inputs", f"names among {sorted(declared)}", f"'{name}'")
         if source.data_type != item.data_type:
             given = dtype_name(source.data_type)
-            raise bad_field(model, f"{what} input '{name}' data_type", dtype_name(item.data_type), given)
-        _check_warmup_shape(source, item, f"{what} input '{name}'", model)
+            raise bad_field(model, f"{where} input '{name}' data_type", dtype_name(item.data_type), given)
+        _check_warmup_shape(source, item, f"{where} input '{name}'", model)
     missing = sorted(name for name, item in declared.items() if not item.optional and name not in sample.inputs)
     if missing:
-        raise bad_field(model, f"{what} inputs", "every required input", f"none for {missing}")
+        raise bad_field(model, f"{where} inputs", "every required input", f"none for {missing}")
 
 
-def _check_warmup_shape(source: ConfigMessage, item: ConfigMessage, what: str, model: str) -> None:
+def _check_warmup_shape(source: ConfigMessage, item: ConfigMessage, where: str, model: str) -> None:
     if any(size < 1 for size in source.dims):
-        raise bad_field(model, f"{what} dims", "dimensions of 1 or more", list(source.dims))
+        raise bad_field(model, f"{where} dims", "dimensions of 1 or more", list(source.dims))
     fits = len(source.dims) == len(item.dims) and all(
         size in (given, -1) for size, given in zip(item.dims, source.dims, strict=True)
     )
     if not fits:
-        raise bad_field(model, f"{what} dims", f"a shape that fits {list(item.dims)}", list(source.dims))
+        raise bad_field(model, f"{where} dims", f"a shape that fits {list(item.dims)}", list(source.dims))
     if source.WhichOneof("input_data_type") is None:
-        raise bad_field(model, what, "one of zero_data, random_data and input_data_file", "none")
+        raise bad_field(model, where, "one of zero_data, random_data and input_data_file", "none")
 
 
 PLATFORM = "ensemble"
@@ -233,15 +233,15 @@ def check_ensemble(config: ConfigMessage, model: str) -> None:
     _check_steps(config, model)
 
 
-def _check_values(item: ConfigMessage, model: str, what: str) -> None:
+def _check_values(item: ConfigMessage, model: str, where: str) -> None:
     """Check the dims and type of a shape tensor of a model that batches. See core.shape_tensors."""
     if len(item.dims) != 1 or item.dims[0] < 1:
         expected = "one dimension of a fixed size, because it is a shape tensor of a model that batches"
-        raise bad_field(model, f"{what} dims", expected, list(item.dims))
+        raise bad_field(model, f"{where} dims", expected, list(item.dims))
     if item.data_type not in [dtype.number for dtype in SHAPE_DTYPES]:
         expected = f"{' or '.join(dtype.config_name for dtype in SHAPE_DTYPES)}, because it is a shape tensor"
         given = next((dtype.config_name for dtype in DType if dtype.number == item.data_type), "none")
-        raise bad_field(model, f"{what} data_type", expected, given)
+        raise bad_field(model, f"{where} data_type", expected, given)
 
 
 def _check_steps(config: ConfigMessage, model: str) -> None:
@@ -249,19 +249,19 @@ def _check_steps(config: ConfigMessage, model: str) -> None:
     if not steps:
         raise bad_field(model, "ensemble_scheduling", "at least one step", "none")
     for index, step in enumerate(steps, 1):
-        what = f"ensemble_scheduling: step {index}"
+        where = f"ensemble_scheduling: step {index}"
         if not step.model_name:
-            raise bad_field(model, what, "a model_name", "none")
+            raise bad_field(model, where, "a model_name", "none")
         if step.model_name == model:
-            raise bad_field(model, f"{what} model_name", "another model than the ensemble itself", f"'{model}'")
+            raise bad_field(model, f"{where} model_name", "another model than the ensemble itself", f"'{model}'")
         if step.model_namespace:
             raise bad_field(
-                model, f"{what} model_namespace", "none, there are no namespaces here", step.model_namespace
+                model, f"{where} model_namespace", "none, there are no namespaces here", step.model_namespace
             )
         for kind in ("input_map", "output_map"):
             mapped = getattr(step, kind)
             if not mapped:
-                raise bad_field(model, f"{what} ('{step.model_name}') {kind}", "at least one tensor", "none")
+                raise bad_field(model, f"{where} ('{step.model_name}') {kind}", "at least one tensor", "none")
             for name, tensor in mapped.items():
                 if not name or not tensor:
-                    raise bad_field(model, f"{what} ('{step.model_name}') {kind}", "names", f"'{name}': '{tensor}'")
+                    raise bad_field(model, f"{where} ('{step.model_name}') {kind}", "names", f"'{name}': '{tensor}'")

@@ -765,8 +765,8 @@ class Http2Transport:
         return None
 
 
-def _too_many(limit: int, what: str) -> CallStatus:
-    return call_status(Throttled(f"{limit} {what} are open, which is the maximum"))
+def _too_many(limit: int, unit: str) -> CallStatus:
+    return call_status(Throttled(f"{limit} {unit} are open, which is the maximum"))
 
 
 def _encoded_status(status: CallStatus, *, is_alone: bool) -> bytes:

@@ -46,11 +46,11 @@ def tls_context(config: GrpcConfig, is_mutual: bool) -> ssl.SSLContext:
     return context
 
 
-def _check_readable(what: str, path: str) -> None:
+def _check_readable(file_kind: str, path: str) -> None:
     if not path:
-        raise ServingFault(f"TLS for gRPC needs a {what} file, but none is configured")
+        raise ServingFault(f"TLS for gRPC needs a {file_kind} file, but none is configured")
     try:
         with Path(path).open("rb"):
             return
     except OSError as error:
-        raise ServingFault(f"{what} '{path}' for gRPC cannot be read: {error}") from None
+        raise ServingFault(f"{file_kind} '{path}' for gRPC cannot be read: {error}") from None

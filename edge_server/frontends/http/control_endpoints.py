@@ -257,8 +257,8 @@ def _member(members: Mapping[str, object], key: str, kind: type[_Result], defaul
     return value
 
 
-def _decode_base64(what: str, text: str) -> bytes:
+def _decode_base64(name: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"{what} is not base64: {error}") from None
+        raise InvalidRequest(f"{name} is not base64: {error}") from None

@@ -142,15 +142,15 @@ def parse_query(target: str, known: Collection[str]) -> dict[str, str]:
     return dict(pairs)
 
 
-def parse_whole_number(what: str, text: str) -> int:
+def parse_whole_number(name: str, text: str) -> int:
     """Return a parameter's value as a number of 0 or more. Raises InvalidRequest."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_BODY_DIGITS):
-        raise InvalidRequest(f"'{what}' must be a whole number of 0 or more, got '{text[:80]}'")
+        raise InvalidRequest(f"'{name}' must be a whole number of 0 or more, got '{text[:80]}'")
     return int(text)
 
 
-def parse_boolean(what: str, text: str) -> bool:
+def parse_boolean(name: str, text: str) -> bool:
     """Return the value of a parameter that is "true" or "false". Raises InvalidRequest."""
     if text not in ("true", "false"):
-        raise InvalidRequest(f"'{what}' must be true or false, got '{text[:80]}'")
+        raise InvalidRequest(f"'{name}' must be true or false, got '{text[:80]}'")
     return text == "true"

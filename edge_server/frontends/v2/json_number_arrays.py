@@ -93,8 +93,8 @@ def _piece_end(text: memoryview, start: int) -> int:
     return end
 
 
-def _malformed(what: str) -> InvalidRequest:
-    return InvalidRequest(f"failed to parse the request JSON buffer: in a large 'data' array, {what}")
+def _malformed(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"failed to parse the request JSON buffer: in a large 'data' array, {problem}")
 
 
 def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, ArrayText]]:

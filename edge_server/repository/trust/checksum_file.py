@@ -49,8 +49,8 @@ def subject_of(model: str, version: int | None) -> str:
     return f"model={model}" if version is None else f"model={model} version={version}"
 
 
-def parse(content: bytes, what: str) -> Manifest:
-    """Read a SHA256SUMS. `what` begins the sentences of errors.
+def parse(content: bytes, prefix: str) -> Manifest:
+    """Read a SHA256SUMS. `prefix` begins the sentences of errors.
 
     Raises Untrusted for a line that is neither an entry nor a comment, a file listed twice, and a path that is
     absolute or leads upwards.
@@ -65,10 +65,10 @@ def parse(content: bytes, what: str) -> Manifest:
             continue
         entry = _entry(text)
         if entry is None:
-            raise Untrusted(f"{what}: line {number}: expected a checksum and a file name, given {text[:80]!r}")
+            raise Untrusted(f"{prefix}: line {number}: expected a checksum and a file name, given {text[:80]!r}")
         name, digest = entry
         if name in digests:
-            raise Untrusted(f"{what}: line {number}: {name!r} is listed twice")
+            raise Untrusted(f"{prefix}: line {number}: {name!r} is listed twice")
         digests[name] = digest
     return Manifest(digests, subject)
 
@@ -190,22 +190,24 @@ def run_agents(config: ConfigMessage, model: str, model_dir: Path, version: int)
     Raises BadModelConfig for an unknown agent or a malformed parameter, Untrusted for a file with another checksum.
     """
     for agent in config.model_repository_agents.agents:
-        what = f"model '{model}': model_repository_agents"
+        prefix = f"model '{model}': model_repository_agents"
         if agent.name != AGENT:
-            raise BadModelConfig(f"{what}: unknown agent '{agent.name}', expected '{AGENT}'")
+            raise BadModelConfig(f"{prefix}: unknown agent '{agent.name}', expected '{AGENT}'")
         for key, value in sorted(agent.parameters.items()):
-            _check(key, value, f"{what}: {AGENT}", model_dir, version)
+            _check(key, value, f"{prefix}: {AGENT}", model_dir, version)
 
 
-def _check(key: str, value: str, what: str, model_dir: Path, version: int) -> None:
+def _check(key: str, value: str, prefix: str, model_dir: Path, version: int) -> None:
     algorithm, colon, name = key.partition(":")
     if not colon or algorithm not in _ALGORITHMS:
-        raise BadModelConfig(f"{what}: expected a key 'MD5:<file>' or 'SHA256:<file>', given {key[:80]!r}")
+        raise BadModelConfig(f"{prefix}: expected a key 'MD5:<file>' or 'SHA256:<file>', given {key[:80]!r}")
     first, slash, _ = name.partition("/")
     of_version = parse_version(first) if slash else None
     if of_version is not None and of_version != version:
         return
-    path = find_inside(model_dir, name, f"{what} '{key}'")
+    path = find_inside(model_dir, name, f"{prefix} '{key}'")
     digest, _ = digest_file(path, _ALGORITHMS[algorithm])
     if not hmac.compare_digest(digest.hex().encode(), value.strip().lower().encode("utf-8", "replace")):
-        raise Untrusted(f"{what}: '{name}' does not have this {algorithm}: expected {value[:80]}, given {digest.hex()}")
+        raise Untrusted(
+            f"{prefix}: '{name}' does not have this {algorithm}: expected {value[:80]}, given {digest.hex()}"
+        )

@@ -25,18 +25,18 @@ class PublicKey:
     def __init__(self, key: Ed25519PublicKey) -> None:
         self._key = key
 
-    def verify(self, content: bytes, signature: bytes, what: str) -> None:
+    def verify(self, content: bytes, signature: bytes, prefix: str) -> None:
         """Raise Untrusted unless `signature` (64 bytes, or base64 of them) over `content` is by this key's owner."""
         from cryptography.exceptions import InvalidSignature
 
         raw = signature if len(signature) == SIGNATURE_BYTES else _from_base64(signature, SIGNATURE_BYTES)
         if raw is None:
             given = f"{len(signature)} bytes"
-            raise Untrusted(f"{what}: expected a signature of {SIGNATURE_BYTES} bytes or base64 of it, given {given}")
+            raise Untrusted(f"{prefix}: expected a signature of {SIGNATURE_BYTES} bytes or base64 of it, given {given}")
         try:
             self._key.verify(raw, content)
         except InvalidSignature:
-            raise Untrusted(f"{what}: the signature is not by the owner of the configured key") from None
+            raise Untrusted(f"{prefix}: the signature is not by the owner of the configured key") from None
 
 
 class PrivateKey:

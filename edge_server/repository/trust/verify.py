@@ -81,7 +81,7 @@ class _SignedFolder:
     def __init__(self, model: ModelDirectory, version: int | None, policy: TrustPolicy) -> None:
         self._folder = model.path if version is None else model.path / str(version)
         self._subject = subject_of(model.name, version)
-        self._what = f"model '{model.name}'" if version is None else f"model '{model.name}' version {version}"
+        self._prefix = f"model '{model.name}'" if version is None else f"model '{model.name}' version {version}"
         self._is_model = version is None
         self._policy = policy
 
@@ -95,23 +95,25 @@ class _SignedFolder:
             has_own_files = bool(present) or not self._is_model
             if public_key is not None or (self._policy.requires_checksums and has_own_files):
                 why = "--signature-public-key" if public_key is not None else "--require-checksums"
-                raise Untrusted(f"{self._what}: there is no {FILE_NAME} in '{self._folder}', and {why} is set")
+                raise Untrusted(f"{self._prefix}: there is no {FILE_NAME} in '{self._folder}', and {why} is set")
             return
         if public_key is not None:
-            what = f"{self._what}: {SIGNATURE_NAME}"
+            prefix = f"{self._prefix}: {SIGNATURE_NAME}"
             signature = read_small(self._folder / SIGNATURE_NAME, _MAX_SIGNATURE_BYTES)
             if signature is None:
-                raise Untrusted(f"{what}: there is none in '{self._folder}', and --signature-public-key is set")
-            public_key.verify(content, signature, what)
-        manifest = parse(content, f"{self._what}: {FILE_NAME}")
+                raise Untrusted(f"{prefix}: there is none in '{self._folder}', and --signature-public-key is set")
+            public_key.verify(content, signature, prefix)
+        manifest = parse(content, f"{self._prefix}: {FILE_NAME}")
         if manifest.subject != self._subject and (manifest.subject or public_key is not None):
             given = f"'{manifest.subject}'" if manifest.subject else "none"
-            raise Untrusted(f"{self._what}: {FILE_NAME} has another subject: expected '{self._subject}', given {given}")
+            raise Untrusted(
+                f"{self._prefix}: {FILE_NAME} has another subject: expected '{self._subject}', given {given}"
+            )
         listed = {name: digest for name, digest in manifest.digests.items() if self._concerns(name, version)}
         unlisted = [name for name in present if name not in listed]
         if unlisted:
             names = ", ".join(map(repr, unlisted[:5])) + (", ..." if len(unlisted) > 5 else "")
-            raise Untrusted(f"{self._what}: {FILE_NAME} does not list {names}")
+            raise Untrusted(f"{self._prefix}: {FILE_NAME} does not list {names}")
         for name, digest in listed.items():
             self._check_file(name, digest, stamps)
 
@@ -134,11 +136,11 @@ class _SignedFolder:
     def _check_file(self, name: str, digest: bytes, stamps: dict[Path, Stamp]) -> None:
         path = self._folder / name
         if not path.exists():
-            raise Untrusted(f"{self._what}: {FILE_NAME} lists {name!r}, which is not there")
+            raise Untrusted(f"{self._prefix}: {FILE_NAME} lists {name!r}, which is not there")
         given, stamp = digest_file(path)
         if not hmac.compare_digest(given, digest):
             raise Untrusted(
-                f"{self._what}: {name!r} is not the file that {FILE_NAME} lists: "
+                f"{self._prefix}: {name!r} is not the file that {FILE_NAME} lists: "
                 f"expected {digest.hex()[:16]}..., given {given.hex()[:16]}..."
             )
         stamps[path] = stamp

@@ -37,10 +37,10 @@ OnLookupDone = Callable[[Response | None], None]
 
 def check_cacheable(spec: ModelSpec) -> None:
     """Raise BadModelConfig for a model with a response cache whose answers depend on more than the request."""
-    for is_so, what in ((spec.is_decoupled, "decoupled"), (spec.sequence is not None, "sequence")):
-        if spec.is_cached and is_so:
+    for is_kind, kind in ((spec.is_decoupled, "decoupled"), (spec.sequence is not None, "sequence")):
+        if spec.is_cached and is_kind:
             raise BadModelConfig(
-                f"model '{spec.name}': response_cache.enable: expected false for a {what} model, given true"
+                f"model '{spec.name}': response_cache.enable: expected false for a {kind} model, given true"
             )
 
 
@@ -49,10 +49,10 @@ def check_members_cacheable(spec: ModelSpec, members: Iterable[ModelSpec]) -> No
     check_cacheable(spec)
     for member in members:
         if spec.is_cached and (member.is_decoupled or member.sequence is not None):
-            what = "decoupled" if member.is_decoupled else "a sequence model"
+            kind = "decoupled" if member.is_decoupled else "a sequence model"
             raise BadModelConfig(
                 f"ensemble '{spec.name}': response_cache.enable: expected members that can be cached, "
-                f"given '{member.name}', which is {what}"
+                f"given '{member.name}', which is {kind}"
             )
 
 

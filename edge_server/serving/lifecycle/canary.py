@@ -187,9 +187,9 @@ class CanaryTrial:
 
 def signature_difference(newest: ModelSpec, before: ModelSpec) -> str | None:
     """Return how the inputs or outputs of two versions differ; None if clients can use either."""
-    for what, new, old in (("inputs", newest.inputs, before.inputs), ("outputs", newest.outputs, before.outputs)):
+    for part, new, old in (("inputs", newest.inputs, before.inputs), ("outputs", newest.outputs, before.outputs)):
         if sorted(map(_signature, new)) != sorted(map(_signature, old)):
-            return f"its {what} differ from those of the version before it"
+            return f"its {part} differ from those of the version before it"
     if newest.is_decoupled != before.is_decoupled or newest.max_batch_size != before.max_batch_size:
         return "its max_batch_size or transaction policy differs from that of the version before it"
     return None

@@ -215,18 +215,18 @@ def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool)
         raise BadModelConfig(
             f"model '{model}': initial_state of '{state.input_name}': cannot read {path}: {error.strerror}"
         ) from error
-    what = f"model '{model}': initial_state of '{state.input_name}'"
+    prefix = f"model '{model}': initial_state of '{state.input_name}'"
     if state.dtype is DType.BYTES:
-        return _strings(data, prod(dims), f"{what}, {path}").reshape(shape)
+        return _strings(data, prod(dims), f"{prefix}, {path}").reshape(shape)
     need = prod(dims) * state.dtype.itemsize
     if len(data) != need:
         raise BadModelConfig(
-            f"{what}: expected {need} bytes for {state.dtype.value} {list(dims)}, given {len(data)} in {path}"
+            f"{prefix}: expected {need} bytes for {state.dtype.value} {list(dims)}, given {len(data)} in {path}"
         )
     return np.frombuffer(data, state.dtype.numpy).reshape(shape)
 
 
-def _strings(data: bytes, count: int, what: str) -> Array:
+def _strings(data: bytes, count: int, prefix: str) -> Array:
     """Return strings in KServe's raw form: 4 bytes of length, little-endian, before each."""
     found: list[bytes] = []
     at = 0
@@ -235,13 +235,13 @@ def _strings(data: bytes, count: int, what: str) -> Array:
         at = begin + int.from_bytes(data[at:begin], "little")
         if begin > len(data) or at > len(data):
             raise BadModelConfig(
-                f"{what}: expected the length of string {len(found)} in {_LENGTH_SIZE} bytes, little-endian, and the "
+                f"{prefix}: expected the length of string {len(found)} in {_LENGTH_SIZE} bytes, little-endian, and the "
                 f"string, given a file of {len(data)} bytes, which ends within them"
             )
         found.append(data[begin:at])
     if len(found) != count:
         given = f"more than {count}" if len(found) > count else str(len(found))
-        raise BadModelConfig(f"{what}: expected {count} strings, each after its length in 4 bytes, given {given}")
+        raise BadModelConfig(f"{prefix}: expected {count} strings, each after its length in 4 bytes, given {given}")
     strings = np.empty(count, object)
     strings[:] = found
     return strings
