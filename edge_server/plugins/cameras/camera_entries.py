@@ -28,7 +28,7 @@ from edge_server.config.toml_file import read_toml
 
 _FILE_FLAG = "--sources-file"
 
-_MOST_ENTRIES = 256
+_MAX_ENTRIES = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 DECODERS = ("auto", "pyav", "opencv", "gstreamer")
@@ -219,8 +219,8 @@ def _by_name(entries: Sequence[_Entry], what: str) -> dict[str, _Entry]:
         if entry.name in found:
             raise ConfigError(f"two {what}s have the name '{entry.name}'")
         found[entry.name] = entry
-    if len(found) > _MOST_ENTRIES:
-        raise ConfigError(f"expected at most {_MOST_ENTRIES} {what}s, given {len(found)}")
+    if len(found) > _MAX_ENTRIES:
+        raise ConfigError(f"expected at most {_MAX_ENTRIES} {what}s, given {len(found)}")
     return found
 
 

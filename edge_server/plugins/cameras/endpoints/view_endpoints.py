@@ -79,14 +79,14 @@ async def _comes(view: StreamView) -> bool:
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         loop.call_soon_threadsafe(arrived.set)
 
-    view.ask(tell)
+    view.notify_once(notify)
     try:
         await arrived.wait()
     finally:
-        view.forget(tell)
+        view.cancel_notify(notify)
     return not view.is_over
 
 

@@ -23,7 +23,7 @@ from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Messages that wait for a slow receiver; a further one replaces the oldest."""
 
 DEFAULT_INTERVAL_S = 1.0
@@ -128,7 +128,7 @@ class SinkRunner:
 
     def _queue(self, message: SinkMessage) -> None:
         self._waiting.append(message)
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             # The newest state of each source is kept, or the receiver would never know it.
             newest = {each.source: each for each in self._waiting if each.result is None}
             oldest = next((each for each in self._waiting if newest.get(each.source) is not each), None)

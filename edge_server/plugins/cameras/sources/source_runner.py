@@ -99,7 +99,7 @@ class SourceRunner:
         perception = None if self._stream is None else self._stream.perception
         return perception is not None and perception.classes is not None
 
-    def note(self, result: FrameResult) -> str:
+    def record_result(self, result: FrameResult) -> str:
         """Take note of a result, for the report. Return the clock of its stamp, "camera" or "server"."""
         self._answer_error = result.error
         return next(clock for first, clock in reversed(((0, "server"), *self._clocks)) if first <= result.header.seq)
@@ -233,7 +233,7 @@ class SourceRunner:
             _LOG.info("source '%s' is running: %s", self.entry.name, self._title)
 
     def _set_state(self, state: str, reason: str) -> bool:
-        """Set both, and tell if they are new. Return whether they are."""
+        """Set both, and call `on_change` if they are new. Return whether they are."""
         if (state, reason) == (self.state, self.reason):
             return False
         self.state, self.reason = state, reason

@@ -110,7 +110,7 @@ class SourceSet:
             try:
                 while (message := stream.next_message()) is not None:
                     if isinstance(message[0], FrameResult):
-                        self._on_result(runner.entry, message[0], runner.note(message[0]))
+                        self._on_result(runner.entry, message[0], runner.record_result(message[0]))
                 if stream.is_finished:
                     stream.end()
             except EdgeServerError:

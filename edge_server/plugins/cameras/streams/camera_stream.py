@@ -33,10 +33,10 @@ from edge_server.protocol.frame_messages import (
     StreamOpened,
 )
 
-_MOST_NOTICES = 64
+_MAX_NOTICES = 64
 """Maximum number of unsent drop notices; further drops appear only in the counts."""
 
-_MOST_UNSENT = 2
+_MAX_UNSENT = 2
 """Number of unsent results at which the stream stops running frames. Not 1: a single result often only waits for the
 sending thread to wake up."""
 
@@ -86,8 +86,8 @@ class CameraStream:
     sending thread gets the results in frame order from `next_message`.
 
     All streams share `lock`; methods marked *Locked* require that the caller holds it. The callbacks run with the lock
-    held: `wake` when a worker may find this stream eligible, `leave` when the stream is over, and `part` when a worker
-    then puts down the last frame, if it had any.
+    held: `wake` when a worker may find this stream eligible, `leave` when the stream is over, `on_last_release` when a
+    worker then releases the last frame, if it had any.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CameraStream:
         *,
         wake: Callable[[], None],
         leave: Callable[[CameraStream], None],
-        part: Callable[[CameraStream], None],
+        on_last_release: Callable[[CameraStream], None],
     ) -> None:
         self.terms = terms
         self._lock = lock
@@ -107,12 +107,12 @@ class CameraStream:
         self._totals = totals
         self._wake = wake
         self._leave = leave
-        self._part = part
+        self._on_last_release = on_last_release
         self._is_held = False
         self.view: StreamView | None = None
         """The view, since somebody first looked at this stream. Set by the registry; workers read it unlocked."""
-        self.in_hand_count = 0
-        """Number of frames that workers have taken and not put down, including those of an ended stream."""
+        self.taken_count = 0
+        """Number of frames that workers have taken and not released, including those of an ended stream."""
         self._limits = FrameLimits.of(terms.delivery)
         self._on_change: Callable[[], None] = _ignore_change
         self.is_finished = False
@@ -123,7 +123,7 @@ class CameraStream:
         self._order: deque[FrameInFlight] = deque()
         self._notices: deque[FrameDropped] = deque()
         self._dropped_since: dict[DropReason, int] = {}
-        self._greeting: StreamOpened | None = None
+        self._first_message: StreamOpened | None = None
         self._read_count = 0
         self._told_allowance = 0
         self._is_input_closed = self._is_stopping = self._is_over = False
@@ -139,7 +139,7 @@ class CameraStream:
         """Stamp and time of arrival of the last tracked frame."""
         self._settled = threading.Condition(lock)
         """Notified when a taken frame is settled."""
-        self.most_running = 2
+        self.max_running = 2
         """Maximum number of chosen, unanswered frames: one runs while another is prepared."""
 
     # -- the reading thread
@@ -187,9 +187,9 @@ class CameraStream:
         return (
             len(self._mailbox) > 0
             and not self._is_held
-            and self._running_count < self.most_running
+            and self._running_count < self.max_running
             # With several instances, later results may be ready before an earlier one.
-            and len(self._order) < self.most_running + _MOST_UNSENT
+            and len(self._order) < self.max_running + _MAX_UNSENT
             and not self._reader_is_slow()
         )
 
@@ -202,16 +202,16 @@ class CameraStream:
             flight.taken_ns = now_ns
             self._order.append(flight)
             self._running_count += 1
-            self.in_hand_count += 1
+            self.taken_count += 1
         elif self._has_ended_well():
             self._on_change()
         return flight
 
-    def put_down(self) -> None:
+    def release_frame(self) -> None:
         """Note that a worker has finished with a frame and makes no more model calls for it. *Locked.*"""
-        self.in_hand_count -= 1
-        if self._is_over and not self.in_hand_count:
-            self._part(self)
+        self.taken_count -= 1
+        if self._is_over and not self.taken_count:
+            self._on_last_release(self)
 
     def hold(self, is_held: bool) -> None:
         """Hold the stream's frames back, or release them. *Locked.*"""
@@ -283,15 +283,15 @@ class CameraStream:
 
     # -- the thread that sends
 
-    def greet(self, opened: StreamOpened) -> None:
+    def set_first_message(self, opened: StreamOpened) -> None:
         """Set the first message."""
-        self._greeting = opened
+        self._first_message = opened
 
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, with the lock held, now and whenever there may be a message to send or the call may end."""
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change`, with the lock held, now and whenever there may be a message to send or the call may end."""
         with self._lock:
-            self._on_change = tell
-            tell()
+            self._on_change = on_change
+            on_change()
 
     def next_message(self) -> tuple[ServerMessage, int] | None:
         """Return the message to send now and `frames_allowed`, or None if there is none: then check `is_finished`.
@@ -358,9 +358,9 @@ class CameraStream:
             )
 
     def _next(self) -> ServerMessage | None:
-        if self._greeting is not None:
-            greeting, self._greeting = self._greeting, None
-            return greeting
+        if self._first_message is not None:
+            message, self._first_message = self._first_message, None
+            return message
         while self._order and self._order[0].result is not None:
             flight = self._order.popleft()
             result = self._sent(flight, flight.result)
@@ -401,14 +401,14 @@ class CameraStream:
         self._tally.drop(reason)
         self._totals.dropped[reason] += 1
         self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1
-        if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MOST_NOTICES:
+        if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MAX_NOTICES:
             self._notices.append(FrameDropped(flight.header, reason, detail))
             self._on_change()
 
     def _reader_is_slow(self) -> bool:
         """Whether the client leaves results unread. Frames that still run add to these."""
-        ready = [flight.result is not None for flight in islice(self._order, _MOST_UNSENT)]
-        return len(ready) == _MOST_UNSENT and all(ready)
+        ready = [flight.result is not None for flight in islice(self._order, _MAX_UNSENT)]
+        return len(ready) == _MAX_UNSENT and all(ready)
 
     def _has_ended_well(self) -> bool:
         return self._is_input_closed and not self._order and not len(self._mailbox) and not self._notices

@@ -34,8 +34,8 @@ from edge_server.plugins.cameras.streams.model_plan import (
     OutputPlans,
     RowBuffer,
     VariantInputPlan,
+    describe_runtime,
     outputs_of,
-    runtime_words,
 )
 from edge_server.plugins.cameras.streams.sequence_step import step
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
@@ -98,11 +98,11 @@ class FramePipeline:
         self._admission = admission
         self._model = model
         self._version = version
-        self._answers = OutputPlans(partial(runtime_words, service))
+        self._output_plans = OutputPlans(partial(describe_runtime, service))
         self._input: InputPlan | None = None
         self._lighter = VariantInputPlan(service, model)
 
-    def input_side(self) -> InputPlan:
+    def input_plan(self) -> InputPlan:
         """Return the input plan of the serving model, for the next frames.
 
         Raises UnknownModel, NotReady, Draining; InvalidRequest or Unsupported when it no longer takes frames.
@@ -122,10 +122,10 @@ class FramePipeline:
         """Return the priority of a frame (1 before 2): its stream's, else its model's."""
         return flight.stream.terms.delivery.priority or self.priority or _NORMAL
 
-    def answer_side(self) -> OutputPlan:
-        """Return the output plan of the serving model. Raises the errors of `input_side`, and BadModelConfig."""
-        spec = self.input_side().spec
-        return self._answers.of(spec, self.serving_version())
+    def output_plan(self) -> OutputPlan:
+        """Return the output plan of the serving model. Raises the errors of `input_plan`, and BadModelConfig."""
+        spec = self.input_plan().spec
+        return self._output_plans.of(spec, self.serving_version())
 
     def serving_version(self) -> int:
         """Return the version that would run the next frame, or 0 if none serves."""
@@ -133,15 +133,15 @@ class FramePipeline:
             return self._version
         return max(map(int, self._service.model_metadata(self._model, None).versions), default=0)
 
-    def run(self, flights: Sequence[FrameInFlight], side: InputPlan | None) -> None:
+    def run(self, flights: Sequence[FrameInFlight], plan: InputPlan | None) -> None:
         """Answer each frame, or drop it if the governor refuses it. Never raises.
 
-        `side`: see `input_side`; None if it raised.
+        `plan`: see `input_plan`; None if it raised.
         """
         try:
-            self._run(flights, side)
+            self._run(flights, plan)
         except Exception as error:  # noqa: BLE001 - boundary of the worker: maps, logs and answers the error
-            failure = _known(error)
+            failure = _as_server_error(error)
             left = [flight for flight in flights if not flight.is_settled]
             if isinstance(failure, Throttled) and failure.state:
                 # The governor refused them as one request and counted only the one of highest priority.
@@ -150,49 +150,49 @@ class FramePipeline:
             for flight in left:
                 self._fail(flight, failure)
 
-    def _side_for(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> InputPlan:
+    def _plan_for(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> InputPlan:
         """Return the input plan of the model, which is `own` if that is known already, or of the model variant that
         currently answers for it."""
         lighter = None if self._version is not None else self._lighter.of([one.stream.terms.returns for one in flights])
-        return lighter or own or self.input_side()
+        return lighter or own or self.input_plan()
 
     def _run(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> None:
-        side = self._side_for(flights, own)
-        rows = side.take_rows()
+        plan = self._plan_for(flights, own)
+        rows = plan.take_rows()
         fitted: list[PreparedFrame] = []
         try:
             for flight in flights:
-                if (one := self._fit(flight, side, rows, len(fitted))) is not None:
+                if (one := self._fit(flight, plan, rows, len(fitted))) is not None:
                     fitted.append(one)
             if not fitted:
                 return
-            response = self._ask(fitted, side, rows)
+            response = self._ask(fitted, plan, rows)
             if response is None:
                 # Between lookup and call, a model with another input replaced this one.
                 self._run([one.flight for one in fitted])
             else:
                 self._answer(fitted, response, rows)
         finally:
-            side.give_back(rows)
+            plan.give_back(rows)
             for one in fitted:
                 if one.pin is not None:
                     one.pin.release()
 
     # -- in
 
-    def _fit(self, flight: FrameInFlight, side: InputPlan, rows: RowBuffer, index: int) -> PreparedFrame | None:
+    def _fit(self, flight: FrameInFlight, plan: InputPlan, rows: RowBuffer, index: int) -> PreparedFrame | None:
         """Write one frame into its row. Return None if it was answered with an error."""
         try:
             if flight.fault is not None:
                 raise flight.fault
             load = flight.load
             frame = flight.frame if load is None else load()
-            return None if frame is None else self._fit_pixels(flight, frame, side, rows[index])
+            return None if frame is None else self._fit_pixels(flight, frame, plan, rows[index])
         except Exception as error:  # noqa: BLE001 - one frame must not fail its batch: maps, logs and answers the error
-            self._fail(flight, _known(error))
+            self._fail(flight, _as_server_error(error))
             return None
 
-    def _fit_pixels(self, flight: FrameInFlight, frame: Frame, side: InputPlan, row: Array) -> PreparedFrame:
+    def _fit_pixels(self, flight: FrameInFlight, frame: Frame, plan: InputPlan, row: Array) -> PreparedFrame:
         view = flight.stream.view
         if view is not None and not view.wants(time.monotonic_ns()):
             view = None
@@ -200,8 +200,8 @@ class FramePipeline:
         pin = self._pinned(frame)
         try:
             data = memoryview(frame.data) if pin is None else pin.view
-            picture = side.plan.read_frame(frame, data, model=self._model, is_drawn=is_drawn_on)
-            fitted = PreparedFrame(flight, side.plan.write(picture, row, model=self._model))
+            picture = plan.image_plan.read_frame(frame, data, model=self._model, is_drawn=is_drawn_on)
+            fitted = PreparedFrame(flight, plan.image_plan.write(picture, row, model=self._model))
             if is_drawn_on:
                 fitted.picture, fitted.pin, fitted.view, pin = picture, pin, view, None
             return fitted
@@ -219,33 +219,33 @@ class FramePipeline:
 
     # -- run
 
-    def _ask(self, fitted: Sequence[PreparedFrame], side: InputPlan, rows: RowBuffer) -> Response | None:
+    def _ask(self, fitted: Sequence[PreparedFrame], plan: InputPlan, rows: RowBuffer) -> Response | None:
         """Submit the rows as one request and wait. Return None if the model was replaced and needs the frames anew."""
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
         stream = fitted[0].flight.stream
-        sequence = step(side.spec, stream.terms.stream_id, has_begun=stream.correlation_id is not None)
+        sequence = step(plan.spec, stream.terms.stream_id, has_begun=stream.correlation_id is not None)
         request = Request(
-            model=side.spec.name,
+            model=plan.spec.name,
             version=self._version,
             inputs={tensor.name: tensor},
             priority=min((one.flight for one in fitted), key=self._rank).stream.terms.delivery.priority,
             sequence=sequence,
-            release=partial(side.give_back, rows),
+            release=partial(plan.give_back, rows),
         )
         now_ns = time.monotonic_ns()
         for one in fitted:
             one.flight.queued_ns = now_ns
         rows.hold()
         try:
-            side.handle.submit(request, waiter.take, hold_us=math.inf, may_stand_in=False)
+            plan.handle.submit(request, waiter.take, hold_us=math.inf, may_stand_in=False)
         except SequenceNotBegun:
             if stream.is_over or stream.correlation_id is None:
                 raise
             stream.correlation_id = None
-            return self._ask(fitted, side, rows)
+            return self._ask(fitted, plan, rows)
         except (InvalidRequest, UnknownModel, NotReady):
-            if self._side_for([one.flight for one in fitted]) is side:
+            if self._plan_for([one.flight for one in fitted]) is plan:
                 raise
             return None
         if sequence is not None:
@@ -262,14 +262,14 @@ class FramePipeline:
         spec = response.spec
         if spec is None:
             raise ServingFault(f"model '{self._model}' answered without saying which version did")
-        side = self._answers.of(spec, response.version)
+        plan = self._output_plans.of(spec, response.version)
         outputs = outputs_of(response)
         for index, one in enumerate(fitted):
             one.flight.started_ns = response.started_ns
             try:
-                result = self._result(one, index, side, outputs, response, rows)
+                result = self._result(one, index, plan, outputs, response, rows)
             except Exception as error:  # noqa: BLE001 - as in `_fit`
-                self._fail(one.flight, _known(error))
+                self._fail(one.flight, _as_server_error(error))
             else:
                 one.flight.stream.finish(one.flight, result)
 
@@ -277,29 +277,29 @@ class FramePipeline:
         self,
         one: PreparedFrame,
         index: int,
-        side: OutputPlan,
+        plan: OutputPlan,
         outputs: Mapping[str, Array],
         response: Response,
         rows: RowBuffer,
     ) -> FrameResult:
-        returns = side.settled(one.flight.stream.terms.returns)
+        returns = plan.settled(one.flight.stream.terms.returns)
         result = self._blank(one.flight)
-        if side.perception is not None:
-            row = index if side.has_rows else None
-            seen = side.perception.decode(outputs, row, one.fit, returns, model=self._model)
+        if plan.perception is not None:
+            row = index if plan.has_rows else None
+            seen = plan.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
-            threshold = side.perception.track_threshold
+            threshold = plan.perception.track_threshold
             if threshold is not None and returns.has_detections:
                 result.detections = one.flight.stream.track(one.flight, seen.detections, threshold)
         if returns.tensors:
-            result.tensors = _tensors(returns, index if side.has_rows else None, response, rows.array)
+            result.tensors = _tensors(returns, index if plan.has_rows else None, response, rows.array)
         if one.picture is not None and returns.has_annotated_jpeg:
             result.annotated_jpeg = self._drawn(one.picture, result, returns)
         if one.view is not None:
-            self._show(one, index, side, outputs, result.detections)
+            self._show(one, index, plan, outputs, result.detections)
         result.version = response.version
-        result.variant = side.spec.name if side.spec.name != self._model else ""
-        result.runtime = side.runtime
+        result.variant = plan.spec.name if plan.spec.name != self._model else ""
+        result.runtime = plan.runtime
         result.batch_size = response.batch_size
         result.height, result.width = one.fit.height, one.fit.width
         result.times = one.flight.times(time.monotonic_ns())
@@ -309,7 +309,7 @@ class FramePipeline:
         self,
         one: PreparedFrame,
         index: int,
-        side: OutputPlan,
+        plan: OutputPlan,
         outputs: Mapping[str, Array],
         tracked: tuple[Detection, ...],
     ) -> None:
@@ -326,9 +326,9 @@ class FramePipeline:
         seen = Perception()
         # An error here must not fail the frame of a stream that only wants tensors.
         with contextlib.suppress(EdgeServerError):
-            if side.perception is not None:
-                row = index if side.has_rows else None
-                seen = side.perception.decode(outputs, row, one.fit, side.perception.what, model=self._model)
+            if plan.perception is not None:
+                row = index if plan.has_rows else None
+                seen = plan.perception.decode(outputs, row, one.fit, plan.perception.what, model=self._model)
                 if tracked:
                     seen = dataclasses.replace(seen, detections=tracked)
         one.view.show(ViewedFrame(one.flight.header, picture, seen), time.monotonic_ns())
@@ -371,7 +371,7 @@ def _tensors(returns: Returns, row: int | None, response: Response, buffer: Arra
     return tuple(found)
 
 
-def _known(error: Exception) -> EdgeServerError:
+def _as_server_error(error: Exception) -> EdgeServerError:
     """Return the error for the client without its traceback, whose frames would keep the pixels alive."""
     if isinstance(error, EdgeServerError):
         return error.detached()

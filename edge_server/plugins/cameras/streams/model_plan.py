@@ -29,10 +29,10 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _LOG = logging.getLogger(__name__)
 
-_MOST_SHARING = 8
+_MAX_SHARING = 8
 """Maximum number of frames, each of another stream, in flight per instance for the sequence scheduler to batch."""
 
-_MOST_ANSWER_PLANS = 8
+_MAX_OUTPUT_PLANS = 8
 """Number of model generations with a kept output plan: the old, the new, a canary, and some spare."""
 
 
@@ -72,7 +72,7 @@ class InputPlan:
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.spec = spec = handle.spec
-        self.plan = frame_plan(spec)
+        self.image_plan = frame_plan(spec)
         self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
         self.is_sequence = spec.sequence is not None
@@ -81,7 +81,7 @@ class InputPlan:
             1, sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups if group.count > 0)
         )
         if self.is_sequence:
-            self.instance_count *= min(max(1, spec.max_batch_size), _MOST_SHARING)
+            self.instance_count *= min(max(1, spec.max_batch_size), _MAX_SHARING)
         self._lock = threading.Lock()
         self._free: list[RowBuffer] = []
 
@@ -90,7 +90,7 @@ class InputPlan:
         with self._lock:
             rows = self._free.pop() if self._free else None
         if rows is None:
-            plan = self.plan
+            plan = self.image_plan
             shape = (self.max_rows, *plan.shape[1:]) if self.max_rows > 1 else plan.shape
             rows = RowBuffer(np.empty(shape, plan.dtype.numpy), plan, self.max_rows)
         rows.hold()
@@ -128,11 +128,11 @@ class VariantInputPlan:
         spec, known = handle.spec, self._known
         if known is None or known[0] is not spec:
             known = self._known = _lighter(handle, self._model)
-        _, side, perception = known
-        if side is None or side.max_rows < len(returns):
+        _, plan, perception = known
+        if plan is None or plan.max_rows < len(returns):
             return None
-        side.handle = handle
-        return side if all(_gives(spec, perception, wanted) for wanted in returns) else None
+        plan.handle = handle
+        return plan if all(_gives(spec, perception, wanted) for wanted in returns) else None
 
 
 def _lighter(handle: Handle, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionDecoder | None]:
@@ -190,13 +190,13 @@ class OutputPlans:
                 spec, make_perception_decoder(spec), self._runtime_of(spec, version), has_rows=spec.max_batch_size > 0
             )
             with self._lock:
-                if len(self._known) >= _MOST_ANSWER_PLANS:
+                if len(self._known) >= _MAX_OUTPUT_PLANS:
                     del self._known[next(iter(self._known))]
                 self._known[key] = found
         return found
 
 
-def runtime_words(service: InferenceService, spec: ModelSpec, version: int) -> str:
+def describe_runtime(service: InferenceService, spec: ModelSpec, version: int) -> str:
     """Return runtime, device and precision, as "openvino 2026.4 on CPU, f32".
 
     Return the backend's name if the version is already unloaded.

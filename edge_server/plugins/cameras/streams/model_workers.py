@@ -25,8 +25,8 @@ class ModelWorkers:
     `lock` is the lock of all streams. Workers live as long as there are streams.
     """
 
-    def __init__(self, lock: threading.Lock, engine: FramePipeline, admission: AdmissionControl, name: str) -> None:
-        self.engine = engine
+    def __init__(self, lock: threading.Lock, pipeline: FramePipeline, admission: AdmissionControl, name: str) -> None:
+        self.pipeline = pipeline
         self._admission = admission
         self._name = name
         self._has_work = threading.Condition(lock)
@@ -58,8 +58,8 @@ class ModelWorkers:
         delivery = stream.terms.delivery
         self._streams.append(stream)
         self._turns.add(stream, delivery.priority, delivery.weight)
-        stream.most_running = self._most_running
-        self._staff()
+        stream.max_running = self._max_running
+        self._start_workers()
 
     def leave(self, stream: CameraStream) -> None:
         """Remove a stream. *Locked.*"""
@@ -78,31 +78,31 @@ class ModelWorkers:
         Return the input plan for the next frames, or None if the model does not serve.
         """
         try:
-            side = self.engine.input_side()
+            plan = self.pipeline.input_plan()
         except EdgeServerError:
             return None  # each frame is answered with this error, and the model may return unchanged
-        now = (side.instance_count, side.max_rows, side.is_sequence)
+        now = (plan.instance_count, plan.max_rows, plan.is_sequence)
         if now == (self._instance_count, self._max_rows, self._is_sequence):
-            return side
+            return plan
         with self._lock:
             self._instance_count, self._max_rows, self._is_sequence = now
             for stream in self._streams:
-                stream.most_running = self._most_running
-            self._staff()
+                stream.max_running = self._max_running
+            self._start_workers()
             self._has_work.notify_all()
-        return side
+        return plan
 
     @property
-    def _most_workers(self) -> int:
+    def _max_workers(self) -> int:
         return self._instance_count + 1
 
     @property
-    def _most_running(self) -> int:
+    def _max_running(self) -> int:
         """How many frames of one stream may run at once: 1 in a sequence, which must keep its order."""
-        return 1 if self._is_sequence else self._most_workers
+        return 1 if self._is_sequence else self._max_workers
 
-    def _staff(self) -> None:
-        while self._streams and self._worker_count < self._most_workers:
+    def _start_workers(self) -> None:
+        while self._streams and self._worker_count < self._max_workers:
             worker = threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True)
             try:
                 worker.start()
@@ -118,23 +118,23 @@ class ModelWorkers:
             # Free the last frames and their streams while waiting for the next.
             del flights
 
-    def _run(self, flights: list[FrameInFlight], side: InputPlan | None) -> None:
+    def _run(self, flights: list[FrameInFlight], plan: InputPlan | None) -> None:
         allowed = []
         for flight in flights:
-            priority = flight.stream.terms.delivery.priority or self.engine.priority
+            priority = flight.stream.terms.delivery.priority or self.pipeline.priority
             reason = self._admission.refuse_frame(self._name, priority)
             if reason is None:
                 allowed.append(flight)
             else:
                 flight.stream.refuse(flight, DropReason.GOVERNOR, reason)
         if allowed:
-            self.engine.run(allowed, side)
+            self.pipeline.run(allowed, plan)
         first = flights[0]
         run_ns = time.monotonic_ns() - first.taken_ns
         with self._lock:
             self._chosen_ns.remove(first.taken_ns)
             for flight in flights:
-                flight.stream.put_down()
+                flight.stream.release_frame()
             if first.started_ns:
                 self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
             self._has_work.notify()
@@ -143,7 +143,7 @@ class ModelWorkers:
         """Wait for frames to run. Return an empty list if this worker is surplus and must end."""
         with self._lock:
             while True:
-                if not self._streams or self._worker_count > self._most_workers:
+                if not self._streams or self._worker_count > self._max_workers:
                     self._worker_count -= 1
                     # The notification that woke this worker may have been for one that stays.
                     self._has_work.notify()

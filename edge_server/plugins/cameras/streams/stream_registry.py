@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-MOST_REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """Maximum number of stream ids with kept counters; the ids disconnected for longest are forgotten first."""
 
 
@@ -60,7 +60,7 @@ class StreamRegistry:
         self._lock = threading.Lock()
         self._workers: dict[tuple[str, int | None], ModelWorkers] = {}
         self._open: dict[str, CameraStream] = {}
-        self._parting: set[CameraStream] = set()
+        self._ending: set[CameraStream] = set()
         """Ended streams that have frames with a worker."""
         self._tallies: OrderedDict[str, FrameTally] = OrderedDict()
         self._totals: dict[str, ModelTotals] = {}
@@ -84,16 +84,18 @@ class StreamRegistry:
                 f"the stream id '{terms.stream_id}' is that of a camera that the server opens; expected another one"
             )
         workers = self._workers_of(terms)
-        side = workers.engine.answer_side()
-        version = workers.engine.serving_version()
+        plan = workers.pipeline.output_plan()
+        version = workers.pipeline.serving_version()
         workers.adapt()
         with self._lock:
             self._check_room(terms)
             stream = self._place(terms, workers)
             counts = self._tallies[terms.stream_id].counts()
             server = f"edge-server {__version__}"
-            stream.perception = side.perception
-            stream.greet(StreamOpened(terms.stream_id, terms.model, version, side.runtime, side.labels, counts, server))
+            stream.perception = plan.perception
+            stream.set_first_message(
+                StreamOpened(terms.stream_id, terms.model, version, plan.runtime, plan.labels, counts, server)
+            )
         _LOG.info(
             "frame stream '%s' of '%s' for model '%s' is open, %s", terms.stream_id, terms.client, terms.model,
             terms.delivery,
@@ -152,8 +154,8 @@ class StreamRegistry:
         with self._lock:
             workers = self._workers.get(key)
             if workers is None:
-                engine = FramePipeline(self._service, self._admission, *key)
-                workers = self._workers[key] = ModelWorkers(self._lock, engine, self._admission, terms.model)
+                pipeline = FramePipeline(self._service, self._admission, *key)
+                workers = self._workers[key] = ModelWorkers(self._lock, pipeline, self._admission, terms.model)
             return workers
 
     def _check_room(self, terms: StreamTerms) -> None:
@@ -175,7 +177,9 @@ class StreamRegistry:
         # Since the lookup these workers may have ended with their last stream, and others may have replaced them.
         workers = self._workers.setdefault((terms.model, terms.version), workers)
         leave = partial(self._leave, workers)
-        stream = CameraStream(self._lock, terms, tally, totals, wake=workers.wake, leave=leave, part=self._part)
+        stream = CameraStream(
+            self._lock, terms, tally, totals, wake=workers.wake, leave=leave, on_last_release=self._release_successor
+        )
         # A frame of the previous stream must not join the sequence of this one, which has the same id.
         stream.hold(workers.is_sequence and self._is_preceded(terms))
         self._open[terms.stream_id] = stream
@@ -194,17 +198,17 @@ class StreamRegistry:
         if stream.view is not None:
             stream.view.end()
         self._end_sequence(stream)
-        if stream.in_hand_count:
-            self._parting.add(stream)
+        if stream.taken_count:
+            self._ending.add(stream)
         self._tallies.move_to_end(terms.stream_id)
         self._totals[terms.model].open_streams -= 1
         workers.leave(stream)
         if workers.is_empty:
             del self._workers[(terms.model, terms.version)]
 
-    def _part(self, stream: CameraStream) -> None:
+    def _release_successor(self, stream: CameraStream) -> None:
         """Release the successor of an ended stream, now that no frame of the ended one can reach the model."""
-        self._parting.discard(stream)
+        self._ending.discard(stream)
         # The last frame may have begun or restarted the sequence.
         self._end_sequence(stream)
         successor = self._open.get(stream.terms.stream_id)
@@ -212,14 +216,14 @@ class StreamRegistry:
             successor.hold(False)
 
     def _is_preceded(self, terms: StreamTerms) -> bool:
-        return any((one.terms.stream_id, one.terms.model) == (terms.stream_id, terms.model) for one in self._parting)
+        return any((one.terms.stream_id, one.terms.model) == (terms.stream_id, terms.model) for one in self._ending)
 
     def _end_sequence(self, stream: CameraStream) -> None:
         if stream.correlation_id is not None:
             self._service.end_sequence(stream.terms.model, stream.terms.version, stream.correlation_id)
 
     def _forget_oldest(self) -> None:
-        surplus = len(self._tallies) - MOST_REMEMBERED
+        surplus = len(self._tallies) - MAX_REMEMBERED
         if surplus > 0:
             for stream_id in [known for known in self._tallies if known not in self._open][:surplus]:
                 del self._tallies[stream_id]

@@ -49,26 +49,26 @@ class StreamView:
         self._jpegs: dict[bool, Buffer] = {}
         """The newest frame as JPEG, with and without its results drawn in, once a viewer wanted it."""
         self.is_over = False
-        """Whether the stream has ended. Viewers have been told."""
+        """Whether the stream has ended. Viewers have been notified."""
 
     # -- viewers
 
-    def ask(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once, on any thread, when there is a new picture or the stream has ended."""
+    def notify_once(self, notify: Callable[[], None]) -> None:
+        """Call `notify` once, on any thread, when there is a new picture or the stream has ended."""
         with self._lock:
-            self._waiting.add(tell)
+            self._waiting.add(notify)
         if self.is_over:
-            self._tell()
+            self._notify_viewers()
 
     def release(self) -> None:
         """Release the newest picture: there is no viewer any more."""
         with self._lock:
             self._newest, self._jpegs = None, {}
 
-    def forget(self, tell: Callable[[], None]) -> None:
-        """Withdraw `ask`: the viewer has left."""
+    def cancel_notify(self, notify: Callable[[], None]) -> None:
+        """Do not call `notify` any more: the viewer has left."""
         with self._lock:
-            self._waiting.discard(tell)
+            self._waiting.discard(notify)
 
     def jpeg(self) -> Buffer:
         """Return the newest frame with its results drawn in, as JPEG; b"" if there is none. *Blocking* for the time of
@@ -108,15 +108,15 @@ class StreamView:
             self._newest, self._jpegs = frame, {}
         # A picture that comes late does not delay the next one: frames seldom come exactly when a picture is due.
         self._next_ns = max(self._next_ns + _INTERVAL_NS, now_ns + _INTERVAL_NS // 2)
-        self._tell()
+        self._notify_viewers()
 
     def end(self) -> None:
         """Note that the stream has ended."""
         self.is_over = True
-        self._tell()
+        self._notify_viewers()
 
-    def _tell(self) -> None:
+    def _notify_viewers(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, set()
-        for tell in waiting:
-            tell()
+        for notify in waiting:
+            notify()

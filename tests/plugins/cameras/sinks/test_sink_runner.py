@@ -11,7 +11,7 @@ from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
-from edge_server.plugins.cameras.sinks.sink_runner import MOST_WAITING, SinkRunner
+from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult
 
 PATIENCE_S = 20.0
@@ -120,10 +120,10 @@ def test_a_slow_receiver_loses_the_oldest_messages_and_delays_nothing(start, sin
     for seq in range(1, 201):
         runner.put(message(seq=seq))
     report = runner.report()
-    assert (report.received, report.waiting, report.dropped) == (201, MOST_WAITING + 1, 200 - MOST_WAITING)
+    assert (report.received, report.waiting, report.dropped) == (201, MAX_WAITING + 1, 200 - MAX_WAITING)
     sink.goes_on.set()
     runner.close(PATIENCE_S)
-    assert [one.result.header.seq for one in sink.sent] == [0, *range(201 - MOST_WAITING, 201)]
+    assert [one.result.header.seq for one in sink.sent] == [0, *range(201 - MAX_WAITING, 201)]
 
 
 def test_a_failed_receiver_is_retried_and_gets_the_next_result(start, sink, message, eventually):
@@ -171,7 +171,7 @@ def test_the_newest_state_of_each_camera_is_kept_for_a_slow_receiver(start, sink
         runner.put(SinkMessage("gate", state=what))
     for seq in range(200):
         runner.put(message(seq=seq))
-    assert runner.report().waiting == MOST_WAITING + 1
+    assert runner.report().waiting == MAX_WAITING + 1
     sink.goes_on.set()
     runner.close(PATIENCE_S)
     assert [one.state for one in sink.sent if one.source == "gate"] == ["FAILED"]

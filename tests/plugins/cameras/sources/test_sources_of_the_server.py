@@ -139,7 +139,7 @@ def test_a_client_cannot_take_over_the_stream_of_a_source(cameras, folder, event
     before = streams.open(StreamRequest("sum", stream_id="cam"))
     cameras.apply(entry(url=folder, fps=200))
     assert eventually(lambda: before.is_over)
-    assert before.next_message() is not None  # the greeting
+    assert before.next_message() is not None  # the first message
     with pytest.raises(Superseded):
         before.next_message()
     with pytest.raises(AlreadyExists, match="expected another one"):

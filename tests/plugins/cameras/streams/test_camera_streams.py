@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
 from edge_server.plugins.cameras.streams import model_workers
-from edge_server.plugins.cameras.streams.stream_registry import MOST_REMEMBERED
+from edge_server.plugins.cameras.streams.stream_registry import MAX_REMEMBERED
 from edge_server.protocol.frame_messages import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.service import Handle
 
@@ -628,8 +628,8 @@ def test_the_pixels_of_a_frame_are_released_once_it_is_answered_or_dropped(house
 
 def test_the_latest_stream_ids_are_remembered_up_to_the_limit(served):
     first = served.streams.open(StreamRequest("sum", stream_id="first"))
-    for number in range(MOST_REMEMBERED + 50):
+    for number in range(MAX_REMEMBERED + 50):
         served.streams.open(StreamRequest("sum", stream_id=f"camera {number}")).end()
-    assert len(served.streams._tallies) == MOST_REMEMBERED
+    assert len(served.streams._tallies) == MAX_REMEMBERED
     assert "first" in served.streams._tallies, "it is open"
     first.end()

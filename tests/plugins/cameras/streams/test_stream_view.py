@@ -28,7 +28,7 @@ FRAME = ViewedFrame(HEADER, GRAY, SEEN)
 
 def ask(view: StreamView) -> threading.Event:
     told = threading.Event()
-    view.ask(told.set)
+    view.notify_once(told.set)
     return told
 
 
@@ -90,8 +90,8 @@ def test_a_large_frame_is_reduced() -> None:
 
 def test_no_images_are_drawn_after_a_viewer_left() -> None:
     view, told = StreamView(), threading.Event()
-    view.ask(told.set)
-    view.forget(told.set)
+    view.notify_once(told.set)
+    view.cancel_notify(told.set)
     assert not view.wants(1)
     view.show(FRAME, 1)
     assert not view.jpeg()
