@@ -27,7 +27,7 @@ REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 @dataclass(frozen=True)
 class Hardware:
-    """`kind`: "jetson", "nvidia", "cpu" (forced) or "" (none). `is_short`: prove the tests, not the box."""
+    """`kind`: "jetson", "nvidia", "cpu" (forced) or "" (none). `is_short`: checks the tests, not the machine."""
 
     kind: str
     name: str

@@ -27,8 +27,8 @@ svg text { font: 11px system-ui, sans-serif; fill: #555 }
 
 @dataclass
 class Report:
-    """Filled while tests run. `box` is what `edge-server doctor --json` says. `hardware` names what they run on, or
-    says why there is none (`has_hardware`)."""
+    """Filled while tests run. `box` is the output of `edge-server doctor --json`. `hardware` names the
+    hardware, or the reason why there is none (`has_hardware`)."""
 
     hardware: str = ""
     has_hardware: bool = True
@@ -156,7 +156,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _known(value: float) -> float | None:
-    """Return None for what is no number: JSON has no word for it."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""The box is fit to serve, and every bundled model loads, warms and answers on it."""
+"""The machine can serve, and every bundled model loads, warms up and answers on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an inference costs in energy, by the box's own counters."""
+"""Energy of an inference, by the machine's own counters."""
 
 from __future__ import annotations
 

@@ -52,5 +52,5 @@ def test_cameras_get_fresh_results_at_an_even_rate(
     measure.value(f"{cameras} camera(s): age of results, p99", ages[int(len(ages) * 0.99)], "ms")
     measure.series(f"age of camera 1's results, {cameras} camera(s)", answered[0], "ms")
     assert min(rates) > 0
-    # Fair: nobody gets less than half of what another gets.
+    # Fair: no camera gets less than half of another's frames.
     assert min(rates) >= 0.5 * max(rates)

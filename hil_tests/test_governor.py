@@ -1,4 +1,4 @@
-"""The governor reads this box's own sensors, and they make sense: under load, and against each other."""
+"""The governor reads this machine's sensors, and their values are plausible under load and consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model takes of the GPU's memory is told, comes back when it goes, and is limited by --model-load-gpu-limit.
+"""GPU memory of a model is reported, freed when it is unloaded, and limited by --model-load-gpu-limit.
 
 ONNX Runtime with CUDA runs the bundled classifier, whose answers are compared with the CPU's.
 """

@@ -1,4 +1,4 @@
-"""Half an hour of load: nothing fails, memory does not grow, and what the box did meanwhile."""
+"""Half an hour of load: no request fails, memory does not grow; temperature, power and clocks are recorded."""
 
 from __future__ import annotations
 

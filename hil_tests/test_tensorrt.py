@@ -1,4 +1,4 @@
-"""On a box with an NVIDIA GPU and a TensorRT: engines built there answer as onnxruntime does. Skips elsewhere."""
+"""Engines built on a machine with an NVIDIA GPU and TensorRT give onnxruntime's outputs. Skipped on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a box with an NVIDIA GPU and a TensorRT: shape tensors of a model that batches. Skips elsewhere.
+"""Shape tensors of a batching model on a machine with an NVIDIA GPU and TensorRT. Skipped on other machines.
 
 The model is the one of Triton's own tests: Y is X resized to S, and N, an output of shapes, is the shape of Y.
 """
@@ -74,7 +74,7 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
 
 @pytest.fixture
 def serve(library: str, tmp_path: Path) -> Iterator[Callable[..., tuple[Any, Any]]]:
-    """Return a function that resolves the model without a word of its tensors, and opens it."""
+    """Return a function that resolves the model without configured tensors, and opens it."""
     opened: list[Any] = []
 
     def make(*bounds: tuple[list[int], list[int], list[int]]) -> tuple[Any, Any]:

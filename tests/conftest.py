@@ -323,7 +323,7 @@ def browsers() -> Any:
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> Any:
-    """The module tests/plugins/governor/fake_nvml: GPUs that tell what a test wants, in this process or in another."""
+    """The module tests/plugins/governor/fake_nvml: GPUs that report what a test sets, in this process or in another."""
     return _module("governor_fake_nvml", Path(__file__).parent / "plugins" / "governor" / "fake_nvml" / "__init__.py")
 
 
@@ -349,7 +349,7 @@ def heated() -> Any:
 
 @pytest.fixture
 def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    """Makes a box of files by the name of a board in tests/plugins/governor/boards; its `root` is for --sysfs-root."""
+    """Creates the files of a board in tests/plugins/governor/boards by its name; its `root` is for --sysfs-root."""
     made = []
 
     def make(name: str) -> Any:
@@ -407,8 +407,8 @@ LOOPBACK_DDS = (
 @pytest.fixture
 def ros_domain() -> dict[str, str]:
     """The environment of a ROS domain of this test's own, on the loopback interface."""
-    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain where that is free is nobody's. Each pytest
-    # worker has domains of its own, as two could find the same one free at the same time.
+    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain whose port is free is not in use. Each
+    # pytest worker has its own domains, as two could find the same one free at the same time.
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     for domain in range(20 + worker, 100, workers):

@@ -234,7 +234,7 @@ def messages_of_200_streams_of_10_connections(target: Target) -> Sent:
 
     def endless() -> Iterator[bytes]:
         yield b"".join(headers(stream, request_block("ModelStreamInfer")) for stream in streams)
-        # No more than the window of a stream allows.
+        # At most the window of a stream.
         for _ in range((4 << 20) // len(body)):
             yield from (frame(DATA, 0, stream, body) for stream in streams)
 
@@ -269,7 +269,7 @@ def data_frames_of_one_byte_of_200_connections(target: Target) -> Sent:
 def in_bursts(target: Target, opening: bytes, burst: bytes, pause_s: float) -> int:
     """Send bursts on one connection until the server ends it, and return how many it took.
 
-    SETTINGS follows each burst; its acknowledgement says that the burst was read.
+    SETTINGS follows each burst; its acknowledgement shows that the burst was read.
     """
     count = 0
     sock = target.connect(opening)

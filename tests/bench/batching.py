@@ -1,8 +1,8 @@
-"""What dynamic batching gains: `python tests/bench/batching.py [--rounds=N]`, with the test extra and perf_analyzer.
+"""Gain of dynamic batching: `python tests/bench/batching.py [--rounds=N]`, with the test extra and perf_analyzer.
 
 A dense net whose weights cost more to read than to multiply, served one request at a time and in batches as they
-form, under the same load; beside it the bare runtime, one row and a batch of the mean size that formed. Told are rows a
-second and both gains: the server's is to be no less than the bare runtime's.
+form, under the same load; for comparison the bare runtime with one item and with a batch of the mean size. Printed are
+items a second and both gains: the server's must not be less than the bare runtime's.
 """
 
 from __future__ import annotations

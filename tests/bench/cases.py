@@ -113,7 +113,7 @@ def write_models(repository: Path) -> None:
 def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
     """Write models for this server and for Triton, of the same name and runtime.
 
-    Both are told of the networks no more than their runtime and one instance: the settings are each server's defaults.
+    Configured are only the runtime and one instance: the other settings are each server's defaults.
     """
     one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     made = {
@@ -143,7 +143,7 @@ def write_classifier(repository: Path, runtime: str) -> str:
 
 
 def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call:
-    """Return one inference of the network in the runtime's own words, with the settings of the server."""
+    """Return one inference of the network by the runtime's own API, with the settings of the server."""
     model = _serialised(networks.resnet18) if network else (BUNDLED / "1/model.onnx").read_bytes()
     if runtime == "onnxruntime":
         import onnxruntime

@@ -1,4 +1,4 @@
-"""What composing models costs and saves: `python tests/bench/composition.py [ROUNDS]`, with the test extra installed.
+"""Cost and gain of composing models: `python tests/bench/composition.py [ROUNDS]`, with the test extra installed.
 
 1. A Python model in the server's process, and in a process of its own, beside the function that it calls: microseconds
    a call more, at the serving core without a wire; two switches of thread are part of it, for a Python model always
@@ -8,7 +8,7 @@
 3. Text read from a picture by the server (a Python model that calls two networks), beside the same code in a plain loop
    with the bare runtime, the networks on one thread in both. Needs what `tests/e2e/fetch_pipeline_models.sh` fetches.
 
-All in turns, round after round; told are medians, and the median of each round's ratio. Quote the ratios: absolute
+All in turns, round after round; printed are medians, and the median of each round's ratio. Quote the ratios: absolute
 times belong to the machine, whose cores the client and the server share.
 """
 

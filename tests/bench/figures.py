@@ -46,7 +46,7 @@ def start_and_memory(title: str, repository: Path, rounds: int) -> None:
 
 
 def beside_the_runtime(rounds: int) -> None:
-    """Compare doors with the bare runtime on the classifier, both on ONNX Runtime with the same settings."""
+    """Compare HTTP, gRPC and the process itself with the bare runtime on the classifier, with the same settings."""
     frame = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
     picture = (harness.ROOT / "tests/data/coffee.jpg").read_bytes()
     options = onnxruntime.SessionOptions()

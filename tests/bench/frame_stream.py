@@ -1,12 +1,12 @@
-"""Figures of the frame stream: `python tests/bench/frame_stream.py [ROUNDS]`, installed with the test extra.
+"""Measurements of the frame stream: `python tests/bench/frame_stream.py [ROUNDS]`, installed with the test extra.
 
 1. Frames a second through the stream beside the bare runtime with the same preprocessing called in a loop, and the
    latency that the stream adds to one frame alone: raw bgr8, JPEG, and shared memory, 640x480.
 2. CPU seconds of server and client for a camera of 30 frames a second.
 3. Four cameras of 30 frames a second at a model that can do 40: what each gets, how old, and what is dropped.
 
-Everything is measured in turns, round after round, and medians are told. Quote the ratios: absolute numbers belong to
-the machine. Client and server share its cores, so the client's own cost is part of the stream's side.
+Everything is measured in turns, round after round, and medians are printed. Quote the ratios: absolute numbers depend
+on the machine. Client and server share its cores, so the client's own cost is part of the stream's time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def served_as(model: str, runtime: str, threads: int) -> str:
 
 @dataclass
 class Pictures:
-    """The same picture in each way to send it. `region` has a place for each frame under way, written like a camera's
-    driver would, before the frame is sent."""
+    """The same image in each encoding. `region` has a slot for each frame in flight, written before the frame is
+    sent, as a camera's driver would."""
 
     pixels: np.ndarray
     jpeg: bytes
@@ -158,7 +158,7 @@ def plan_of(model: str) -> ImagePlan:
 
 
 def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.ndarray) -> Callable[[], object]:
-    """Return one inference on `array`, in the runtime's own words and with the server's settings."""
+    """Return one inference on `array`, by the runtime's own API and with the server's settings."""
     path = str(BUNDLED / model / "1/model.onnx")
     if runtime == "onnxruntime":
         import onnxruntime

@@ -1,11 +1,11 @@
-"""What the governor costs in the request path: `python tests/bench/governor_cost.py [ROUNDS]`, with the test extra.
+"""Cost of the governor in the request path: `python tests/bench/governor_cost.py [ROUNDS]`, with the test extra.
 
 Requests a second to the smallest model there is (identity, one number), one at a time: in this process, and through
 HTTP and gRPC of the installed server. Three ways, measured in turns, round after round: `--governor=false`; the
-governor on and the box cool; the governor on and holding back a little, so that every request asks the gate and none
-is refused. Then the CPU time of a server at rest, which is what looking at the sensors twice a second costs.
+governor on and the machine cool; the governor on with a small limit, so that every request passes admission control
+and none is refused. Then the CPU time of an idle server, which is the cost of reading the sensors twice a second.
 
-Told are medians, and the median of each round's ratio to the server without a governor. Quote the ratios: absolute
+Printed are medians, and the median of each round's ratio to the server without a governor. Quote the ratios: absolute
 numbers belong to the machine. Sensors are those of an Orin Nano made of files, so reading them costs what it costs.
 """
 
@@ -74,7 +74,7 @@ def board(folder: Path) -> Any:
 
 
 def hold_back(box: Any, address: str) -> None:
-    """Warm the box until the share falls a little, and then keep it at the set-point, where the share stays."""
+    """Warm the machine until the allowed fraction falls a little, then keep it at the set point."""
     box.set_temperature("tj-thermal", SET_POINT_C + 0.5)
     end_s = time.monotonic() + 60
     while share_of(address) >= 0.99:
@@ -85,7 +85,7 @@ def hold_back(box: Any, address: str) -> None:
     time.sleep(3.0)
 
 
-# -- the same request through three doors
+# -- the same request in process, over HTTP and over gRPC
 
 
 def in_process(core: ServerParts) -> Call:

@@ -1,8 +1,8 @@
-"""What every benchmark here needs: servers as processes of their own, their cost as the kernel tells it, loads, turns,
+"""Helpers of all benchmarks: servers in their own processes, their cost as counted by the kernel, loads, rounds,
 medians, tables.
 
-Measured is in turns, round after round, so that what else the machine does falls on everybody alike; told are medians
-and medians of each round's ratio. The server's CPU time for a request is the figure that noise moves least.
+Programs are measured in turns, round after round, so that other load of the machine affects all alike; printed are
+medians and medians of each round's ratio. The server's CPU time for a request is the value with the least noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRITON = os.environ.get("EDGE_BENCH_TRITON", "")
 """Folder of an unpacked nvidia-pytriton wheel (0.7.0 was used); it holds NVIDIA's server with its Python backend."""
 TRITON_PYTHON = os.environ.get("EDGE_BENCH_TRITON_PYTHON", sys.executable)
 """The interpreter whose packages Triton's Python models see, of the minor version that runs the benchmark. Its numpy is
-older than 2: with 2 the wheel's stub answers empty outputs and says nothing."""
+older than 2: with 2 the wheel's stub returns empty outputs without an error."""
 TRITON_BACKENDS = os.environ.get("EDGE_BENCH_TRITON_BACKENDS", "")
 """Folder of more backends for it, each in a folder of its name: `identity` of triton_identity.c, `onnxruntime`."""
 
@@ -88,7 +88,7 @@ def memory_mb(pid: int) -> dict[str, float]:
 
 @dataclass
 class Server:
-    """A server under way. `http` and `grpc` are "host:port", `start_s` the seconds from start to ready."""
+    """A running server. `http` and `grpc` are "host:port", `start_s` the seconds from start to ready."""
 
     http: str
     grpc: str
@@ -124,7 +124,7 @@ def server(
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start the installed server on free ports; or the one in the source tree `tree`, to measure a change beside it; or
-    another program that takes its words."""
+    another program that takes its arguments."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
     environment.update(variables or {})
     if tree is not None:
@@ -142,7 +142,7 @@ def server(
             if found is None:
                 log.seek(0)
                 raise SystemExit(f"the server did not start:\n{log.read()}")
-            # One line for each model follows: a pipe that nobody reads would stop the server.
+            # One line for each model follows: a pipe that is not read would block the server.
             threading.Thread(target=process.stdout.read, daemon=True).start()
             with _told_if_it_ended(process, log):
                 yield Server(found[1], found[2], process.pid, time.monotonic() - started)
@@ -340,7 +340,7 @@ def h2load(
 
 
 def closed_loop(call: Call, seconds: float, cpu_there: Callable[[], float] = time.process_time) -> Load:
-    """Call again and again for a turn. `cpu_there` tells the CPU seconds used where the work is done."""
+    """Call repeatedly for one turn. `cpu_there` returns the CPU seconds used where the work is done."""
     call()
     took: list[float] = []
     cpu, began = cpu_there(), time.perf_counter()

@@ -1,8 +1,8 @@
-"""What a hot reload, a start and the end of all models cost among many models, beside what they cost among ten:
+"""Cost of a reload, a start and the unloading of all models, among many models and among ten:
 `python tests/bench/many_models.py [--models=1000] [--rounds=3] [--tree=FOLDER]`, with the test extra.
 
 Each round starts a server in mode poll on so many identity models, reloads one of them several times, removes the
-folders of all, and does the same with ten models. Told are medians, and of each round the ratio of the two. `--tree`
+folders of all, and does the same with ten models. Printed are medians, and the ratio of the two per round. `--tree`
 measures the source tree in a folder, such as that of an earlier commit.
 """
 

@@ -58,7 +58,7 @@ class Cell:
 
 @contextlib.contextmanager
 def systems(other: Path | None) -> Iterator[dict[str, harness.Server]]:
-    """Yield the servers that were found, all under way at once: those at rest use no CPU worth the name."""
+    """Yield the servers that were found, all running at once: idle ones use hardly any CPU time."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         here, there = Path(name) / "here", Path(name) / "there"
         cases.write_models(here)
@@ -107,7 +107,7 @@ def measure(only: Sequence[str], rounds: int, window_s: float, other: Path | Non
 
 
 def is_wanted(only: Sequence[str], *place: str) -> bool:
-    """Return whether each coordinate is named, or nothing of its kind is."""
+    """Return whether each coordinate is selected, or none of its axis is."""
     kinds = ({case.name for case in cases.CASES}, set(harness.TRANSPORTS), {str(number) for number in CONCURRENCIES})
     return all(
         own in only or not kind.intersection(only)

@@ -5,10 +5,10 @@ All run from compiled bytecode, as pip installs it, also out of a source tree wh
 Resident (Rss) and proportional (Pss) memory at rest, seconds from start to ready, and the CPU time of the start: of the
 server without a model; of the server with the identity model, and with the bundled classifier on each runtime, after a
 first request; of the raw runtime's own process, numpy and one inference and nothing else; of Triton where
-EDGE_BENCH_TRITON names one. In turns; medians are told, and written to FOLDER/memory.json if one is named.
+EDGE_BENCH_TRITON names one. In turns; medians are printed, and written to FOLDER/memory.json if one is given.
 
 `--server LABEL=COMMAND`, once for each, compares trees: `--server old=/tree/.venv/bin/edge-server --server new=...`.
-Of the second and later ones the start is then told as a ratio to the first's, round by round. `--quick` measures the
+The start of the second and later ones is then printed as a ratio to the first's, round by round. `--quick` measures the
 servers without a model and with the identity model, and nothing else.
 """
 

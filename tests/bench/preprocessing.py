@@ -1,11 +1,11 @@
-"""Where and how frames become tensors: the figures behind the choices in edge_server/plugins/vision.
+"""Conversion of frames to tensors: the measurements behind the choices in edge_server/plugins/vision.
 
     python tests/bench/preprocessing.py [ROUNDS]
 
 Every table compares ways to the same result, measured in turns on one thread, by the median of the rounds; the ratio
 to the first line is what carries over to other machines. One JPEG line needs simplejpeg, and is left out without it.
 
-What came on two shared cores of an x86-64 machine with AVX-512, and what was chosen:
+Results on two shared cores of an x86-64 machine with AVX-512, and the choices made:
 
 - Outside the graph. In front of the classifier, OpenVINO's PrePostProcessor takes 1.2 times as long in all as our
   `write`, and operations in the ONNX graph 2.2 times: their resizing in FP32 costs more than the whole of ours, which
@@ -16,7 +16,7 @@ What came on two shared cores of an x86-64 machine with AVX-512, and what was ch
 - JPEG by OpenCV. simplejpeg decodes to the same pixels 10 percent faster, which is not worth a second library.
 - `image_decode fast` takes 0.7 of the time from a JPEG to the tensor, and changes values by 0.3 of 255 in the mean and
   up to 25 at single ones: hence only where it is declared.
-- One thread: OpenCV's own threads give two workers beside a model nothing, or take something away.
+- One thread: OpenCV's own threads make two workers beside a model no faster, or slower.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What grows with what: `python tests/bench/scaling.py [--rounds=N] [--output=FOLDER]`, with the test extra.
+"""Cost by the number of models, connections and versions, and by load, with the test extra installed.
+
+`python tests/bench/scaling.py [--rounds=N] [--output=FOLDER]`
 
 - The server's CPU time for a request as models (1 to 200), connections (1 to 500) and versions (1 to 20) grow, over
-  gRPC and HTTP, requests going round all of them, and its memory. Flat is what they should be.
+  gRPC and HTTP, with requests to all of them in turn, and its memory. Both should be constant.
 - Latency under overload: a model of 10 ms is offered 0.25 to 4 times what it can do, with a short queue and with an
-  endless one. Told are p50 and p99 of what was answered, and how much was refused.
+  unlimited one. Printed are p50 and p99 of the answered requests, and the fraction refused.
 
 The steps take turns within each round. Prints tables; writes scaling.json and scaling.svg.
 """
@@ -58,7 +60,7 @@ SHORT_QUEUE = "dynamic_batching { default_queue_policy { max_queue_size: 8 } }\n
 
 
 def around(calls: Sequence[harness.Call]) -> harness.Call:
-    """Return a call that makes one after the other of `calls`, and begins anew."""
+    """Return a call that makes each of `calls` in turn, and then starts again."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 

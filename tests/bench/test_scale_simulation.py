@@ -1,4 +1,4 @@
-"""The simulation of replicas behind least-connections agrees with what is known of queues."""
+"""The simulation of replicas behind a least-connections balancer agrees with queueing theory."""
 
 from __future__ import annotations
 

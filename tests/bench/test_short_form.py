@@ -19,8 +19,8 @@ STORED = {
     "eight at once over gRPC beside a bare echo": 0.27,
     "identity over HTTP beside a bare echo": 0.68,
 }
-"""CPU time of a request to that of an echo, as the server was when this was last written: medians of runs on a quiet
-machine. Write them anew when the server has become cheaper: a later regression is measured from there."""
+"""CPU time of a request relative to an echo, when this was last measured: medians of runs on an idle
+machine. Update them when the server has become cheaper: a later regression is measured from there."""
 MOST_GROWTH = 4 / 3
 TRIES = 3
 

@@ -70,7 +70,7 @@ CELLS = (
 
 @contextlib.contextmanager
 def systems(models: Sequence[str], programs: dict[str, list[str]]) -> Iterator[dict[str, harness.Server]]:
-    """Yield Triton and the servers to compare with it, all under way at once: at rest they use hardly any CPU time."""
+    """Yield Triton and the servers to compare with it, all running at once: idle ones use hardly any CPU time."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         here, there = Path(name) / "here", Path(name) / "there"
         cases.write_for_triton(here, there, models)

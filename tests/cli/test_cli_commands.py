@@ -1,4 +1,4 @@
-"""The commands `check`, `status` and `serve --help` as processes, and what they say when something is wrong."""
+"""The commands `check`, `status` and `serve --help` as processes, and their error messages."""
 
 from __future__ import annotations
 

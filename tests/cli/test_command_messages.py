@@ -1,4 +1,4 @@
-"""What commands say where something is in the way: one line that is true, and an exit code; never a stack."""
+"""Errors of commands: one correct line and an exit code, never a traceback."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_past_events_are_printed_as_text_and_as_json(url: str) -> None:
         [json.loads(line) for line in edge("events", "--no-follow", "--json", *more, "--url", url).stdout.splitlines()]
         for more in ((), ("--after", "2"), ())
     )
-    # What was remembered stays as it was told. The box may speak between two looks, behind it.
+    # Past events do not change. The machine may report between two readings, after them.
     assert [event["number"] for event in after] == list(range(1, len(after) + 1))
     assert before == after[: len(before)]
     assert later == after[2 : len(later) + 2]
@@ -259,7 +259,7 @@ def next_of(kind: str, lines: Any) -> dict[str, Any]:
 def test_events_are_followed_across_a_restart_of_the_server(repository: Path, follow: Any, free_ports: Any) -> None:
     (port,) = free_ports(1)
     follower = follow("--json", "--url", f"http://127.0.0.1:{port}")
-    # It waits for a server that is not there yet, and says so once.
+    # It waits for a server that has not started yet, and reports that once.
     assert "trying again" in follower.stderr.readline()
     with serving(repository, port=port):
         first = next_of("server.ready", follower.stdout)
@@ -278,7 +278,7 @@ def test_a_closed_output_pipe_ends_the_command(url: str, follow: Any) -> None:
     follower = follow("--url", url)
     follower.stdout.readline()
     follower.stdout.close()
-    # Whatever happens next finds nobody who reads.
+    # The next event finds a closed pipe.
     assert edge("rollback", "one", "--url", url).returncode == 0
     assert edge("rollback", "one", "--undo", "--url", url).returncode == 0
     assert follower.wait(30) == 0

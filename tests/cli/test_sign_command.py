@@ -1,4 +1,4 @@
-"""`edge-server sign` as a process: what it writes, what it says, and which exit codes it has."""
+"""`edge-server sign` as a process: its files, its messages and its exit codes."""
 
 from __future__ import annotations
 

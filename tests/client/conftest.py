@@ -67,7 +67,7 @@ Script = Callable[[Call], Iterator[bytes]]
 
 
 def echo(call: Call) -> Iterator[bytes]:
-    """Answer every frame at once; three may be under way."""
+    """Answer every frame at once; three may be in flight."""
     yield call.opened(3)
     for number, frame in enumerate(call.frames(), 1):
         yield call.result(frame, number + 3)

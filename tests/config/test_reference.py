@@ -1,4 +1,4 @@
-"""The generated reference, man pages and completions say what the code says."""
+"""The generated reference, man pages and completions match the code."""
 
 from __future__ import annotations
 

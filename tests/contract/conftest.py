@@ -53,7 +53,7 @@ def slow_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_plan(fake_gpu: Any, onnx_path: Path, folder: Path, most_rows: int) -> Path:
-    """Build an engine in this process, and tell the fake GPU what it was built from."""
+    """Build an engine in this process, and register its source with the fake GPU."""
     import tensorrt_rtx as trt
 
     logger = trt.Logger(trt.Logger.ERROR)

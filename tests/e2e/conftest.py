@@ -427,7 +427,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server of many models, shared by the tests that leave it as it is."""
+    """One server of many models, shared by the tests that do not change it."""
     repository = Repository(tmp_path_factory.mktemp("zoo"))
     write_zoo(repository)
     with running(repository.path) as server:

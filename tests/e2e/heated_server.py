@@ -1,6 +1,6 @@
-"""A server under load whose work heats a plant: models, sensors, clients, and the loop that joins them.
+"""A server under load whose work heats a simulated machine: models, sensors, clients, and the loop that joins them.
 
-See test_governor_closed_loop.py for what is real here and what is simulated.
+test_governor_closed_loop.py describes which parts are real and which are simulated.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Box:
         self.feel()
 
     def feel(self) -> None:
-        """Put the plant's state where the box's drivers put it."""
+        """Write the simulated state to the files of the drivers."""
         raise NotImplementedError
 
 
@@ -135,7 +135,7 @@ class Module(Box):
 
 
 class Card(Box):
-    """An NVIDIA card that the fake library tells of: whole degrees, milliwatts, millijoules."""
+    """An NVIDIA card that the fake library reports: whole degrees, milliwatts, millijoules."""
 
     constants = CARD
     hot_c, cold_c = 45.0, 45.0
@@ -163,7 +163,7 @@ class Card(Box):
 
 @dataclass(frozen=True)
 class Answer:
-    """`word`: ok, shed (by the governor), late (the server gave up on the deadline), or what else went wrong."""
+    """`word`: ok, shed (by the governor), late (refused for its deadline), or the error."""
 
     priority: int
     word: str
@@ -219,7 +219,7 @@ class Load:
                     word, variant = caller.ask()
                     now_s = time.monotonic()
                     self.answers.append(Answer(priority, word, now_s, now_s - begun_s, variant))
-                # Who is late does not catch up: clients of cameras and motors do not either.
+                # A late client does not catch up, as clients of cameras and motors do not.
                 due_s = max(due_s + period_s, time.monotonic())
 
 
@@ -256,7 +256,7 @@ class GrpcCaller:
     """One channel."""
 
     def __init__(self, server: Any, priority: int) -> None:
-        # Channels to one address share a connection unless they are told not to.
+        # Channels to one address share a connection by default.
         self._channel = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
         self._priority = priority
         request = service_pb2.ModelInferRequest(model_name="detector", raw_input_contents=[bytes(16)])
@@ -365,7 +365,7 @@ class Outcome:
         return [moment for moment in self.trace if begin_s <= moment.at_s < end_s]
 
     def shed(self) -> Counter[str]:
-        """Return what the server says it refused, by class."""
+        """Return the refusals that the server reports, by class."""
         counts: Counter[str] = Counter()
         for row in self.report["shed"]:
             counts[row["class"]] += row["count"]

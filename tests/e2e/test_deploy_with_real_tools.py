@@ -54,7 +54,7 @@ def write(folder: Path, mark: int, version: int = 1, config: str = CONFIG) -> Pa
 
 
 def sh(line: str, *words: object) -> None:
-    """Run a shell line; $1, $2 ... are the words. Skips the test when a tool of it is not installed."""
+    """Run a shell line; $1, $2 ... are the arguments. Skips the test if one of its tools is not installed."""
     for tool in ("git", "rsync", "scp", "tar", "unzip"):
         if tool in line.split() and shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

@@ -1,6 +1,6 @@
-"""The commands, links, options and examples of the documentation, as they stand there.
+"""The commands, links, options and examples of the documentation, as written.
 
-Each fenced block has an invisible comment on the line before it, which says what runs it, or why nothing does:
+Each fenced block has an invisible comment on the line before it, which names what runs it, or why nothing does:
 
 - `<!-- run -->`: this module does. The blocks of a page run in their order in one folder that looks like a clone.
 - `<!-- file NAME -->`: it is written to NAME there.
@@ -320,7 +320,7 @@ def test_the_code_blocks_of_a_page_work_in_order(
     with contextlib.closing(Terminal(tmp_path, server, serve)) as terminal:
         for block in blocks(ROOT / name):
             if block.mark.startswith("file "):
-                # An address of nobody's network.
+                # An address of no existing network.
                 (tmp_path / block.mark.removeprefix("file ")).write_text(
                     block.code.replace("192.168.1.20", "127.0.0.1:9")
                 )

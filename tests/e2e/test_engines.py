@@ -30,7 +30,7 @@ def models(tmp_path: Path, bundled_repository: Path) -> Path:
 
 @pytest.fixture
 def start(fake_gpu: Any, serve: Serve, models: Path, tmp_path: Path) -> Callable[..., Any]:
-    """Return a function that starts the server on a box with the fake GPU; its engines are kept from start to start."""
+    """Return a function that starts the server with the fake GPU; its engines are kept across starts."""
 
     def begin(*flags: str, **environment: str) -> Any:
         cache = tmp_path / "engines"

@@ -59,7 +59,7 @@ ensemble_scheduling {
 }
 """
 
-# A picture goes in, class scores come out: the classifier is a member, as it is.
+# From an image to class scores: the classifier is used unchanged as a step.
 CAMERA = """
 platform: "ensemble"
 max_batch_size: 8

@@ -90,7 +90,7 @@ def test_silent_connections_are_closed_for_new_clients_of_any_listener(serve: An
                 assert new_http_client(server.http)
                 assert new_grpc_client(server.grpc)
                 assert new_http_client(server.metrics, has_page)
-                # The server has files for itself, and who has sent a request before stays connected.
+                # The server keeps descriptors for itself, and clients that have sent a request stay connected.
                 early.request("POST", "/v2/repository/models/add_sub/load", b"{}")
                 with early.getresponse() as reply:
                     assert reply.status == 200, reply.read()
@@ -167,7 +167,7 @@ def test_a_client_keeps_its_rate_beside_many_silent_connections(serve: Any, repo
         is_over = threading.Event()
 
         async def stay(until_s: float) -> None:
-            """Connect, say nothing, and connect again when the server has closed the connection."""
+            """Connect, send nothing, and connect again when the server has closed the connection."""
             while time.monotonic() < until_s:
                 with contextlib.suppress(OSError, TimeoutError):
                     reader, writer = await asyncio.open_connection(*endpoint(address))

@@ -107,7 +107,7 @@ def test_a_viewer_gets_the_streams_of_the_server(
     assert (nothing.returncode, nothing.stderr) == (
         1, f"edge-server view: no frame stream is open at http://{server.http}\n"
     )  # fmt: skip
-    # Stands for a camera that the server opens itself, and is gone for a while.
+    # Represents a camera of the server that is lost for a while.
     camera = subprocess.Popen(
         command(server, "--loop"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path
     )

@@ -55,7 +55,7 @@ def test_a_stream_continues_after_a_restart_of_the_server(
         results = stream.results()
         for number in (1, 2):
             with serve(bundled_repository, f"--grpc-port={port}"):
-                # A frame that was under way when the server went is lost; a camera brings the next one.
+                # A frame in flight is lost with the server; a camera sends the next one.
                 stream.send(jpeg, frame_id=f"server {number}")
                 assert is_espresso(result := next(results))
                 assert result.header.frame_id == f"server {number}"

@@ -39,7 +39,7 @@ def stub_config(delay_ms: int, more: str = "") -> str:
 
 
 def frame(seq: int, camera: int = 0) -> Frame:
-    """Return a frame that tells, in every byte, which one of which camera it is."""
+    """Return a frame whose bytes all identify its camera and its number."""
     value = (seq * 7 + camera * 50) % 256
     return Frame(
         FrameHeader(0, 0, f"camera {camera}", seq), SIDE, SIDE, "rgb8", data=bytes([value]) * (3 * SIDE * SIDE)

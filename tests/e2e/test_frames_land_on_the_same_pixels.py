@@ -25,7 +25,7 @@ DETECTOR = "face_detection_yunet"
 WIDTH, HEIGHT = 640, 480
 PADDING = 37
 FACE = (44.7, 33.3, 89.8, 87.3)
-"""Where the face lies within a patch of 130 pixels: x_min, y_min, x_max, y_max."""
+"""Box of the face within a patch of 130 pixels: x_min, y_min, x_max, y_max."""
 PLACES = [(20, 30), (261, 147), (473, 312)]
 """Upper left corners of the patch in a frame of 640x480."""
 
@@ -92,7 +92,7 @@ WAYS: dict[str, tuple[Callable[[np.ndarray], Frame], float]] = {
     "yuyv, padded": (lambda rgb: packed_422(rgb, "yuyv"), 2),
     "nv12": (nv12, 2),
 }
-"""Each way, and by how many pixels a box may differ from that of plain rgb8: none where the same numbers arrive."""
+"""Each encoding, and by how many pixels a box may differ from that of plain rgb8: 0 if the values are equal."""
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ PATIENCE_S = 60.0
 DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
 PATCH = 130
 FACE = (44.7, 33.3, 89.8, 87.3)
-"""Where the face lies within the patch that is pasted: x_min, y_min, x_max, y_max."""
+"""Box of the face within the pasted patch: x_min, y_min, x_max, y_max."""
 FACE_TOLERANCE_PX = 5.0
 """The detector's grid makes its boxes shake by some 2.5 pixels as a face moves across it."""
 
@@ -120,7 +120,7 @@ def frame_of(picture: Picture, seq: int, name: str = "") -> Frame:
 
 
 def has_found(result: FrameResult, truth: np.ndarray) -> bool:
-    """Whether the surest face is the one of the photograph, where it is. (The rabbit has a face as well.)"""
+    """Whether the face with the highest score is that of the photograph. (The rabbit has a face as well.)"""
     best = max(result.detections, key=lambda found: found.score)
     given = np.array([best.x_min, best.y_min, best.x_max, best.y_max])
     return best.label == "face" and float(abs(given - truth).max()) <= FACE_TOLERANCE_PX
@@ -184,7 +184,7 @@ class Camera:
         return (float(np.diff(self.offered_ns).max()) + max(ways) - min(ways)) / 1000
 
     def check_counts(self) -> None:
-        """Every frame offered was answered or dropped, and both sides say the same."""
+        """Every offered frame was answered or dropped, and both sides count the same."""
         counts, ours = self.results[-1].counts, self.stream.counters()
         assert counts.received == counts.answered + sum(counts.dropped.values())
         assert counts.answered == ours.answered == len(self.results)
@@ -215,8 +215,8 @@ SECONDS = 16
 
 
 def growth(server: Any, cameras: Sequence[Camera]) -> float:
-    """Weigh the server while cameras run; return by how many bytes the median of the last quarter of the time lies
-    above that of the quarter before. The first half does not count: the server reaches its size late on a busy
+    """Measure the server's memory while cameras run; return by how many bytes the median of the last quarter of the
+    time exceeds that of the quarter before. The first half does not count: the server reaches its size late on a busy
     machine."""
     weights: list[int] = []
     while any(camera.is_offering() for camera in cameras):
@@ -292,9 +292,9 @@ def streams_of(server: Any) -> dict[str, Any]:
 
 
 class SlowReader(threading.Thread):
-    """Asks for everything, half a megabyte a frame, and takes one result a second.
+    """Requests all results, half a megabyte a frame, and reads one result a second.
 
-    The client sends no more than it has leave for, and hears of leave by reading: what it drops, it drops at home.
+    The client sends only with credit, which it gets by reading: it drops frames before they are sent.
     """
 
     def __init__(self, address: str, film: list[Picture]) -> None:
@@ -322,7 +322,7 @@ class SlowReader(threading.Thread):
 
 
 def send_garbage(address: str) -> None:
-    """Speak no HTTP/2 at all, and HTTP/2 that breaks off in nonsense."""
+    """Send data that is not HTTP/2, and HTTP/2 that ends in invalid data."""
     host, port = address.rsplit(":", 1)
     for opening in (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
         with socket.create_connection((host, int(port)), timeout=10) as connection:

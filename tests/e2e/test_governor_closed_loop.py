@@ -1,13 +1,14 @@
-"""The governor proved in closed loop: the installed server, sensors that lie in a plant, a plant that the server heats.
+"""The governor in closed loop: the installed server, and sensors of a simulated machine that the server heats.
 
-Real here: the server's process, its sensors reading files or the true pynvml, the law, the gate, HTTP and gRPC clients
-with connections of their own, and the work, whose computing time is read from the server's statistics several times a
-second. Simulated: that this work makes heat. Models are stubs that wait, so that their computing time does not depend
-on what else the machine does; one shared resource of the rate limiter lets one of them run at a time, like one GPU.
+Real here: the server's process, its sensors reading files or the real pynvml, the control policy, admission control,
+HTTP and gRPC clients with their own connections, and the work, whose computing time is read from the server's
+statistics several times a second. Simulated: the heat of this work. Models are stubs that wait, so that their computing
+time does not depend on other load of the machine; a shared resource of the rate limiter lets one of them run at a time,
+as on one GPU.
 
-Time: the law works in seconds of the wall, with its constants untouched. The plant's heat sink is TIME times lighter
-than a real one and so warms as much in a second as that does in TIME seconds: this is what *simulated* time means. Its
-chip is lighter too, within a second or so, as in reality; so the law has less time to settle than on a real box.
+Time: the control policy uses real seconds and its normal constants. The simulated heat sink is TIME times lighter
+than a real one and so warms as much in a second as that does in TIME seconds: this is *simulated* time. Its
+chip is lighter too; so the control policy has less time to settle than on a real machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edge_server.client import DropReason
 pytestmark = pytest.mark.soak
 
 REST_S = 60.0
-"""Until a box that missed its sensors works as before: a share of one half rises to all of it, and then a rest."""
+"""Until a machine that lost its sensors works as before: the allowed fraction rises from 0.5 to 1, then a pause."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ LOST = {
     "card": "temperature",
     "library": "temperature",
 }
-"""What is pulled, and what is said to be lost then, at the latest: folders go one after the other."""
+"""What is removed, and what is reported as lost then, at the latest: folders are removed one by one."""
 
 
 def pull(
@@ -142,7 +143,7 @@ def pull_nvml(heated: Any, server: Any, nvidia: Any, fake: Any) -> dict[str, Pul
         nvidia.set_init(fake.VERSION_MISMATCH)
         told(fake.VERSION_MISMATCH)()
 
-    # A lost card is found by a library that starts anew, which is tried every ten seconds.
+    # A lost card is found by reinitialising the library, every ten seconds.
     return {
         "temperature": pull(heated, server, "temperature", lambda: nvidia.set(0, temperature0=None), whole),
         "power": pull(heated, server, "power", lambda: nvidia.set(0, power=fake.Error(fake.TIMEOUT)), whole),
@@ -205,7 +206,7 @@ def runs(stage: Stage, heated: Any, request: pytest.FixtureRequest) -> Iterator[
     }
     with contextlib.suppress(pytest.skip.Exception):
         library = request.getfixturevalue("nvidia_library")
-        # A box that feels nothing but the card.
+        # A machine whose only sensor is the card.
         bare = stage.board("", "bare").root
         card, other = stage.card("card"), stage.card("pulled card")
         work["nvml"] = partial(stage.run, heated.run_loop, heated.Card(card), bare, card.environment(library))

@@ -414,7 +414,7 @@ def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> Non
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every PromQL expression in the files, with where it stands."""
+    """Every PromQL expression in the files, with its location."""
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):

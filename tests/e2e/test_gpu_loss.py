@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 
 TESTS = Path(__file__).parents[1]
 UUID = "GPU-10101010-1010-1010-1010-101010101010"
-"""What the driver's double says of its GPU 0."""
+"""What the driver's double reports for its GPU 0."""
 
 BACKEND = """
 import os
@@ -83,7 +83,7 @@ def _load(name: str, path: Path) -> Any:
 
 
 class Box:
-    """A box with one GPU: what a process needs in its environment, and how the GPU breaks."""
+    """A machine with one GPU: the environment of a process, and the switch that breaks the GPU."""
 
     def __init__(self, folder: Path) -> None:
         cuda = _load("fake_cuda_of_e2e", TESTS / "memory/fake_cuda/__init__.py")

@@ -32,7 +32,7 @@ def make_certificate(folder: Path, name: str, days: str = "2") -> tuple[Path, Pa
 
 
 def end_of(cert: Path) -> float:
-    """Return the unix time at which openssl says that a certificate expires."""
+    """Return the Unix time at which a certificate expires, by openssl."""
     command = ["openssl", "x509", "-noout", "-enddate", "-in", str(cert)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     return ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
@@ -91,7 +91,7 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             return ssl.get_server_certificate((host, int(port)), timeout=30).split()
 
         def expiry() -> float:
-            """Return what the metrics page says of the certificate in use."""
+            """Return the expiry of the certificate on the metrics page."""
             name = r'^edge_certificate_expiry_timestamp_seconds\{wire="grpc"\}'
             found = re.search(rf"{name} (\S+)$", server.read_metrics(), re.MULTILINE)
             return float(found[1]) if found else 0.0

@@ -1,4 +1,4 @@
-"""Requests that are wrong in every way: refused with the right status and words, and the next one is answered."""
+"""Invalid requests of every type: refused with the right status and message, and the next one is answered."""
 
 from __future__ import annotations
 

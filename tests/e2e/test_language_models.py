@@ -179,7 +179,7 @@ def chat(content: str, **more: Any) -> dict[str, Any]:
 
 
 def events(server: Any, path: str, body: dict[str, Any]) -> list[Any]:
-    """Return the events of a stream, each read as JSON; "[DONE]" as it is."""
+    """Return the events of a stream, each parsed as JSON, except "[DONE]"."""
     status, text = server.request("POST", path, json.dumps(body).encode())
     assert status == 200, text
     found = [line.removeprefix("data: ") for line in text.decode().split("\n\n") if line]

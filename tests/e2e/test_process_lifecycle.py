@@ -113,7 +113,7 @@ def test_a_signal_drains_running_requests_and_exits_zero(
             except OSError:
                 return 0
 
-        # A connection that is still open is told; a new one may not even be taken.
+        # An open connection gets an error; a new one may not be accepted at all.
         assert eventually(lambda: status_on_kept_connection() in (0, 503), 1.0)
         assert first.result()[0] == 200
         assert second.result().as_numpy("OUTPUT0").tolist() == [[0]]

@@ -1,4 +1,4 @@
-"""The commands of the README, as they stand there, do what the README says."""
+"""The commands of the README, as written, do what the README claims."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_failed_reload_keeps_the_old_version_serving(explicit: Any, module_rep
 def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any, one: str) -> None:
     explicit.infer(one, body())
     assert load(explicit, one)[0] == 200
-    # The statistics of a reloaded model begin anew; these did not.
+    # The statistics of a reloaded model start at zero; these did not.
     assert explicit.statistics(one)["inference_count"] == 1
 
 

@@ -54,7 +54,7 @@ def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(
     (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gate))))
     asked: dict[str, list[tuple[int, str | None]]] = {"fast": [], "slow": []}
     with socket.socket() as held:
-        # Bound and never listening: nobody else gets the port, and every connection is the server's.
+        # Bound but not listening: no other program gets the port, and every connection reaches the server.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

@@ -62,7 +62,7 @@ def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports
         lacks = "is to run on GPU 0, but this onnxruntime has no CUDA: onnxruntime-gpu has; KIND_CPU runs it on the CPU"
         assert reasons(server)["named"] == f"model 'named': instance 'named_0_0_0' {lacks}"
         assert eventually(lambda: reasons(server)["open"] == "", 100.0), (reasons(server), server.log())
-        # Until then it was told of every runtime why that one does not serve it, the engine's among them.
+        # Until then the reasons of every runtime were reported, the engine's among them.
         told = next(line for line in server.log().splitlines() if "model 'open' version 1 failed to load" in line)
         assert lacks in told
         assert "there is no tensorrt_rtx engine yet that matches its file" in told

@@ -1,4 +1,4 @@
-"""ROS 1 in earnest: a master, rospy nodes that know nothing of us, the bridge and the server, a process each."""
+"""Real ROS 1: a master, ordinary rospy nodes, the bridge and the server, each in its own process."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def ros(tmp_path: Path, free_ports: Any) -> Iterator[Ros]:
     try:
         yield found
     finally:
-        # Nodes say farewell to their master, so it is the last to end.
+        # Nodes unregister from their master, so it is stopped last.
         for node in sorted(found.nodes, key=lambda one: one.name == "master"):
             node.end()
 
@@ -213,7 +213,7 @@ def test_compressed_frames_come_back_as_a_classification(ros: Ros, server: Any, 
 
 
 def test_the_bridge_outlives_the_master_and_the_camera(ros: Ros, server: Any, portrait: Path) -> None:
-    """It starts before there is a master, and finds the nodes of a second master; nobody restarts it."""
+    """It starts before the master, and finds the nodes of a second master without a restart."""
     bridge = ros.bridge(server, DETECTOR, "--image-topic=/image", "--detections-topic=/faces")
     master = ros.master()
     first = ros.camera("/image", portrait, "first", 10)
@@ -223,7 +223,7 @@ def test_the_bridge_outlives_the_master_and_the_camera(ros: Ros, server: Any, po
     second = ros.camera("/image", portrait, "second", 10)
     ros.wait(heard, 3, "second")
     master.end()
-    # rospy's nodes are forgotten with their master, but what is connected stays connected.
+    # The registrations of rospy's nodes are lost with their master, but open connections stay.
     known = len(heard.messages())
     ros.wait(heard, known + 3)
     second.end(signal.SIGKILL)

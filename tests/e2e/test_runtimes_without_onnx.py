@@ -37,7 +37,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(models: Path, serve: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """`started()` serves what is in the folder, and looks into the server's log at the end."""
+    """`started()` serves the models in the folder, and checks the server's log at the end."""
     contexts = []
 
     def start() -> Any:

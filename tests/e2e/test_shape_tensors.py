@@ -290,7 +290,7 @@ def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str,
 
 
 def test_check_generates_shape_values_for_a_model_and_its_ensemble(repository: Any) -> None:
-    """An ensemble cannot declare a warm-up sample that says one."""
+    """An ensemble cannot declare a warm-up sample with such values."""
     repository.add("wide", config("INT64"), model=resizing(TensorProto.INT64))
     repository.add("twice", TWICE)
     command = [sys.executable, "-m", "edge_server", "check", str(repository.path)]

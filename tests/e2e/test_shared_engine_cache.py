@@ -28,7 +28,7 @@ Eventually = Callable[..., bool]
 
 @pytest.fixture
 def there(fake_gpu: Any, tmp_path: Path) -> dict[str, str]:
-    """The environment of a box with the fake GPU."""
+    """The environment of a machine with the fake GPU."""
     return dict(fake_gpu.environment(tmp_path / "engines"))
 
 
@@ -59,7 +59,7 @@ def builders_of(server: Any) -> list[int]:
 
 
 def stop_builder(server: Any, eventually: Eventually) -> int:
-    """Have the server's builder stand still in the middle of its work; return its number."""
+    """Stop the server's builder in the middle of its build; return its process id."""
     stopped: list[int] = []
 
     def stop() -> bool:

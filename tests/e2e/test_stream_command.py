@@ -1,4 +1,4 @@
-"""`edge-server stream` as users run it: the real command against the installed server, the figures it says checked."""
+"""`edge-server stream` as users run it: the real command against the installed server, with its statistics checked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropp
         assert not set(answered) & set(noticed)
         assert len(answered) == summary["streams"][name]["answered"]
         assert len(noticed) <= sum(summary["streams"][name]["dropped_by_server"].values())
-        # The newest wins: the last picture of all is never the one that gives way.
+        # The newest is kept: the last frame of all is never dropped.
         assert answered[-1] == 400
 
 
@@ -194,7 +194,7 @@ def test_an_unknown_model_or_an_absent_server_ends_the_command_at_once(address: 
 
 def test_a_closed_output_pipe_ends_the_stream_command(address: str) -> None:
     process = subprocess.Popen(
-        # At --fps=0 no picture gives way to a newer one, the first not either.
+        # At --fps=0 no frame is dropped for a newer one, not even the first.
         [str(COMMAND), "stream", f"--address={address}", f"--model={MODEL}", "--source=pattern", "--fps=0", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

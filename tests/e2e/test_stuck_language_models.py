@@ -1,4 +1,4 @@
-"""Requests of language models whose client has gone or whose engine hangs: nothing of them remains."""
+"""Requests of language models whose client has disconnected or whose engine hangs are removed completely."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class TritonPythonModel:
 
 
 class Manager:
-    """Hears what a server tells its service manager, from the beginning."""
+    """Receives the notifications of a server to its service manager, from the start."""
 
     def __init__(self, path: Path) -> None:
         self.environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}

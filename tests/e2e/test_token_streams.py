@@ -285,7 +285,7 @@ def test_a_slow_reader_delays_no_other_and_misses_no_token(
 ) -> None:
     words = [f"w{chr(97 + number % 26)}" for number in range(2000)]
     paused.ask(model, " ".join(words), enable_empty_final_response=True)
-    # The producer ends although nobody reads, and others are served.
+    # The producer ends although its responses are not read, and others are served.
     assert eventually(lambda: at_work(server, model) == 0, 90.0)
     stream.ask(model, "others", "quick")
     assert stream.next().as_numpy("TOKEN")[0] == b"others"

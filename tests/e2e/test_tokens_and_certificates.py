@@ -112,7 +112,7 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
         with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
             client.infer("one", [given])
         assert client.infer("one", [given], headers=headers).as_numpy("OUTPUT0")[0, 0] == 7
-        # Let in, the stream is told that the model takes no frames; without a token it is not even told that.
+        # With a token the stream gets the error that the model takes no frames; without one it does not.
         assert "Authorization: Bearer" in stream_error(guarded, [])
         assert "does not take frames" in stream_error(guarded, list(headers.items()))
 

@@ -277,7 +277,7 @@ def test_frames_without_a_sequence_or_a_start_are_refused(
             client.infer(model, given)
         with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
             client.infer(model, given, sequence_id=4711)
-        # The Python model is told ids as numbers.
+        # The Python model gets ids as numbers.
         reason = (
             "expected an integer" if model == "voice_python" else "must specify the START flag on the first request"
         )

@@ -70,7 +70,7 @@ class WallClock:
 
     @staticmethod
     def seconds_ahead(server: Any) -> float:
-        """Return what the server's clock says less what it should."""
+        """Return the error of the server's clock."""
         connection = server.connection()
         connection.request("GET", "/v2/health/live")
         reply = connection.getresponse()

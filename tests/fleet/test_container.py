@@ -82,7 +82,7 @@ def image(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The recipe's image, by the packages that are committed."""
     source = tmp_path_factory.mktemp("source")
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
-    # What tells pip on this machine where packages are, and whom to trust.
+    # The settings of pip on this machine: package index and trusted certificates.
     pip = source.parent / "pip.conf"
     settings = [f"index-url = {os.environ['PIP_INDEX_URL']}"] if "PIP_INDEX_URL" in os.environ else []
     volumes = [f"--volume={pip}:/etc/pip.conf:ro"]
@@ -167,7 +167,7 @@ def test_the_container_classifies_a_picture_and_stops_with_code_0(
 
 
 def is_server(folder: Path, option: str) -> bool:
-    """Tell whether this process of /proc is the server, and not the buildah that started it."""
+    """Return whether this process of /proc is the server, and not the buildah that started it."""
     try:
         words = (folder / "cmdline").read_text().split("\0")
     except OSError:  # it has ended

@@ -31,7 +31,7 @@ FILES = sorted(
 COMPONENTS = sorted(path.name for path in (FOLDER / "components").iterdir())
 KUBERNETES = "1.35"
 DEFAULT_GRACE_S = 30
-"""terminationGracePeriodSeconds of a pod that does not say."""
+"""Default terminationGracePeriodSeconds of a pod."""
 CLOSING_S = 15
 """What the server may need for closing after its drain."""
 TYPES = {
@@ -72,7 +72,7 @@ def containers(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_types(documents: list[dict[str, Any]], folder: Path) -> str:
-    """Return what TypeScript says against documents of TYPES; it refuses members that the type does not have."""
+    """Return TypeScript's errors for documents of TYPES; it refuses members that the type does not have."""
     compiler = fetched("tsc")
     modules = folder / "node_modules"
     if not modules.exists():
@@ -132,7 +132,7 @@ class TestEachFile:
             config = parse_serve(container["args"], {}, own_plugins()).config
             stated = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
             http, grpc, metrics = config.http.port, config.grpc.port, config.metrics.port
-            # KServe's names say the protocol.
+            # KServe's names contain the protocol.
             expected = {"http": http, "http1": http, "grpc": grpc, "h2c": grpc, "metrics": metrics}
             assert stated.items() <= expected.items()
 

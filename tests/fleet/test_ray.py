@@ -1,4 +1,4 @@
-"""The Ray Serve application with a real Ray, and clients that know nothing of it."""
+"""The Ray Serve application with a real Ray, and unmodified clients."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Cluster:
         return found
 
     def _expect(self, word: str) -> str:
-        """Return the next line that begins with the word."""
+        """Return the next line that starts with the word."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.split()[:1] == [word]:
@@ -363,7 +363,7 @@ def test_metrics_outlive_a_reload_and_an_unload_of_their_model(monkeypatch: pyte
     totals: dict[tuple[str, str], float] = {}
 
     class Recorded:
-        """Stands for a Counter and a Gauge of Ray, which cannot be read back."""
+        """Replaces a Counter and a Gauge of Ray, which cannot be read back."""
 
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
             assert tag_keys == ("model",)

@@ -126,7 +126,7 @@ def _last_number(pattern: str, text: str) -> int:
 
 
 def _show_finding(name: str, text: str) -> None:
-    """Print what a process says about its finding, and the command that repeats it.
+    """Print a process's report of its finding, and the command that repeats it.
 
     Raises RuntimeError if it ended without an input: then the reader itself is broken.
     """

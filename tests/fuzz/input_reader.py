@@ -42,7 +42,7 @@ class InputReader:
         return self.take(self.left)
 
     def json(self, words: Sequence[str], depth: int = 4) -> Any:
-        """Return a JSON value. Its names and some of its texts are `words`."""
+        """Return a JSON value. Its names and some of its strings are taken from `words`."""
         kind = self.byte()
         if depth and kind < 64:
             return {self.choice(words): self.json(words, depth - 1) for _ in range(kind & 7)}

@@ -54,7 +54,7 @@ def test_on_other_machines_every_test_skips_with_the_reason(tmp_path: Path) -> N
 
 
 class Page(HTMLParser):
-    """Collects what stands in a page, and what it would fetch."""
+    """Collects the text of a page, and the addresses that it would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_forced_run_writes_a_report_marked_as_forced(tmp_path: Path) -> None:
     found = json.loads((report / "report.json").read_text())
     assert found["is_proof_of_the_tests_only"]
     assert (found["counts"]["passed"], found["counts"]["failed"]) == (3, 0)
-    # Whose box it was.
+    # The machine of the report.
     assert {"board", "runtimes", "memory", "sensors"} <= found["box"]["sections"].keys()
     values = {item["name"]: item["value"] for item in found["values"]}
     assert values["requests"] > 0

@@ -1,4 +1,4 @@
-"""jetson/install.sh against folders that stand in for boards; apt-get, systemctl and others are recorded."""
+"""jetson/install.sh against folders that replace boards; apt-get, systemctl and others are recorded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ exit 1
 
 @dataclass
 class Board:
-    """A folder that stands in for a board's root, and what was asked of its programs."""
+    """A folder that replaces a board's root, and the recorded calls of its programs."""
 
     root: Path
     programs: Path
@@ -269,7 +269,7 @@ def test_an_interrupted_installation_is_resumed(board: Callable[..., Board]) -> 
 
 
 def test_a_service_that_was_not_restarted_is_restarted_by_the_next_run(board: Callable[..., Board]) -> None:
-    """The new code and units are there already: only a note tells that the service still runs the old ones."""
+    """The new code and units are installed: only a marker file shows that the service still runs the old ones."""
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run().returncode == 0
     box.settle()

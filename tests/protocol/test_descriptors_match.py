@@ -1,4 +1,4 @@
-"""The committed descriptors are what the .proto files say, and what Triton's own client was generated from."""
+"""The committed descriptors match the .proto files, and those of Triton's own client."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ answers = st.one_of(
 )
 
 
-# What the generated classes read, told in the nouns' words: an account of the format independent of the codec's tables.
+# The values read by the generated classes, as the codec's types: a description of the format independent of the codec.
 
 
 def reason(number: int) -> DropReason:
@@ -192,7 +192,7 @@ def result_noun(item: object) -> FrameResult:
 
 
 def comparable(noun: object) -> str:
-    """Return a text that tells all of a noun: views as their bytes, NaN as itself, tensors as type, shape and bytes."""
+    """Return a complete description of a message: views as bytes, NaN as NaN, tensors as type, shape and bytes."""
     if isinstance(noun, Tensor):
         return f"Tensor({noun.name!r}, {noun.dtype}, {noun.shape}, {bytes(raw_from_tensor(noun))!r})"
     if isinstance(noun, memoryview | bytes):

@@ -1,5 +1,5 @@
 """A machine that is booted by systemd in a container: this one's files under an overlay, with the Debian package
-installed in it. What is mounted lives in a mount namespace of its own, and is gone with its last process."""
+installed in it. Its mounts are in their own mount namespace, and vanish with its last process."""
 
 from __future__ import annotations
 

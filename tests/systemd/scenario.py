@@ -87,7 +87,7 @@ def reload() -> None:
 
 
 def hang() -> None:
-    """A model that hangs in its runtime: nobody but the watchdog ends that."""
+    """A model that hangs in its runtime: only the watchdog ends that."""
     before = show("MainPID", "NRestarts")
     found["hang_asked"] = infer("hangs", timeout_s=1)[0]
     found["restarted"] = eventually(lambda: show("NRestarts")["NRestarts"] != before["NRestarts"])
@@ -97,7 +97,7 @@ def hang() -> None:
 
 
 def stand_still() -> None:
-    """A process that does not run at all."""
+    """A stopped process."""
     before = show("MainPID", "NRestarts")
     os.kill(int(before["MainPID"]), signal.SIGSTOP)
     found["still_restarted"] = eventually(lambda: show("NRestarts")["NRestarts"] != before["NRestarts"])
@@ -136,7 +136,7 @@ def main() -> None:
         Path("/results/reached").write_text(step.__name__)
         try:
             step()
-        except Exception:  # noqa: BLE001 - the test outside is told whatever went wrong
+        except Exception:  # noqa: BLE001 - every error is reported to the test outside
             # What follows needs what went before.
             found["error"] = f"{step.__name__}: {traceback.format_exc()}"
             found["journal"] = journal()

@@ -25,7 +25,7 @@ Environment=EDGE_SERVER_WATCHDOG_RUN_LIMIT_SECS=1
 
 
 def write_files(folder: Path) -> None:
-    """Write what is there before the first start: models, a drop-in for an impatient watchdog, a certificate."""
+    """Write the files of the first start: models, a drop-in with a short watchdog timeout, a certificate."""
     models = folder / "var/lib/edge_server/models"
     hangs = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'

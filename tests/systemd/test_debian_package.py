@@ -1,4 +1,4 @@
-"""The Debian package: what is in it, and that it serves where there is neither pip nor a network."""
+"""The Debian package: its contents, and that it serves without pip and without a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def field(package: Path, name: str) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return what a bare box has, and which Python stands for its /usr/bin/python3."""
+    """Return the packages of a bare machine, and the Python that replaces its /usr/bin/python3."""
     base = getattr(sys, "_base_executable", sys.executable)
     return {"PATH": "/usr/bin:/bin", "EDGE_PYTHON": base, "PYTHONDONTWRITEBYTECODE": "1", **more}
 

@@ -17,7 +17,7 @@ SYSTEMD = ROOT / "systemd"
 DROP_INS = ("", "jetson", "nvidia", "cpu-only", "tls")
 
 MOST_EXPOSURE = 2.0
-"""Of 10, by `systemd-analyze security`: 1.6 with GPUs, 1.4 without; what is left open is named in the unit."""
+"""Of 10, by `systemd-analyze security`: 1.6 with GPUs, 1.4 without; the remaining exposure is named in the unit."""
 
 
 def analyze(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -47,7 +47,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
 def test_systemd_analyze_verify_prints_nothing(unit: Path) -> None:
     done = analyze("verify", str(unit), path=unit.parent)
-    # A key that is not known, or a value that is wrong, is told on standard error with exit code 0.
+    # An unknown key or a wrong value is reported on stderr with exit code 0.
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

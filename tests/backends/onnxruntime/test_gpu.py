@@ -1,7 +1,7 @@
-"""ONNX Runtime on GPUs, as far as a machine without one can test it: the requested options and the reported devices.
+"""ONNX Runtime on GPUs, as far as it can be tested without one: requested options and reported devices.
 
-The double is the true library with two lies, as a wheel for GPUs tells them: it lists CUDA and TensorRT; its sessions
-say which providers they have. Everything is computed on the CPU by the true sessions and bindings.
+The double is the real library with two changes, as in a wheel for GPUs: it lists CUDA and TensorRT, and its sessions
+report these providers. Everything is computed on the CPU by the real sessions and bindings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutio
 
 
 class Value:
-    """A true result on the CPU that says that it is on CUDA; its being brought to the host is noted."""
+    """A real output on the CPU that reports CUDA as its device, and records when it is copied to the host."""
 
     def __init__(self, true: Any, log: list[Any]) -> None:
         self._true = true

@@ -75,7 +75,7 @@ parameters { key: "image_scale" value { string_value: "1" } }
 
 @dataclass
 class Answer:
-    """What came back on one stream. `reset` is the error code of RST_STREAM, `is_cut` says that the connection ended
+    """The response on one stream. `reset` is the error code of RST_STREAM; `is_cut` means that the connection ended
     before the stream did."""
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -112,10 +112,10 @@ class Answer:
 
 
 class Wire:
-    """One connection, frame by frame. Reads what comes only in `read` and what calls it.
+    """One connection, frame by frame. Reads from the socket only in `read` and its callers.
 
-    `settings` go into the first SETTINGS frame; unless a test says otherwise the receive windows are as large as can
-    be, so that the server never waits for this client.
+    `settings` go into the first SETTINGS frame; by default the receive windows are as large as
+    possible, so that the server never waits for this client.
     """
 
     def __init__(
@@ -479,13 +479,13 @@ def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[...
 
 @pytest.fixture(scope="session")
 def make_target() -> type[Target]:
-    """For servers of a test's own. Whoever makes one closes it."""
+    """Starts servers of a single test, which has to close them."""
     return Target
 
 
 @pytest.fixture(scope="session")
 def wire_server(serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...]) -> Iterator[Target]:
-    """One server for a transport, which every test leaves as it was."""
+    """One server for each transport, which no test changes."""
     with serve(wire_models, "--grpc-header-forward-pattern=x-.*", *transport_flags) as server:
         yield Target(server, transport)
         assert server.stop() == 0

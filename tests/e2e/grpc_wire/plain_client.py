@@ -22,7 +22,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def outcome(call: Any, *arguments: Any, **more: Any) -> Any:
-    """Return the length of the response, or the name of the status and its words."""
+    """Return the length of the response, or the name of the status and its message."""
     try:
         return len(call(*arguments, **more))
     except grpc.RpcError as error:

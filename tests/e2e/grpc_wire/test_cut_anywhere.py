@@ -12,7 +12,7 @@ STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def conversation(target: Any, wire: Any) -> bytes:
-    """Return all that a client says in one call, from the first byte of its connection on."""
+    """Return all bytes that a client sends for one call, from the start of its connection."""
     stream = wire.new_stream()
     parts = [SettingsFrame(0), wire.head(stream), DataFrame(stream, target.framed(target.numbers()))]
     return b"".join(

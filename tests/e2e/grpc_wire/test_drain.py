@@ -1,7 +1,7 @@
-"""The end of a server as its gRPC clients see it: GOAWAY comes in time, and they lose no call.
+"""The stop of a server as its gRPC clients see it: GOAWAY comes in time, and they lose no call.
 
-RFC 9113, section 6.8: a first GOAWAY names the highest stream number there is and only asks the client to go; what it
-had under way then, or opened before it knew, is answered; the last one names what was answered.
+RFC 9113, section 6.8: a first GOAWAY names the highest possible stream id and asks the client to leave; its running
+calls, and those opened before it knew, are answered; the last GOAWAY names the last answered stream.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_during_the_drain_delay_clients_get_goaway_and_all_calls_are_answered(st
     for wire in (idle, busy, streaming):
         encode_goaway = next_goaway(wire)
         assert (encode_goaway.last_stream_id, encode_goaway.error_code) == (HIGHEST, 0)
-    # What was under way, what comes on the connections that were told, and what comes on new ones.
+    # Running calls, new calls on connections that got GOAWAY, and calls on new connections.
     assert busy.finish(slow).status is grpc.StatusCode.OK
     streaming.send(DataFrame(stream, target.framed(target.numbers(id="second"))))
     answered(streaming, stream, "second")
@@ -157,7 +157,7 @@ def test_a_sending_client_loses_no_call_when_one_of_two_servers_stops(
     counts = [0] * 8
 
     def send(number: int) -> None:
-        # A quarter of them has a call that takes long under way nearly always.
+        # A quarter of them has a long call running nearly always.
         request = first.numbers("slow" if number % 4 == 0 else "same")
         with grpc.insecure_channel(address, [*options, ("grpc.use_local_subchannel_pool", 1)]) as channel:
             infer = channel.unary_unary(INFER)

@@ -79,7 +79,7 @@ EDGES = (1, 16_384, 65_535, 1 << 20, pytest.param((1 << 24) - 1, marks=pytest.ma
 @pytest.mark.parametrize("size", EDGES)
 def test_messages_near_frame_and_window_sizes_are_echoed(target: Any, size: int) -> None:
     infer = target.channel().unary_unary(INFER)
-    # What is around the tensor takes some 40 bytes of the message.
+    # The message has some 40 bytes besides the tensor.
     for count in {max(1, size - 45), max(1, size - 1), size}:
         request = target.numbers(count=count)
         response = messages.ModelInferResponse.FromString(infer(request, timeout=60))
@@ -324,7 +324,7 @@ def test_a_deadline_that_passes_while_a_call_waits_ends_it(target: Any, is_taken
 
 @pytest.mark.parametrize("timeout", ["100m", "100000u", "99999999n"])
 def test_the_server_enforces_the_deadline_itself(target: Any, is_taken_back: Any, timeout: str) -> None:
-    """A client that tells its deadline and then does nothing."""
+    """A client that sends its deadline and then does nothing."""
     wire = target.connect()
 
     def call() -> Callable[[], None]:
@@ -649,7 +649,7 @@ def test_an_unknown_message_flag_is_an_error(target: Any, flag: int) -> None:
     target.assert_serves()
 
 
-# -- what is no gRPC call
+# -- requests that are no gRPC calls
 
 
 @pytest.mark.parametrize("length", [2**31, 2**32 - 1])

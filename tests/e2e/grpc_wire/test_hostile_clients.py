@@ -1,7 +1,7 @@
-"""Clients that attack the connection: the server goes on answering others, and what it spends on them is bounded.
+"""Clients that attack the connection: the server continues to answer others, and its cost is bounded.
 
-`holds` says how much memory and processor time a case may cost. What happens to the hostile connection itself is left
-open where the protocol leaves it open; its rules are tested with the transport.
+`holds` limits the memory and processor time of a case. The fate of the hostile connection is not tested where the
+protocol leaves it open; the rules of the protocol are tested with the transport.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bounded(target: Any) -> Iterator[Any]:
     target.assert_settles()
 
 
-# -- what is no HTTP/2
+# -- data that is not HTTP/2
 
 
 OTHER_PROTOCOLS = {
@@ -73,7 +73,7 @@ def test_another_protocol_ends_its_connection(bounded: Any, words: str) -> None:
     wire.flood(OTHER_PROTOCOLS[words])
     with contextlib.suppress(OSError):  # closed already
         wire.socket.shutdown(socket.SHUT_WR)
-    # Until the end, whatever it says; HTTP/1.1 may be told so in its own words.
+    # Read until the end. An HTTP/1.1 client may get an HTTP/1.1 response.
     with contextlib.suppress(ConnectionError):
         while wire.socket.recv(1 << 16):
             pass
@@ -319,7 +319,7 @@ FLOODS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_of_one_frame(bounded: Any, kind: str) -> None:
-    """Nothing of what the server says to it is read."""
+    """Nothing that the server sends is read."""
     wire = bounded.connect()
     wire.send(wire.head(wire.new_stream()))
     wire.flood(FLOODS[kind] * 40_000)
@@ -352,7 +352,7 @@ def test_connections_that_open_and_close(bounded: Any) -> None:
             wire.send(wire.head(wire.new_stream()))
 
 
-# -- clients that stand still
+# -- clients that stop reading or sending
 
 
 def test_a_call_with_a_zero_window_waits_while_others_are_served(bounded: Any) -> None:
@@ -434,7 +434,7 @@ def test_data_of_a_cancelled_call_does_not_stop_its_connection(bounded: Any) -> 
     wire.send_data(stream, promised + bytes(40_000), ends=False)
     wire.send(RstStreamFrame(stream, 8))
     for _ in range(3):
-        # As a client whose data was under way: it knows the window of the connection, and no more of the call.
+        # As a client whose data was in flight: it knows the window of the connection, but not that the call has ended.
         other = wire.new_stream()
         wire.send(wire.head(other))
         wire.send_data(other, promised + bytes(60_000), ends=False)

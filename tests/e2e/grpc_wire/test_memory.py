@@ -1,7 +1,7 @@
-"""What clients make the server hold, in messages half sent, answers not read, and messages that were huge.
+"""Memory that clients make the server hold: incomplete messages, unread responses and huge messages.
 
-The server of these tests may hold 64 MiB of what is on its way. Its memory at the highest is compared: it is bounded
-all the while and not only at the end.
+The server of these tests has a budget of 64 MiB for messages. Its peak memory is compared, because it must be
+bounded at all times and not only at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge_server.protocol import messages
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
 SLACK_BYTES = 136 * MIB
-"""Beyond the budget: what glibc keeps for the next requests, and what the honest client has under way."""
+"""Beyond the budget: memory that glibc keeps for the next requests, and requests of the honest client."""
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -108,7 +108,7 @@ def test_memory_of_requests_waiting_for_a_slow_model_is_bounded(narrow: Any) -> 
 
 @pytest.mark.full
 def test_memory_of_unread_responses_is_bounded(narrow: Any) -> None:
-    """Twelve answers of four mebibytes to each of eight clients, who do not open their windows."""
+    """Twelve responses of four mebibytes to each of eight clients that do not open their windows."""
     body = narrow.framed(narrow.numbers(count=4 * MIB))
     for _ in range(8):
         wire = narrow.connect(settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0})
@@ -135,7 +135,7 @@ def bombs() -> dict[str, bytes]:
     for encoding, bits in (("gzip", 31), ("deflate", 15)):
         packer = zlib.compressobj(9, wbits=bits)
         head = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
-        # After such a flush equal input makes equal output, so that one piece stands for all.
+        # After such a flush equal input gives equal output, so that one piece can be repeated.
         made[encoding] = head + (packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)) * 511
     return made
 

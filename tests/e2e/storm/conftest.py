@@ -80,7 +80,7 @@ def counting_model(version: int, generation: int) -> bytes:
 
 
 class Shelf:
-    """Writes models whose answers tell which file computed them, and remembers what it wrote and took away."""
+    """Writes models whose outputs identify the file that computed them, and records written and deleted files."""
 
     def __init__(self, path: Path, staging: Path) -> None:
         self.path = path
@@ -440,8 +440,8 @@ class Load:
 def refused_though_wished_for(load: Load, shelf: Shelf) -> list[Failure]:
     """Return the failures that nothing excuses.
 
-    What is never taken away must be answered always; the rest from the first answer by a file on, until that file is
-    taken away. Before and after it may be refused as absent, in no other words.
+    A model that is never deleted must always be answered; another one from the first response of its file until the
+    file is deleted. Before and after that it may be refused as absent, and with no other message.
     """
     answered = defaultdict(list)
     for answer in load.answers:
@@ -545,7 +545,7 @@ def _ask_plainly(server: Any, model: str, version: int) -> Answer | None:
 
 @pytest.fixture(scope="session")
 def storm_model() -> Callable[[int, int], bytes]:
-    """`storm_model(version, generation)`: an ONNX file whose answers tell both."""
+    """`storm_model(version, generation)`: an ONNX file whose outputs identify both."""
     return counting_model
 
 

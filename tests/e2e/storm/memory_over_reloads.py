@@ -28,8 +28,8 @@ from onnx import TensorProto, helper
 COMMAND = Path(sys.executable).parent / "edge-server"
 EVERY = 10
 WEIGHTS = 256
-"""The model is a dense layer of this many inputs and outputs: 256 KiB of weights, so that one copy kept per reload
-would stand out."""
+"""The model is a dense layer of this many inputs and outputs: 256 KiB of weights, so that one leaked copy per reload
+would be visible."""
 
 
 def dense_model(generation: int) -> bytes:
@@ -112,7 +112,7 @@ def _curve(server: Server, reloads: int) -> Iterator[float]:
 
 
 def growth_mb(curve: Sequence[float]) -> float:
-    """Return by how much the last tenth of a curve lies above the tenth that follows its middle."""
+    """Return how much the last tenth of a curve is above the tenth that follows its middle."""
     tenth = max(len(curve) // 10, 1)
     middle = len(curve) // 2
     return statistics.median(curve[-tenth:]) - statistics.median(curve[middle : middle + tenth])

@@ -211,7 +211,7 @@ def _check_head(data: bytes) -> None:
 
 
 def check(data: bytes) -> None:
-    """The first byte says how the rest is cut; the last bytes of the input are the sizes."""
+    """The first byte selects how the rest is cut; the last bytes of the input are the sizes."""
     if not data:
         return
     cut, data = data[0], data[1:]

@@ -88,7 +88,7 @@ class _Clock:
 
 
 class _Handler:
-    """Echoes, or keeps what it could respond to until an instruction says so."""
+    """Echoes at once, or keeps requests until an instruction answers them."""
 
     def __init__(self, server: _Server, call: RpcCall, path: str) -> None:
         self.call, self.path = call, path
@@ -390,7 +390,7 @@ for _module in (http2_connection, http2_server, http2_transport):
     _module.monotonic = _CLOCK.monotonic  # type: ignore[attr-defined]
     _module.threading = _THREADING  # type: ignore[attr-defined]
 http2_server.select = _SELECT  # type: ignore[attr-defined]
-# An event that nobody waits for: the loop looks at its calls before each wait.
+# An event without a waiter: the loop checks its calls before each wait.
 http2_server.os = SimpleNamespace(  # type: ignore[attr-defined]
     eventfd=lambda *_: 4, eventfd_write=lambda *_: None, eventfd_read=lambda *_: 1, close=lambda _: None,
     EFD_NONBLOCK=0, EFD_CLOEXEC=0,

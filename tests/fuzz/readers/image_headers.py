@@ -1,4 +1,4 @@
-"""Headers of image files. What OpenCV decodes of an accepted file has the size that the header says."""
+"""Headers of image files. An accepted file is decoded by OpenCV to the size in its header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that say the size of a language model: GGUF headers, and the configurations beside exports."""
+"""Files that state the size of a language model: GGUF headers, and the configurations of exports."""
 
 from __future__ import annotations
 

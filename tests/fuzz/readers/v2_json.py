@@ -1,6 +1,6 @@
 """Inference bodies over HTTP: JSON, and JSON with raw tensors behind it.
 
-A body is read as it is, through the cache of headers (which may not change the result), and with large arrays cut out
+A body is parsed directly, through the header cache (which may not change the result), and with large arrays cut out
 (small ones are cut out here too). What is read is written as a response and read again.
 """
 
@@ -100,7 +100,7 @@ WORDS = (
 
 
 def _made_body(take: InputReader) -> bytes:
-    """Return a body that is made of what the input gives, close to what is expected."""
+    """Return a body made from the input, close to a valid one."""
     inputs = []
     for index in range(take.byte() & 3):
         item = {

@@ -1,4 +1,4 @@
-"""Sources and sinks: their flags, their file, what is refused, and URLs whose passwords nobody reads."""
+"""Sources and sinks: their flags, their file, refused settings, and URLs whose passwords are never shown."""
 
 from __future__ import annotations
 

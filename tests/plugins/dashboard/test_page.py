@@ -1,4 +1,4 @@
-"""The page's files, and what it may show to whom."""
+"""The page's files, and which clients may see what."""
 
 from __future__ import annotations
 

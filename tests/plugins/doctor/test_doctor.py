@@ -61,7 +61,7 @@ def test_the_doctor_reports_board_jetpack_and_sensors(make_board: Any, name: str
     assert any(item["name"] == "heat" and "°C (tj)" in item["text"] for item in sections["sensors"])
     assert any(item["name"] == "power" and " W" in item["text"] for item in sections["sensors"])
     assert any(item["name"] == "power mode" for item in sections["sensors"])
-    # A board of files has no devices: what is wrong is said with what to do, and serving goes on without CUDA.
+    # A board of files has no devices: the problem is reported with advice, and models are served without CUDA.
     (missing,) = sections["permissions"][:1]
     assert (missing["name"], missing["level"]) == ("/dev/nvmap", "warning")
     assert "--runtime=nvidia" in missing["advice"]

@@ -169,7 +169,7 @@ def tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def special(**fields: Any) -> bytes:
-    """Return a tar with one member that is not a plain file, or is not as large as it says."""
+    """Return a tar with one member that is not a plain file, or has not the size in its header."""
     made = io.BytesIO()
     info = tarfile.TarInfo(fields.pop("name", "1/thing"))
     for key, value in fields.items():

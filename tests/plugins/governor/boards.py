@@ -1,7 +1,7 @@
-"""Boxes made of files: a board written down in boards/*.txt becomes a folder that stands in for `/`.
+"""Machines made of files: a board recorded in boards/*.txt becomes a folder that replaces `/`.
 
 A file that a driver changes is replaced as a whole, so that a server that reads at that moment sees the old or the new.
-What is asked for a sensor is asked by what the sensor calls itself; the numbers of folders mean nothing.
+Sensors are addressed by their own names; the numbers of folders have no meaning.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ JETSONS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7")
 NAMES = (*JETSONS, "x86_box")
 
 NUMBERED = ("/sys/class/thermal/thermal_zone", "/sys/class/thermal/cooling_device", "/sys/class/hwmon/hwmon")
-"""Folders that a boot may number anew."""
+"""Folders that a boot may renumber."""
 
 
 class SwitchedOff:
-    """Stands for the content of a file whose reading fails with EAGAIN."""
+    """The content of a file whose reading fails with EAGAIN."""
 
 
 OFF = SwitchedOff()
 
 
 def read_board(text: str) -> dict[str, bytes | SwitchedOff]:
-    """Return path -> content. The README in boards/ tells the format."""
+    """Return path -> content. The README in boards/ describes the format."""
     files: dict[str, bytes | SwitchedOff] = {}
     for number, line in enumerate(text.splitlines(), 1):
         path, _, content = line.partition(" = ")
@@ -44,9 +44,9 @@ def read_board(text: str) -> dict[str, bytes | SwitchedOff]:
 
 
 class Board:
-    """One board under `root`; a box without any sensor for a name that is "".
+    """One board under `root`; for the name "" a machine without any sensor.
 
-    `close` lets go of what stands for sensors that are switched off. `files`: what the board had at first.
+    `close` releases the files that represent disabled sensors. `files`: the original files of the board.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -109,7 +109,7 @@ class Board:
             self.write(path, content)
 
     def zone(self, kind: str) -> str:
-        """Return the folder of the thermal zone of that type, as a path of the box."""
+        """Return the folder of the thermal zone of that type, as a path of the machine."""
         return self._called(NUMBERED[0], "type", kind)
 
     def cooler(self, kind: str) -> str:
@@ -131,7 +131,7 @@ class Board:
         self.write(f"{folder}/curr{number}_input", round(power_w * 1e6 / voltage_mv))
 
     def shuffle(self, seed: int) -> None:
-        """Number zones, cooling devices and monitors anew, from another beginning, as the next boot may."""
+        """Renumber zones, cooling devices and monitors from another start, as the next boot may."""
         draw = random.Random(seed)
         for prefix in NUMBERED:
             folders = self._folders(prefix)

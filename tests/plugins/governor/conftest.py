@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture
 def install_nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | None], None]:
-    """Makes pynvml, as if new, find this library in place of the machine's; None: it finds none."""
+    """Makes a fresh pynvml find this library instead of the machine's; None: it finds none."""
 
     def install(library: Path | None) -> None:
         def load(name: str) -> ctypes.CDLL:

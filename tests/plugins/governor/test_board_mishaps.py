@@ -61,7 +61,7 @@ def test_any_file_may_have_any_content_or_vanish_at_any_time(name: str, content:
 def test_the_controlling_sensor_is_silent_while_it_is_missing(name: str, board: Any) -> None:
     box = board(name)
     if name == "x86_box":
-        # It would stand in.
+        # It would replace the sensor.
         box.remove(box.zone("x86_pkg_temp"))
     sensor = sensors(box)
     sensor.read(0.0)

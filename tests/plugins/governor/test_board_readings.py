@@ -245,7 +245,7 @@ def test_the_gpu_of_a_module(name: str, board: Any) -> None:
 @pytest.mark.parametrize("name", ["orin_nano_jp6", "orin_nx_jp5", "thor_jp7", "x86_box"])
 def test_an_idle_machine_is_not_throttled(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
-    # The one in the NUC is held back by its package's power limit, and says so.
+    # The one in the NUC is throttled by its package's power limit, and reports that.
     assert reading.slowed_by == ({ThrottleReason.POWER_CAP} if name == "x86_box" else set())
 
 

@@ -56,7 +56,7 @@ def test_energy_charged_to_models_is_never_more_than_was_measured(
 
 
 class Truth:
-    """A box that draws `idle_w`, and for each second that a model is busy the watts given."""
+    """A machine that draws `idle_w`, plus the given watts while a model is busy."""
 
     def __init__(self, idle_w: float, watts: dict[Key, float], inference_s: dict[Key, float], seed: int) -> None:
         self.idle_w, self.watts, self.inference_s = idle_w, watts, inference_s

@@ -114,7 +114,7 @@ def work(name: str, executions: int, seconds: float, size: int = 1, refused: int
     return VersionStatistics(name, 1, batches={size: batch}, failures={"REJECTED": refused})
 
 
-# -- state and news
+# -- state and events
 
 
 def test_a_cool_machine_limits_nothing_and_reports_nothing(machine: Machine) -> None:

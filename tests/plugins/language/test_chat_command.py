@@ -1,4 +1,4 @@
-"""`edge-server chat`: one question, a conversation in a terminal, and what it says when something is wrong."""
+"""`edge-server chat`: one prompt, a chat in a terminal, and error messages."""
 
 from __future__ import annotations
 

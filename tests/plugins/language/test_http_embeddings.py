@@ -105,7 +105,7 @@ def test_texts_are_sent_in_batches_and_answered_in_order(embedder, model, rows):
     shape_after_rows = (1,) if model == "batched" else ()
     shapes = [request.inputs["text"].shape for request in embedder.service.requests]
     assert shapes == [(count, *shape_after_rows) for count in rows]
-    # A model that does not tell its tokens has none in the usage.
+    # A model that does not report its tokens has none in the usage.
     assert reply.json["usage"]["prompt_tokens"] == (sum(range(10)) if model == "batched" else 0)
 
 

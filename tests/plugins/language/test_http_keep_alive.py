@@ -1,4 +1,4 @@
-"""`keep_alive` of OpenAI's API: who may not load and unload models cannot decide how long they stay loaded either."""
+"""`keep_alive` of OpenAI's API: a client needs the right to load and unload models to set how long they stay loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of JSON schemas before an engine sees them: what it refuses, with which words, and what it must let pass."""
+"""Check of JSON schemas before they reach an engine: refused schemas, their messages, and accepted schemas."""
 
 from __future__ import annotations
 

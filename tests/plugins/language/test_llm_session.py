@@ -424,7 +424,7 @@ def test_the_role_developer_becomes_system_for_templates_without_it(
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "count"}]
     assert serve().ask(None, messages=messages).text == ANSWERS["count"]
     engine_file.write_text(json.dumps({"answers": ANSWERS, "chat_template": "{% if role == 'developer' %}"}))
-    # Other names than these are the template's own business: it gets the role as it is.
+    # Other role names are left to the template, which gets them unchanged.
     with pytest.raises(InvalidRequest, match="knows no role 'developer'"):
         _ = serve().ask(None, messages=messages).text
 

@@ -1,4 +1,4 @@
-"""Files of an export that are not what their names say, found when a runtime opens them."""
+"""Files of an export whose content does not match their names, found when a runtime opens them."""
 
 from __future__ import annotations
 

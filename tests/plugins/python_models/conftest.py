@@ -49,7 +49,7 @@ class PythonHouse:
         return responses
 
     def start(self, model: str, values: Any = (1.0,), **more: Any) -> tuple[list[Response], threading.Event, Any]:
-        """Submit; return where responses gather, what is set after the final one, and the ticket."""
+        """Submit; return the list of responses, the event set after the final one, and the ticket."""
         array = np.array(values, dtype=np.float32)
         responses: list[Response] = []
         final = threading.Event()

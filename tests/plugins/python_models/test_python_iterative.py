@@ -155,7 +155,7 @@ def test_an_answered_request_is_not_rescheduled_and_its_sender_is_closed(
     python_house.add("m", code, DECOUPLED + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
     with caplog.at_level(logging.WARNING):
         assert seen(python_house.ask("m", [[1.0]])) == [7]
-        # It is said once execute has returned, after the answer.
+        # It is reported once execute has returned, after the response.
         assert eventually(lambda: "reschedules a request that it has answered" in caplog.text)
 
 

@@ -254,7 +254,7 @@ def test_a_process_that_stopped_reading_is_killed_on_close(model_job: OpenJob, m
     execution: Any = SimpleNamespace(request=request, fail=failures.append, is_cancelled=lambda: False)
     sender = threading.Thread(target=one.execute, args=([execution],), daemon=True)
     sender.start()
-    while not one._child.channel._send_lock.locked():  # until it has begun to send what nobody reads
+    while not one._child.channel._send_lock.locked():  # until it has started to send data that is not read
         pass
     closer = threading.Thread(target=one.close, daemon=True)
     closer.start()

@@ -215,7 +215,7 @@ def test_models_import_by_name_concurrently(tmp_path: Path, quick_switches: None
 
 
 class Unloading(MetaPathFinder):
-    """Unloads a model in the middle of somebody's import, just before files are looked for."""
+    """Unloads a model during an import, just before the files are looked up."""
 
     def __init__(self, source: ModelModules) -> None:
         self._source = source

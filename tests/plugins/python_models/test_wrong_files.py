@@ -1,4 +1,4 @@
-"""Files that are not what their names say, found when a model's own code opens them."""
+"""Files whose content does not match their names, found when a model's own code opens them."""
 
 from __future__ import annotations
 

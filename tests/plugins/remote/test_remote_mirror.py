@@ -1,4 +1,4 @@
-"""Copies of remote repositories, against a real S3 server: whole or not at all, resumed, and kept when it is away."""
+"""Copies of remote repositories, against a real S3 server: complete or absent, resumed, and kept while it is away."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_full_disk_keeps_the_copy_and_deletes_the_partial_download(
 
 
 def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: the write fails in the middle with the system's error."""
+    """A limit on the file size replaces a full disk: the write fails in the middle with the system's error."""
     (tmp_path / "store/m/1").mkdir(parents=True)
     (tmp_path / "store/m/1/model.onnx").write_bytes(b"x" * (4 * MIB))
     code = f"""

@@ -25,11 +25,11 @@ from edge_server.protocol.frame_messages import (
 
 
 class ScriptedServer:
-    """Finds in each picture one box whose left edge is the first byte of its data, and a class, mask and picture.
+    """Returns for each image one box whose left edge is the first byte of its data, and a class, a mask and an image.
 
-    `drops_each`: of the frames whose `seq` it divides, the first that comes of each is dropped with notice. `is_mute`:
-    frames are taken and never answered. `is_empty`: there is no such model. `error`: every answer is this error.
-    `frames` and `requests` are what came, over all connections.
+    `drops_each`: of the frames whose `seq` it divides, the first of each is dropped with a notice. `is_mute`:
+    frames are accepted and never answered. `is_empty`: there is no such model. `error`: every response is this error.
+    `frames` and `requests` are all that were received, over all connections.
     """
 
     def __init__(self, *, drops_each: int = 0, error: tuple[str, str] = ("", ""), credit: int = 4) -> None:

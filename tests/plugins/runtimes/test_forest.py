@@ -324,7 +324,7 @@ def test_a_forest_releases_the_gil_while_it_computes(engine: str, backend: Backe
     other = threading.Thread(target=lambda: (go.wait(), progress.append(1)))
     other.start()
     interval = sys.getswitchinterval()
-    # The interpreter now takes the GIL from nobody: the other thread moves only if the run gives it up.
+    # The interpreter now never switches threads by itself: the other thread runs only if the run releases the GIL.
     sys.setswitchinterval(1000)
     try:
         go.set()

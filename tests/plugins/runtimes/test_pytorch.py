@@ -165,8 +165,8 @@ class Delay(torch.nn.Module):
 
 
 def test_a_model_may_keep_its_input_until_the_next_run(backend: Backend, tmp_path: Path, job: Job) -> None:
-    """A read-only one, as requests' are, whose memory the request no longer holds. One of a megabyte is given back to
-    the system at once: whoever still reads there ends the process."""
+    """A read-only input, as in requests, whose memory the request no longer holds. One of a megabyte is returned to
+    the system at once: a later read of it crashes the process."""
     file = saved(tmp_path, "model.pt", lambda path: torch.jit.script(Delay()).save(path))
     tensors = {"inputs": [InputSpec("x", DType.FP32, (-1,))], "outputs": [OutputSpec("y", DType.FP32, (-1,))]}
     session = backend.open(job(file, **tensors))

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel: by OpenVINO from the test data, and by TensorFlow, where it is installed, with models made
+"""TensorFlow's SavedModel: run by OpenVINO from the test data, and by TensorFlow, if installed, with models made
 here. tensorflow is not among the test requirements: it is large."""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def gpu(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class HostTensors(dict[str, list[tuple[list[int], list[int], list[int]]]]):
-    """Tensors whose values are shapes -> the least, best and largest values of each profile; [] for outputs. `silent`:
-    the engine does not tell those bounds, it only keeps to them."""
+    """Shape tensors -> the minimum, optimum and maximum values of each profile; [] for outputs. `silent`:
+    the engine does not report those bounds, it only enforces them."""
 
     silent = False
 
@@ -77,7 +77,7 @@ def host(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> HostTensors:
             try:
                 given |= {key: self._values(key) for key in self.engine.inputs if key in names}
                 return tuple(self.engine.session.run([name], given)[0].shape)
-            except Exception:  # noqa: BLE001 - values that do not fit: TensorRT tells of them when it runs
+            except Exception:  # noqa: BLE001 - invalid values: TensorRT reports them when it runs
                 return tuple(declared)
 
         def _values(self, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The right to build an engine, between processes: one has it, and it ends with whoever has it, however they end."""
+"""The lock of an engine's build, between processes: one holds it, and it is released when that one ends, in any way."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_lock_holder_is_named_until_it_is_killed(path: Path, begin: Callable[.
     assert holder(path).startswith(f"process {other.pid} on ")
     other.kill()
     other.wait()
-    # What a crash leaves is a file that nobody has locked.
+    # A crash leaves a file that is not locked.
     assert path.exists()
     with granted(path):
         assert holder(path).startswith(f"process {os.getpid()} on ")

@@ -37,7 +37,7 @@ REASON = "GPU 0 is lost to this process: it has fallen off the bus"
 
 @dataclass
 class Server:
-    """What is around the works: nothing serves, all is settled."""
+    """The environment of the build queue: no model serves, and no upload is running."""
 
     gpus: Gpus = field(default_factory=Gpus)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Tensors whose values are shapes: built by TensorRT for RTX from a configuration that says so, run on a strict double.
+"""Shape tensors: built by TensorRT for RTX from a configuration that declares them, run on a strict double.
 
-The double knows what TensorRT asks of such tensors: their values lie in the host's memory, they have no range of shapes
-in a profile but one of values, and what depends on them has no shape before they are there.
+The double enforces TensorRT's rules for them: their values are in host memory, a profile has a range of values instead
+of a range of shapes, and tensors that depend on them have no shape before the values are set.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_shape_values_set_the_output_shape_of_each_request(
         monkeypatch.setenv("FAKE_CUDA_INTEGRATED", "1")
     before = gpu.live()
     session = open_session(reshaping, inputs=(X, S), outputs=(Y,))
-    # The same shape of X with other values, and back: nothing of the request before is left.
+    # The same shape of X with other values, and back: nothing of the previous request remains.
     for count, shape in ((8, (8, 4)), (8, (4, 8)), (8, (32, 1)), (1, (2, 2)), (8, (4, 8))):
         answer = session.run({"X": rows(count), "S": asked(*shape)}, ["Y"])["Y"]
         np.testing.assert_array_equal(answer, rows(count).reshape(shape))

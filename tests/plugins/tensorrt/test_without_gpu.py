@@ -1,4 +1,4 @@
-"""The plugin where no engines are built: it costs little, and still says where OpenVINO keeps compiled models."""
+"""The plugin on a machine that builds no engines: it costs little, and still sets OpenVINO's cache folder."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
 
 class Receiver(ThreadingHTTPServer):
-    """Keeps what is posted to it. `delay_s`: how long each answer takes."""
+    """Records the posted data. `delay_s`: duration of each response."""
 
     daemon_threads = True
 

@@ -74,7 +74,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[...,
 
 @pytest.fixture
 def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
-    """`measure("model", *flags)` runs `edge-server perf` on the server and returns what it told."""
+    """`measure("model", *flags)` runs `edge-server perf` on the server and returns its results."""
 
     def run(model: str, *flags: str) -> Done:
         return command(
@@ -86,7 +86,7 @@ def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server of models that answer after a known time, or not at all."""
+    """A server of models that answer after a known time, or never."""
     servers = _servers()
     repository = servers.Repository(tmp_path_factory.mktemp("models"))
     repository.add("slow", stub(delay_ms=30))

@@ -1,4 +1,4 @@
-"""`edge-server analyze` on models whose best configuration is known, and how it leaves the box."""
+"""`edge-server analyze` on models whose best configuration is known, and the state of the machine after it."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_variant_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
 
 
 def left_by_a_server(folder: Path, end: str) -> subprocess.Popen[str]:
-    """Start what stands in for a server: a process that starts another one, and then does `end`."""
+    """Start a process in place of a server: it starts another one, and then runs `end`."""
     code = f"(sleep 100; touch {folder}/survived) & echo started; {end}"
     process = subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

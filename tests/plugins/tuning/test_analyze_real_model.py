@@ -58,7 +58,7 @@ def test_a_real_model_is_compared_in_both_runtimes_and_the_faster_serves(
     measured = {item["name"]: item for item in done.report["configurations"] if item["points"]}
     assert sorted(item["runtime"].split()[0] for item in measured.values()) == ["onnxruntime", "openvino"]
     assert all(item["difference"] < 1e-5 for item in measured.values())
-    # Reasons are sentences: they stand below the table, once each, and make no column of it.
+    # Reasons are sentences: each is printed once below the table, not in a column.
     table, *refused = done.output.split("\n\n")
     assert all(len(line) < 160 for line in table.splitlines())
     assert len(table.splitlines()) == 2 + len(measured)

@@ -88,7 +88,7 @@ def test_requests_delayed_by_a_stall_are_reported_beside_latencies_without_them(
 
     assert any("80.0 ms or more after it was due" in text for text in doubts(sent(0.08), 4))
     assert doubts(sent(0.004), 4) == []
-    assert [text for text in doubts(sent(0.2), 4) if "due" in text] == []  # told as late
+    assert [text for text in doubts(sent(0.2), 4) if "due" in text] == []  # reported as late
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

@@ -68,7 +68,7 @@ FAULTS = ("crash_open", "crash_run", "hang_run", "hungry", "refuse_run", "slow",
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an installed package whose runtimes misbehave as their names say."""
+    """A folder with an installed package whose runtimes fail as their names say."""
     site = tmp_path_factory.mktemp("site")
     (site / "faulty_runtime.py").write_text(textwrap.dedent(FAULTY))
     info = site / "faulty_runtime-1.0.dist-info"

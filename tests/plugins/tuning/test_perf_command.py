@@ -37,7 +37,7 @@ def test_server_times_show_compute_and_queue_time(measure: Any, protocol: str) -
 
 def test_throughput_is_concurrency_over_latency(measure: Any) -> None:
     point = measure("slow", "--concurrency=4", "--measurement-interval=400").report["points"][0]
-    # Little's law over the same answers, whatever the box is busy with; requests under way at the edges blur it.
+    # Little's law over the same responses, under any load; requests in flight at the edges make it inexact.
     by_law = 4 / (point["latency_ms"]["mean"] / 1000)
     assert point["throughput"] == pytest.approx(by_law, rel=0.25)
     assert point["throughput"] == pytest.approx(point["requests"] / point["seconds"], rel=1e-4)
@@ -81,7 +81,7 @@ def test_perf_counts_the_same_requests_as_the_server(measure: Any, server: Any) 
     after = server.statistics("slow")["inference_stats"]["success"]["count"]
     point = done.report["points"][0]
     assert point["requests"] <= after - before
-    # At each edge those under way may be counted by one of the two only.
+    # At each edge, requests in flight may be counted by only one of the two.
     assert abs(point["server"]["requests"] - point["requests"]) <= 4
 
 

@@ -105,7 +105,7 @@ def test_missing_values_are_null_in_the_report_and_omitted_from_the_chart() -> N
 
 
 def assert_nothing_is_clipped(picture: str) -> None:
-    """Check that each text lies in the view box: a letter is about half as wide as it is high."""
+    """Check that each text is inside the view box: a letter is about half as wide as it is high."""
     root = ET.fromstring(picture)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     for text in root.iter("{http://www.w3.org/2000/svg}text"):

@@ -3,8 +3,8 @@
     python3 -m venv /tmp/reference && /tmp/reference/bin/pip install trackers==2.6.1
     /tmp/reference/bin/python tests/plugins/vision/record_tracks.py
 
-One row per box, best first within a frame. `truth` is the number of the object, -1 for a false box; `reference` is the
-number from ByteTrackTracker, -1 for none, with both thresholds of the score at 0.5 and stamps given for each frame.
+One row per box, best first within a frame. `truth` is the id of the object, -1 for a false box; `reference` is the
+id from ByteTrackTracker, -1 for none, with both score thresholds at 0.5 and a timestamp for each frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def crossing(rng: np.random.Generator, frame: int) -> list[tuple[int, float, flo
 
 
 def hidden(rng: np.random.Generator, frame: int) -> list[tuple[int, float, float, float, float, float]]:
-    """One walks behind a pillar for a third of a second, one stands; one leaves, and another comes much later."""
+    """One walks behind a pillar for a third of a second, one stands still, one leaves, and one enters much later."""
     found = [(0, 400.0, 100.0, 80.0, 200.0, 0.85)]
     if not 40 <= frame < 50:
         found.append((1, 30 + 4 * frame, 300, 60, 150, 0.8))
@@ -39,7 +39,7 @@ def hidden(rng: np.random.Generator, frame: int) -> list[tuple[int, float, float
 
 
 def noisy(rng: np.random.Generator, frame: int) -> list[tuple[int, float, float, float, float, float]]:
-    """Six objects on their own paths, false boxes, and now and then a box that is missing."""
+    """Six objects on their own paths, with false and missing boxes."""
     found = []
     for index in range(6):
         if rng.random() > 0.05:
@@ -51,7 +51,7 @@ def noisy(rng: np.random.Generator, frame: int) -> list[tuple[int, float, float,
 
 
 def crowd(rng: np.random.Generator, frame: int) -> list[tuple[int, float, float, float, float, float]]:
-    """Ten people in two rows that run through each other; one box in ten is missing."""
+    """Ten people in two rows that cross each other; one box in ten is missing."""
     found = []
     for index in range(10):
         if rng.random() < 0.1:

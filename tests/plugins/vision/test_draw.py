@@ -1,4 +1,4 @@
-"""Annotated frames: what is drawn where, and that nothing breaks on odd sizes and values."""
+"""Annotated frames: what is drawn where, and that odd sizes and values work."""
 
 from __future__ import annotations
 

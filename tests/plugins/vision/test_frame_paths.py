@@ -71,7 +71,7 @@ def check_agreement(found: np.ndarray, expected: np.ndarray, fit: FittedPicture,
 
 
 def found_mark(row: np.ndarray, fit: FittedPicture) -> tuple[float, float, float, float]:
-    """Return the mark's box in the frame, found in the network's input by its brightness."""
+    """Return the marker's box in the frame, found in the network's input by its brightness."""
     bright = row.min(axis=0) > 180
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
     return (*fit.to_original(columns[0], rows[0]), *fit.to_original(columns[-1] + 1, rows[-1] + 1))

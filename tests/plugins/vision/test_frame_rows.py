@@ -1,4 +1,4 @@
-"""Frames into preallocated rows: what is written, what is left alone, what is refused."""
+"""Frames written into preallocated rows: values, untouched memory, refused frames."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_file_for_a_gray_network_is_decoded_in_colour_if_it_will_be_drawn(make
 
 
 def test_a_file_in_shared_memory_is_copied_before_decoding(make_plan, encode, noise) -> None:
-    """Its header is checked first, and whoever shares the memory might change it then."""
+    """Its header is checked first, and a client that shares the memory might change it after that."""
     plan, data = make_plan({"image_fit": "stretch"}), bytearray(encode(noise(8, 8), "PNG"))
     frame = Frame(FrameHeader(), format="png", region=RegionSlice("r", 0, len(data)), data=memoryview(data))
     picture = read(plan, frame)

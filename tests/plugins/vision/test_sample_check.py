@@ -59,7 +59,7 @@ def yolov5(classes: int) -> np.ndarray:
 
 
 def rows(count: int = 300) -> np.ndarray:
-    """Box, score and class after NMS, best first: a person and a tie, then what is no detection."""
+    """Box, score and class after NMS, best first: a person and a tie, then rows without a detection."""
     low = numbers(0, 200, count, 2)
     made = np.concatenate(
         (low, low + numbers(5, 100, count, 2), numbers(0, 0.2, count, 1), numbers(0, 79, count, 1)), axis=1

@@ -13,7 +13,7 @@ from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.tracking import LOST_S, MAX_BOXES, MIN_IOU, ByteTracker, assign, intersection_over_union
 
 SCENES = dict(np.load(Path(__file__).parents[2] / "data" / "tracks.npz"))
-"""Made by record_tracks.py, which says what the fields are."""
+"""Made by record_tracks.py, which describes the fields."""
 
 RUNS = sorted(set(zip(SCENES["scene"].tolist(), SCENES["kept_share"].tolist(), strict=True)))
 

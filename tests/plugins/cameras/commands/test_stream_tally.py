@@ -99,7 +99,7 @@ def test_sent_frames_always_equal_answered_dropped_lost_and_in_flight() -> None:
             if fate == 0:
                 reason = generator.choice([DropReason.NEWER, DropReason.MAX_AGE])
                 there[reason] = there.get(reason, 0) + 1
-                # The server does not tell of every drop by itself.
+                # The server does not report every drop by itself.
                 if generator.random() < 0.5:
                     tally.count_server_drop(frame, reason)
             elif fate == 1:

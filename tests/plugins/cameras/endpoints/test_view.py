@@ -1,4 +1,4 @@
-"""Live pictures over HTTP: Motion JPEG, who may look, and viewers that do not read."""
+"""Live images over HTTP: Motion JPEG, access control, and viewers that do not read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 class OneStream:
-    """A stream named "front door" whose worker offers a picture whenever one is wanted, at any rate."""
+    """A stream named "front door" whose worker offers an image whenever one is needed, at any rate."""
 
     def __init__(self, side: int = 8) -> None:
         self.view = StreamView()

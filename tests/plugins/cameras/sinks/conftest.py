@@ -1,4 +1,4 @@
-"""Results to send, a receiver that does as a test says, and an MQTT broker as a process of its own."""
+"""Results to send, a receiver that a test controls, and an MQTT broker in its own process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message() -> Callable[..., SinkMessage]:
 
 
 class StubSink:
-    """Keeps what is sent. `fails` makes every call fail; `blocks` makes `send` wait."""
+    """Records the sent messages. `fails` makes every call fail; `blocks` makes `send` wait."""
 
     refresh_s: float | None = None
 

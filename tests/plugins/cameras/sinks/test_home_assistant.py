@@ -139,7 +139,7 @@ def test_counts_without_results_expire(home: HomeAssistant, start, message, even
     # The camera is online, and its model answers nothing any more.
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "unavailable"})
     assert runner.report().state == "RUNNING"
-    # A result like the last one is news now.
+    # A result equal to the last one counts as changed now.
     runner.put(message("door", "person"))
     assert eventually(lambda: home.states() == {"binary_sensor.door_person": "on"})
 
@@ -160,7 +160,7 @@ def test_after_a_restart_without_data_the_broker_gets_all_states_again(
     else:
         broker.kill()
     assert eventually(lambda: runner.report().state == "FAILED")
-    # It changes while nobody can tell.
+    # It changes while the broker is away.
     runner.put(message("door", "cat"))
     # A frozen broker may also have to be started again.
     broker.kill()

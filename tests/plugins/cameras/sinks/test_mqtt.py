@@ -118,7 +118,7 @@ def test_counts_results_and_the_state_of_the_camera_have_topics(broker, listen, 
     assert listener.topics["edge_server/front_door/count/person"] == "1"
     runner.put(SinkMessage("front door", state="FAILED", reason="gone"))
     assert eventually(lambda: listener.topics["edge_server/front_door/status"] == "offline")
-    # Who comes later is told the same, besides the result, which is not kept.
+    # A later subscriber gets the same, except the result, which is not retained.
     later = listen()
     assert eventually(lambda: "edge_server/front_door/count/person" in later.retained)
     assert "edge_server/front_door/result" not in later.topics
@@ -325,7 +325,7 @@ def test_a_broker_that_lost_its_data_gets_everything_again(broker, listen, start
     assert len(before) == 6
     for topic in before:
         listener.clear(topic)
-    # Counts are told again with a result: without results Home Assistant shows them as unavailable.
+    # Counts are published again with a result: without results Home Assistant shows them as unavailable.
     described = {topic for topic in before if "/count/" not in topic}
     assert eventually(lambda: all(listener.topics[topic] == before[topic] for topic in described))
 

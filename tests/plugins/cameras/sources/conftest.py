@@ -1,4 +1,4 @@
-"""Cameras that send Motion JPEG as a test says, and a core whose frame streams the server's own sources feed."""
+"""Cameras that send Motion JPEG as a test requires, and a core whose frame streams are fed by the server's sources."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def rtsp_camera(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Itera
 
 
 class Cameras:
-    """A source set, and what it told."""
+    """A source set, and what it reported."""
 
     def __init__(self, core) -> None:
         self.core = core

@@ -33,7 +33,7 @@ def bikes() -> Path:
 
 @pytest.fixture
 def video(tmp_path: Path) -> Path:
-    """Twelve pictures of 96x64 at 25 a second, each of one gray that tells its number."""
+    """Twelve frames of 96x64 at 25 a second, each in one gray that identifies its number."""
     path = tmp_path / "gray.mp4"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 25, (96, 64))
     for number in range(12):

@@ -41,7 +41,7 @@ def test_an_absent_source_is_retried_and_its_reason_reported(cameras, folder, ev
     assert report.state == "FAILED"
     assert "no such file" in report.reason
     assert report.offline_s > 0
-    # The same reason is told once, not with each attempt.
+    # The same reason is reported once, not with each attempt.
     assert [kind for kind, _ in cameras.events] == ["source.failed"]
     gone.rename(folder)
     assert eventually(lambda: cameras.report().state == "RUNNING")

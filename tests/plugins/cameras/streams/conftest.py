@@ -77,7 +77,7 @@ def frame(value: int = 1, **fields: Any) -> Frame:
 
 
 class StubGate:
-    """A governor that refuses what a test says."""
+    """A governor that refuses the requests that a test selects."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
@@ -164,7 +164,7 @@ class Camera:
         return self.all(kind)
 
     def finish(self) -> list[FrameResult]:
-        """Say that no more frames come, wait for the end, and return all results."""
+        """End the input, wait for the end, and return all results."""
         self.stream.close_input()
         self.join()
         return self.results

@@ -135,7 +135,7 @@ def test_a_client_that_reads_no_results_stops_only_its_own_stream(served, tools)
     slow, quick = served.camera(), served.camera()
     slow.reads.clear()
     slow.send(tools.frame(1))
-    slow.wait(1)  # taken by the reader, who then holds back
+    slow.wait(1)  # taken by the reader, which then waits
 
     def counts():
         report = next(item for item in served.streams.reports() if item.stream_id == slow.opened.stream_id)
@@ -207,7 +207,7 @@ def test_a_frame_that_cannot_meet_its_deadline_is_not_started(house, tools):
 
 
 def served_counts(house, camera, tools):
-    """Return the counts of a stream that has ended: a second connection with its id is told them."""
+    """Return the counts of a stream that has ended: a second connection with its id gets them."""
     again = house.camera(stream_id=camera.opened.stream_id)
     return again.opened.counts
 

@@ -1,4 +1,4 @@
-"""Frames while a lighter model stands in: fitted for the one that sees them, and the result says which that was."""
+"""Frames while a lighter variant is active: they are resized for the model that runs, which the result names."""
 
 from __future__ import annotations
 

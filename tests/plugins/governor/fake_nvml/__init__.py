@@ -1,7 +1,7 @@
-"""NVIDIA's library without NVIDIA: libnvidia-ml.so.1 compiled from `fake_nvml.c`, and the GPUs that it tells of.
+"""NVIDIA's library without NVIDIA: libnvidia-ml.so.1 compiled from `fake_nvml.c`, and the GPUs that it reports.
 
-Made for the true pynvml, in this process or in another one. What the GPUs tell may be changed at any moment by the one
-object that was made for the file:
+Made for the real pynvml, in this process or in another one. The values of the GPUs can be changed at any time through
+the object that was made for the file:
 
     library = build(tmp_path)                      # a file named libnvidia-ml.so.1; skips without a C compiler
     nvidia = FakeNvml(tmp_path / "state")
@@ -81,7 +81,7 @@ class FakeNvml:
         return index
 
     def set(self, index: int, **metrics: int | str | Error | None) -> None:
-        """Change what a GPU tells, all of it in one moment."""
+        """Change the values of a GPU atomically."""
         for metric, value in metrics.items():
             key = f"{index}.{metric}"
             if value is None:
@@ -91,7 +91,7 @@ class FakeNvml:
         self._write()
 
     def lose(self, index: int, code: int = GPU_IS_LOST) -> None:
-        """Let a GPU answer nothing but `code`. Such a library has to be started anew to see it come back."""
+        """Make every call on a GPU return `code`. The library must be reinitialised to see the GPU again."""
         self.set(index, lost=code, handle=code)
 
     def give_back(self, index: int) -> None:

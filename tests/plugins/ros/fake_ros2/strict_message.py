@@ -17,7 +17,7 @@ KINDS: dict[str, tuple[type, Any]] = {
 
 
 def message(name: str, /, **fields: Any) -> type:
-    """Make a class; a field's kind is a word of KINDS, another such class, or a list that holds one."""
+    """Make a class; a field's kind is a key of KINDS, another such class, or a list of one of them."""
 
     def build(self: Any, /, **given: Any) -> None:
         for field, kind in fields.items():

@@ -52,7 +52,7 @@ def install(trt: Any, library: str) -> None:
 
 
 def register(folder: Path, plan: bytes, onnx: Path, profiles: list[dict[str, list[list[int]]]]) -> None:
-    """Tell which file a plan was built from."""
+    """Register the file that a plan was built from."""
     digest = hashlib.sha256(plan).hexdigest()
     (folder / f"{digest}.json").write_text(json.dumps({"plan_sha256": digest, "path": str(onnx), "profiles": profiles}))
 
@@ -70,7 +70,7 @@ def _find(digest: str) -> dict[str, Any] | None:
 
 
 class EngineDouble:
-    """As trt.ICudaEngine, as far as it is used."""
+    """The used part of trt.ICudaEngine."""
 
     device_memory_size_v2 = 4096
 
@@ -123,7 +123,7 @@ def _replay(number: int) -> None:
 
 
 class ContextDouble:
-    """As trt.IExecutionContext, as far as it is used."""
+    """The used part of trt.IExecutionContext."""
 
     def __init__(self, engine: EngineDouble, *, has_memory: bool) -> None:
         self.engine = engine

@@ -38,7 +38,7 @@ def corners(shapes: list[Box]) -> np.ndarray:
     return np.array([(x, y, x + w, y + h) for x, y, w, h in shapes], np.float64).reshape(-1, 4)
 
 
-# The thresholds are no ratio of small whole numbers, so that no box lies just on one.
+# The thresholds are no ratio of small integers, so that no box is exactly at one.
 @given(shapes=boxes_of_all_kinds, threshold=st.sampled_from([0.0123457, 0.3010299, 0.4501237, 0.7071067, 0.9990001]))
 def test_kept_boxes_equal_those_of_a_plain_implementation(shapes: list[Box], threshold: float) -> None:
     boxes = corners(shapes)

@@ -151,7 +151,7 @@ def test_outputs_of_the_onnx_operator_are_read(plan, make_fit) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     [selected] = session.run(None, {"boxes": boxes, "scores": scores})
     shapes = {"boxes": (1, 3, 4), "scores": (1, 2, 3), "selected": (-1, 3)}
-    # Three boxes: the dims alone do not tell scores from what was chosen.
+    # Three boxes: the dims alone do not distinguish scores from selected indices.
     made = plan("onnx_nms", shapes, outputs="boxes,scores,selected")
     outputs = {"boxes": boxes, "scores": scores, "selected": selected}
     fit = make_fit("stretch", 100, 100, size=(WIDTH, HEIGHT))

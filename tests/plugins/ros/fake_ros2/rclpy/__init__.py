@@ -66,7 +66,7 @@ class Node:
         return True
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[SimpleNamespace]:
-        """Return the publishers of all nodes, as if each were of a type of sensor_msgs."""
+        """Return the publishers of all nodes, each with a type of sensor_msgs."""
         return [
             SimpleNamespace(topic_type=f"sensor_msgs/msg/{one.msg_type.__name__}", qos_profile=one.qos_profile)
             for node in nodes

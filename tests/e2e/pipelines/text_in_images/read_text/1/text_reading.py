@@ -1,7 +1,7 @@
-"""From a picture to the lines of text in it: what happens before, between and after the two networks.
+"""From an image to its lines of text: the processing before, between and after the two networks.
 
-Nothing here knows who runs the networks: `detect` and `recognise` are whatever calls them. Arrays are numpy's, pictures
-are [height, width, 3] of uint8 in OpenCV's order of channels, blue first.
+This module does not run the networks: `detect` and `recognise` are functions that call them. Arrays are numpy's,
+images are [height, width, 3] of uint8 in OpenCV's channel order, blue first.
 """
 
 from __future__ import annotations

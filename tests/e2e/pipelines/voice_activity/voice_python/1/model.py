@@ -1,4 +1,4 @@
-"""Tell speech from silence, remembering each microphone by its id from START to END."""
+"""Detect speech, with a state for each microphone, by its id from START to END."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split texts into words, numbers, signs and spaces, each token a response of its own."""
+"""Split texts into words, numbers, signs and spaces, with one response per token."""
 
 from __future__ import annotations
 
