@@ -1,4 +1,4 @@
-"""Frame stream data types: frames, delivery settings, results and drop notices, independent of the wire format.
+"""Messages of a frame stream: frames, delivery settings, results and drop notices, independent of the wire format.
 
 Names follow ROS. A frame has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage. A detection converts to
 vision_msgs/Detection2D field by field. Pixel coordinates are continuous, in the original camera frame; the origin is
