@@ -36,7 +36,7 @@ class BatchPlan:
         self.spec = spec
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
-        self._has_rows = spec.max_batch_size > 0
+        self._has_batch_dim = spec.max_batch_size > 0
         self._plain_outputs = {
             item.name: (
                 item.dtype,
@@ -46,7 +46,7 @@ class BatchPlan:
             for item in spec.outputs
         }
         """Per output: its type, its numpy type, and the dims of an array that needs no reshaping (else None)."""
-        self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_rows)
+        self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_batch_dim)
         self._shape_inputs = batched_shape_inputs(spec)
         self._shape_outputs = batched_shape_outputs(spec)
         self._reshaped_inputs = {
@@ -55,15 +55,16 @@ class BatchPlan:
             if item.reshape is not None and item.name not in self._ragged | self._shape_inputs
         }
         self._cut_by = {name: item.sources[0] for item in spec.batch_outputs for name in item.target_names}
-        self._joins_rows_only = not self._ragged and not spec.batch_inputs and not self._shape_inputs
-        self._passes_inputs = self._joins_rows_only and not self._reshaped_inputs
+        self._only_joins_items = not self._ragged and not spec.batch_inputs and not self._shape_inputs
+        self._passes_inputs = self._only_joins_items and not self._reshaped_inputs
         """Whether the arrays of a single request are the model's inputs without change."""
         self._may_leave_out = any(item.is_optional for item in spec.inputs)
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Return the batch's inputs: the same arrays for a single request, else copies joined along the rows."""
+        """Return the batch's inputs: the same arrays for a single request, else copies joined along the batch
+        dimension."""
         first = requests[0].inputs
-        if not self._joins_rows_only:
+        if not self._only_joins_items:
             batch = self._gather_with_batch_info(requests)
         elif len(requests) == 1:
             batch = {name: tensor.array for name, tensor in first.items()}
@@ -86,7 +87,7 @@ class BatchPlan:
 
         Models with ragged inputs, batch inputs or shape tensors get all inputs in host memory.
         """
-        if not self._joins_rows_only:
+        if not self._only_joins_items:
             return self.gather(requests)
         batch = {name: join_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
         for name, spec in self._reshaped_inputs.items():
@@ -114,7 +115,7 @@ class BatchPlan:
         batch: dict[str, Array] = {}
         for name in requests[0].inputs:
             if name in self._shape_inputs:
-                batch[name] = prepend_batch_size(requests[0].inputs[name].array, self._rows(requests))
+                batch[name] = prepend_batch_size(requests[0].inputs[name].array, self._count_items(requests))
                 continue
             arrays = [request.inputs[name].array for request in requests]
             if name in self._ragged:
@@ -126,8 +127,8 @@ class BatchPlan:
             batch.update(dict.fromkeys(item.target_names, made))
         return batch
 
-    def _rows(self, requests: Sequence[Request]) -> int:
-        """Return the number of rows of all requests. A request whose inputs are all shape tensors has one row."""
+    def _count_items(self, requests: Sequence[Request]) -> int:
+        """Return the number of items of all requests. A request whose inputs are all shape tensors has one item."""
         name = next((name for name in requests[0].inputs if name not in self._shape_inputs), None)
         if name is None:
             return len(requests)
@@ -167,7 +168,7 @@ class BatchPlan:
         return [name for name in self._output_names if name in union]
 
     def scatter(
-        self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
+        self, outputs: Mapping[str, Array], requests: Sequence[Request], item_counts: Sequence[int]
     ) -> list[tuple[Tensor, ...]]:
         """Return each request's outputs as views of the batch's.
 
@@ -175,8 +176,8 @@ class BatchPlan:
         with optional inputs may leave outputs out.
         """
         if self._cut_by:
-            return self._scatter_ragged(outputs, requests, rows)
-        total = sum(rows)
+            return self._scatter_ragged(outputs, requests, item_counts)
+        total = sum(item_counts)
         whole = {name: self._checked(name, array, total) for name, array in outputs.items()}
         if len(whole) < len(self._output_names) and not self._may_leave_out:
             self._check_complete(whole, requests)
@@ -184,38 +185,42 @@ class BatchPlan:
             return [self._pick(whole, requests[0], None)]
         outputs_by_request = []
         start = 0
-        for request, count in zip(requests, rows, strict=True):
+        for request, count in zip(requests, item_counts, strict=True):
             outputs_by_request.append(self._pick(whole, request, slice(start, start + count)))
             start += count
         return outputs_by_request
 
     def scatter_one(
-        self, outputs: Mapping[str, Array], request: Request, rows: int, output_names: Sequence[str] | None = None
+        self, outputs: Mapping[str, Array], request: Request, item_count: int, output_names: Sequence[str] | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs as `scatter` does, for a single request. `output_names` is `output_names_of(request)`, if
         known."""
         if output_names is None:
             output_names = self.output_names_of(request)
         if self._cut_by or len(outputs) != len(output_names):
-            return self.scatter(outputs, [request], [rows])[0]
+            return self.scatter(outputs, [request], [item_count])[0]
         tensors = []
         for name in output_names:
             array = outputs.get(name)
             if array is None:
-                return self.scatter(outputs, [request], [rows])[0]
+                return self.scatter(outputs, [request], [item_count])[0]
             dtype, element, dims = self._plain_outputs[name]
             shape = array.shape
-            if array.dtype is not element or dims is None or shape != ((rows, *dims) if self._has_rows else dims):
+            if (
+                array.dtype is not element
+                or dims is None
+                or shape != ((item_count, *dims) if self._has_batch_dim else dims)
+            ):
                 # Variable sizes, a reshaped output, or an output that does not match: use the full check.
-                array = self._checked(name, array, rows)
+                array = self._checked(name, array, item_count)
             tensors.append(Tensor(name, dtype, array))
         return tuple(tensors)
 
     def _scatter_ragged(
-        self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
+        self, outputs: Mapping[str, Array], requests: Sequence[Request], item_counts: Sequence[int]
     ) -> list[tuple[Tensor, ...]]:
         """Return the outputs as `scatter` does; batch outputs are split by the shapes of their source inputs."""
-        ends = np.cumsum(rows)
+        ends = np.cumsum(item_counts)
         parts: dict[str, list[Array]] = {}
         for name, array in outputs.items():
             if name in self._cut_by:
@@ -241,7 +246,7 @@ class BatchPlan:
         return parts
 
     def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
-        """Return the requested outputs of one response, with any number of rows, in the order of `outputs`: Triton
+        """Return the requested outputs of one response, with any number of items, in the order of `outputs`: Triton
         answers in the order that a Python model gives. Raises BackendError."""
         whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
         specs, requested = self._output_specs, request.outputs
@@ -267,11 +272,11 @@ class BatchPlan:
         )
 
     def _checked(self, name: str, array: Array, total: int | None) -> Array:
-        """Return the output in the shape for clients. It must have `total` rows; None: any number."""
+        """Return the output in the shape for clients. It must have `total` items; None: any number."""
         spec = self._declared(name, array)
         item_dims = spec.dims if spec.reshape is None else spec.reshape
         expected = item_dims
-        if self._has_rows:
+        if self._has_batch_dim:
             if spec.is_shape_tensor and total is not None:
                 values = repeat_values_per_row(array, spec.dims, total)
                 if values is None:
@@ -317,7 +322,7 @@ class BatchPlan:
 
     def _reshape(self, array: Array, given: tuple[int, ...], target: tuple[int, ...]) -> Array:
         """Reshape items from `given` to `target`. The n-th -1 of `target` has the size of the n-th -1 of `given`."""
-        lead = array.shape[:1] if self._has_rows else ()
+        lead = array.shape[:1] if self._has_batch_dim else ()
         item_shape = array.shape[len(lead) :]
         free = iter([size for size, dim in zip(item_shape, given, strict=True) if dim == -1])
         return array.reshape(lead + tuple(next(free) if dim == -1 else dim for dim in target))

@@ -23,7 +23,8 @@ _SLACK = 64
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[Item]):
-    """One waiting item of `rows` rows that arrived at `arrived_ns`. Entries with equal `key` can share a batch.
+    """Entry of a waiting request with `item_count` items (its batch size) that arrived at `arrived_ns`. Entries with
+    equal `key` can share a batch.
 
     `priority` and `timeout_us` come from the request; 0 means the model's default. `start_by_ns` is the latest start,
     independent of the queue's policy; 0: no limit. `item` is None while the entry is not in a queue. `timed` is a list
@@ -31,7 +32,7 @@ class QueueEntry(Generic[Item]):
     not keep the entry alive.
     """
 
-    rows: int
+    item_count: int
     key: Hashable
     arrived_ns: int
     priority: int = 0
@@ -65,11 +66,11 @@ class _Level(Generic[Item]):
 class BatchQueue(Generic[Item]):
     """Queue in order of arrival within a priority level; level 1 runs before level 2, and so on.
 
-    `max_rows` is the model's max_batch_size. Without `batching` each item is a batch, in order of arrival. `name` is
+    `max_items` is the model's max_batch_size. Without `batching` each item is a batch, in order of arrival. `name` is
     the model's name for error messages.
     """
 
-    def __init__(self, max_rows: int, batching: DynamicBatching | None, name: str) -> None:
+    def __init__(self, max_items: int, batching: DynamicBatching | None, name: str) -> None:
         self._batching = batching
         self._name = name
         levels = range(1, batching.priority_levels + 1) if batching and batching.priority_levels else range(1)
@@ -78,8 +79,8 @@ class BatchQueue(Generic[Item]):
         self._deadline_count = 0
         self._batch_due_ns: int | None = None
         self.size = 0
-        self.row_limit = max_rows
-        """Most rows of a batch of several requests: `max_rows`, or less while the governor allows less."""
+        self.item_limit = max_items
+        """Most items of a batch of several requests: `max_items`, or less while the governor allows less."""
 
     @property
     def runs_single_requests(self) -> bool:
@@ -182,22 +183,22 @@ class BatchQueue(Generic[Item]):
 
     def _choose(self, batching: DynamicBatching, now_ns: int) -> list[QueueEntry[Item]]:
         pending: list[QueueEntry[Item]] = []
-        rows = 0
+        item_count = 0
         preferred_count = 0
         is_closed = False
         for entry in self._waiting():
-            if pending and (rows + entry.rows > self.row_limit or entry.key != pending[0].key):
+            if pending and (item_count + entry.item_count > self.item_limit or entry.key != pending[0].key):
                 is_closed = True
                 break
             pending.append(entry)
-            rows += entry.rows
-            if rows in batching.preferred_batch_sizes:
+            item_count += entry.item_count
+            if item_count in batching.preferred_batch_sizes:
                 preferred_count = len(pending)
         delay_ns = batching.max_queue_delay_us * 1000
         due_ns = min(entry.arrived_ns for entry in pending) + delay_ns
         if preferred_count and (not delay_ns or now_ns < due_ns):
             return pending[:preferred_count]
-        if is_closed or now_ns >= due_ns or rows >= min(batching.preferred_batch_sizes[-1], self.row_limit):
+        if is_closed or now_ns >= due_ns or item_count >= min(batching.preferred_batch_sizes[-1], self.item_limit):
             return pending
         self._batch_due_ns = due_ns
         return []

@@ -48,20 +48,22 @@ class RequestCheck:
         outputs = self._output_names
         if request.outputs:
             outputs = tuple([name for name in outputs if name in request.outputs])
-        header = CheckedHeader(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
+        header = CheckedHeader(
+            self, self.count_items(request), self.merge_key(request), outputs, not self._shape_tensors
+        )
         if request.memo is not None:
             request.memo.keep(header)
         return header
 
-    def rows(self, request: Request) -> int:
-        """Return the request's number of rows: its batch size, or 1 for a model that does not batch.
+    def count_items(self, request: Request) -> int:
+        """Return the request's number of items: its batch size, or 1 for a model that does not batch.
 
         Raises InvalidRequest with Triton's text, which names model, tensor, expected and given.
         """
         inputs = request.inputs
         if inputs.keys() != self._inputs.keys():
             self._check_names(request)
-        rows = 0
+        item_count = 0
         for name, tensor in inputs.items():
             spec = self._inputs[name]
             if tensor.dtype is not spec.dtype:
@@ -70,11 +72,11 @@ class RequestCheck:
                     f"inference input '{name}' data-type is '{tensor.dtype.value}', but model '{self._spec.name}' "
                     f"expects '{spec.dtype.value}'",
                 )
-            rows = self._check_shape(request, spec, tensor, rows)
+            item_count = self._check_shape(request, spec, tensor, item_count)
         for name in request.outputs:
             if name not in self._outputs:
                 raise self._error(request, f"unexpected inference output '{name}' for model '{self._spec.name}'")
-        return rows or 1
+        return item_count or 1
 
     def merge_key(self, request: Request) -> Hashable:
         """Return the key that two requests in one batch have in common: input names, item shapes (except of ragged
@@ -100,13 +102,13 @@ class RequestCheck:
             return shapes, object()
         return shapes, tuple((tensor.name, tensor.array.tobytes()) for tensor in given)
 
-    def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
+    def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, item_count: int) -> int:
         shape = tensor.shape
         limit = self._limit
         if limit and spec.is_shape_tensor:
             if not _fits(shape, spec.dims):
                 raise self._shape_error(request, spec, shape)
-            return rows
+            return item_count
         item_shape = shape[1:] if limit else shape
         if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
             raise self._shape_error(request, spec, shape)
@@ -118,7 +120,7 @@ class RequestCheck:
                 f"number of elements of at most {_INT32_MAX}, which the model is told of in INT32",
             )
         if not limit:
-            return rows
+            return item_count
         given: int = shape[0]
         if given == 0:
             raise self._shape_error(request, spec, shape)
@@ -126,11 +128,11 @@ class RequestCheck:
             raise self._error(
                 request, f"inference request batch-size must be <= {limit} for '{self._spec.name}', got {given}"
             )
-        if rows not in (0, given):
+        if item_count not in (0, given):
             raise self._error(
                 request,
                 f"input '{spec.name}' batch size does not match other inputs for '{self._spec.name}': "
-                f"expected {rows}, got {given}",
+                f"expected {item_count}, got {given}",
             )
         return given
 

@@ -31,13 +31,13 @@ class CheckedHeader:
     """Result of one version's `RequestCheck`, valid for all requests with the same request header. `check` identifies
     it.
 
-    `rows` is the request's number of rows. Requests share a batch only if their `key` is equal. `outputs` are the
-    outputs to compute, in model order. `is_certain`: the result depends only on the header. It is False if the values
-    of shape tensors are part of the key.
+    `item_count` is the request's number of items: its batch size. Requests share a batch only if their `key` is equal.
+    `outputs` are the outputs to compute, in model order. `is_certain`: the result depends only on the header. It is
+    False if the values of shape tensors are part of the key.
     """
 
     check: object
-    rows: int
+    item_count: int
     key: Hashable
     outputs: tuple[str, ...]
     is_certain: bool
@@ -104,7 +104,7 @@ class Response:
     end of the stream that is not a response of the model (Triton's final flag without a response). It has no outputs
     and no error, and is sent only to clients that enabled empty final responses. The receiver owns the output arrays.
     `spec` is the ModelSpec of the version that answered (with its labels), or None if no version did. That version may
-    be unloaded by now. `started_ns` is the start of its batch (time.monotonic_ns), `batch_size` the rows of the batch;
+    be unloaded by now. `started_ns` is the start of its batch (time.monotonic_ns), `batch_size` the items of the batch;
     both are 0 if nothing ran.
     """
 

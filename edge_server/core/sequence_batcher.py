@@ -181,18 +181,18 @@ class SequenceTurn(Generic[Item]):
 
 
 class SequenceQueue(Generic[Item]):
-    """Queue of one version of a sequence model. `max_rows` is its max_batch_size, `name` the model's name.
+    """Queue of one version of a sequence model. `max_items` is its max_batch_size, `name` the model's name.
 
     Instances have numbers from 0 to `instance_count` - 1.
     """
 
     def __init__(
-        self, max_rows: int, batching: SequenceBatching, name: str, limits: WaitingLimits | None = None
+        self, max_items: int, batching: SequenceBatching, name: str, limits: WaitingLimits | None = None
     ) -> None:
         self._limits = limits or WaitingLimits()
         self._batching = batching
         self._name = name
-        self._max_rows = max(1, max_rows)
+        self._max_items = max(1, max_items)
         self._max_idle_ns = batching.max_idle_us * 1000
         self._is_iterative = batching.is_iterative
         self._is_direct = not isinstance(batching.strategy, OldestStrategy)
@@ -204,8 +204,8 @@ class SequenceQueue(Generic[Item]):
         self._slots = SequenceSlots(0, 1)
         self._deadlines: list[tuple[int, int, SequenceEntry[Item]]] = []
         self._deadline_count = 0
-        self.row_limit = self._max_rows
-        """Most rows of a batch of the oldest strategy."""
+        self.item_limit = self._max_items
+        """Most items of a batch of the oldest strategy."""
 
     @property
     def size(self) -> int:
@@ -226,14 +226,14 @@ class SequenceQueue(Generic[Item]):
         strategy = self._batching.strategy
         if isinstance(strategy, OldestStrategy):
             self._slots = SequenceSlots(instance_count, strategy.max_candidate_sequences)
-            rows, name = self._max_rows, self._name
+            rows, name = self._max_items, self._name
             self._ready_queues = [
                 OldestReadyQueue[SequenceEntry[Item]](rows, strategy, name) for _ in range(instance_count)
             ]
         else:
-            self._slots = SequenceSlots(instance_count, self._max_rows)
+            self._slots = SequenceSlots(instance_count, self._max_items)
             self._ready_queues = [
-                DirectReadyQueue[SequenceEntry[Item]](self._max_rows, strategy) for _ in range(instance_count)
+                DirectReadyQueue[SequenceEntry[Item]](self._max_items, strategy) for _ in range(instance_count)
             ]
 
     def offer(self, entry: QueueEntry[Item], item: Item) -> None:
@@ -312,14 +312,14 @@ class SequenceQueue(Generic[Item]):
 
     def is_due(self, instance: int, now_ns: int) -> bool:
         """Return whether `take` would return a batch now. Call `expire` first."""
-        return self._ready_queues[instance].is_due(now_ns, self.row_limit)
+        return self._ready_queues[instance].is_due(now_ns, self.item_limit)
 
     def take(self, instance: int, now_ns: int) -> SequenceTurn[Item]:
         """Remove and return the batch that an instance should run now; it may have no items.
 
         The caller gives each entry back with `finish`. Call `expire` first.
         """
-        chosen = self._ready_queues[instance].take(now_ns, self.row_limit)
+        chosen = self._ready_queues[instance].take(now_ns, self.item_limit)
         # As in Triton, the batch has no rows above the highest row that runs: nobody would use them.
         height = max((row for row, _ in chosen), default=-1) + 1
         turn: SequenceTurn[Item] = SequenceTurn([], [], height if self._is_direct else len(chosen))

@@ -30,10 +30,10 @@ class SequenceReadyQueue(Protocol[Step]):
 
     def remove(self, step: Step) -> None: ...
 
-    def is_due(self, now_ns: int, row_limit: int) -> bool:
+    def is_due(self, now_ns: int, item_limit: int) -> bool:
         """Return whether `take` would return a batch."""
 
-    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
+    def take(self, now_ns: int, item_limit: int) -> list[tuple[int, Step]]:
         """Remove and return the batch to run now: each step with its row, in ascending order. May be empty."""
 
 
@@ -65,10 +65,10 @@ class DirectReadyQueue(Generic[Step]):
         row = next(row for row, ready in self._ready.items() if ready.step is step)
         del self._ready[row]
 
-    def is_due(self, now_ns: int, row_limit: int) -> bool:
+    def is_due(self, now_ns: int, item_limit: int) -> bool:
         return bool(self._choose(now_ns))
 
-    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
+    def take(self, now_ns: int, item_limit: int) -> list[tuple[int, Step]]:
         return [(row, self._ready.pop(row).step) for row in sorted(self._choose(now_ns))]
 
     def _choose(self, now_ns: int) -> list[int]:
@@ -86,11 +86,11 @@ class DirectReadyQueue(Generic[Step]):
 class OldestReadyQueue(Generic[Step]):
     """Oldest strategy: the dynamic batcher over the first waiting step of each sequence, in the order of readiness."""
 
-    def __init__(self, max_rows: int, strategy: OldestStrategy, name: str) -> None:
-        preferred = strategy.preferred_batch_sizes or (max_rows,)
-        batching = DynamicBatching(preferred, strategy.max_queue_delay_us) if max_rows > 1 else None
-        self._queue: BatchQueue[Step] = BatchQueue(max_rows, batching, name)
-        self._max_rows = max_rows
+    def __init__(self, max_items: int, strategy: OldestStrategy, name: str) -> None:
+        preferred = strategy.preferred_batch_sizes or (max_items,)
+        batching = DynamicBatching(preferred, strategy.max_queue_delay_us) if max_items > 1 else None
+        self._queue: BatchQueue[Step] = BatchQueue(max_items, batching, name)
+        self._max_items = max_items
         self._entries: dict[Step, QueueEntry[Step]] = {}
 
     @property
@@ -104,12 +104,12 @@ class OldestReadyQueue(Generic[Step]):
     def remove(self, step: Step) -> None:
         self._queue.drop(self._entries.pop(step))
 
-    def is_due(self, now_ns: int, row_limit: int) -> bool:
-        self._queue.row_limit = min(self._max_rows, row_limit)
+    def is_due(self, now_ns: int, item_limit: int) -> bool:
+        self._queue.item_limit = min(self._max_items, item_limit)
         return self._queue.is_due(now_ns)
 
-    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
-        self._queue.row_limit = min(self._max_rows, row_limit)
+    def take(self, now_ns: int, item_limit: int) -> list[tuple[int, Step]]:
+        self._queue.item_limit = min(self._max_items, item_limit)
         steps = self._queue.take(now_ns)
         for step in steps:
             del self._entries[step]

@@ -66,7 +66,7 @@ class QueueMachine(RuleBasedStateMachine):
         numbers = self.queue.take(self.now_ns)
         assert bool(numbers) is is_due
         batch = [self.leave(number) for number in numbers]
-        assert len(batch) == 1 or sum(entry.rows for entry in batch) <= self.queue.row_limit
+        assert len(batch) == 1 or sum(entry.item_count for entry in batch) <= self.queue.item_limit
         assert len({entry.key for entry in batch}) <= 1
         if batch:
             self.check_order(numbers, before)
@@ -75,7 +75,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert wakeup is not None
             assert self.now_ns < wakeup <= min(entry.arrived_ns for entry in before.values()) + 20_000
             assert wakeup <= min(self.ends_ns(entry) for entry in before.values())
-            assert sum(entry.rows for entry in before.values()) < self.queue.row_limit or (
+            assert sum(entry.item_count for entry in before.values()) < self.queue.item_limit or (
                 len({entry.key for entry in before.values()}) > 1
             )
 
@@ -88,7 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(1, MAX_ROWS))
     def limit_rows(self, rows: int) -> None:
-        self.queue.row_limit = rows
+        self.queue.item_limit = rows
 
     @rule()
     def look(self) -> None:

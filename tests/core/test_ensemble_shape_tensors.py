@@ -92,11 +92,11 @@ def test_what_a_step_is_given_is_what_its_model_takes_from_a_client(rows: int) -
             "S": Tensor("S", DType.INT64, np.array([4, 6])),
         },
     )
-    assert RequestCheck(spec).rows(given) == rows
+    assert RequestCheck(spec).count_items(given) == rows
     tensors = {**given.inputs, "made": Tensor("N", DType.INT64, np.array([[4, 6]] * rows))}
     for step in graph.steps:
         asked = Request(step.model, {feed.input: step_input_tensor(tensors[feed.tensor], feed) for feed in step.inputs})
-        assert RequestCheck(RESIZE).rows(asked) == rows
+        assert RequestCheck(RESIZE).count_items(asked) == rows
         assert asked.inputs["S"].array.tolist() == [4, 6]
 
 

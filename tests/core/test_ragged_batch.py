@@ -202,6 +202,6 @@ def test_sizes_that_int32_does_not_hold_are_refused_before_they_cost_a_batch(sha
     spec = ModelSpec("m", "stub", "", 8, (ragged,), (OutputSpec("Y", DType.INT8, (-1,)),), GROUPS, batch_inputs=(told,))
     request = Request("m", {"X": Tensor("X", DType.INT8, np.zeros(shape, np.int8))})
     with pytest.raises(InvalidRequest, match=rf"input 'X' for model 'm' has the shape \[1, .* at most {2**31 - 1}"):
-        RequestCheck(spec).rows(request)
+        RequestCheck(spec).count_items(request)
     request.inputs = {"X": Tensor("X", DType.INT8, np.zeros((1, 2**31 - 1, 0), np.int8))}
-    assert RequestCheck(spec).rows(request) == 1
+    assert RequestCheck(spec).count_items(request) == 1

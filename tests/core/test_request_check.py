@@ -88,38 +88,38 @@ WRONG = [
 @pytest.mark.parametrize(("inputs", "given", "words"), WRONG)
 def test_a_wrong_request_is_refused_in_tritons_words(inputs: tuple[InputSpec, ...], given: Request, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        RequestCheck(spec_of(*inputs)).rows(given)
+        RequestCheck(spec_of(*inputs)).count_items(given)
     assert caught.value.message.startswith("[request id: r7] ")
     assert words in caught.value.message
 
 
 def test_a_request_without_an_id_gets_no_id_text() -> None:
     with pytest.raises(InvalidRequest, match=r"^\[request id: <id_unknown>\] unexpected inference input"):
-        RequestCheck(spec_of(IMAGE)).rows(request(SIZE_1, id=""))
+        RequestCheck(spec_of(IMAGE)).count_items(request(SIZE_1, id=""))
 
 
 def test_a_model_that_does_not_batch_expects_its_dims_alone_and_no_note() -> None:
     check = RequestCheck(spec_of(IMAGE, max_batch_size=0))
-    assert check.rows(request(tensor("IMAGE", DType.FP32, 16))) == 1
+    assert check.count_items(request(tensor("IMAGE", DType.FP32, 16))) == 1
     with pytest.raises(InvalidRequest) as caught:
-        check.rows(request(IMAGE_1))
+        check.count_items(request(IMAGE_1))
     assert caught.value.message.endswith("Expected [16], got [1,16].")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_the_rows_of_a_request_are_its_batch_size(rows: int) -> None:
     given = request(tensor("IMAGE", DType.FP32, rows, 16), tensor("SIZE", DType.INT32, rows, 5, 2))
-    assert RequestCheck(spec_of(IMAGE, SIZE)).rows(given) == rows
+    assert RequestCheck(spec_of(IMAGE, SIZE)).count_items(given) == rows
 
 
 def test_an_optional_input_may_be_left_out_and_given() -> None:
     check = RequestCheck(spec_of(IMAGE, HINT))
-    assert check.rows(request(IMAGE_1)) == 1
-    assert check.rows(request(IMAGE_1, HINT_1)) == 1
+    assert check.count_items(request(IMAGE_1)) == 1
+    assert check.count_items(request(IMAGE_1, HINT_1)) == 1
 
 
 def test_a_model_without_inputs_takes_a_request_of_one_row() -> None:
-    assert RequestCheck(spec_of()).rows(request()) == 1
+    assert RequestCheck(spec_of()).count_items(request()) == 1
 
 
 def test_requests_merge_when_shapes_and_presence_of_inputs_are_the_same() -> None:

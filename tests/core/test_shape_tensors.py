@@ -42,14 +42,14 @@ def request(count: int, sizes: np.ndarray, first: float = 0, outputs: tuple[str,
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_values_come_without_a_batch_dimension_and_take_no_part_in_the_batch_size(rows: int) -> None:
-    assert RequestCheck(spec_of()).rows(request(rows, values(4, 6))) == rows
+    assert RequestCheck(spec_of()).count_items(request(rows, values(4, 6))) == rows
 
 
 def test_the_order_of_inputs_does_not_change_the_batch_size() -> None:
     asked = request(5, values(4, 6))
     asked = Request("m", dict(reversed(asked.inputs.items())))
     assert list(asked.inputs) == ["S", "X"]
-    assert RequestCheck(spec_of(inputs=(S, X))).rows(asked) == 5
+    assert RequestCheck(spec_of(inputs=(S, X))).count_items(asked) == 5
     assert BatchPlan(spec_of()).gather([asked])["S"].tolist() == [5, 4, 6]
 
 
@@ -66,7 +66,7 @@ def test_the_order_of_inputs_does_not_change_the_batch_size() -> None:
 )
 def test_another_shape_is_refused_with_what_was_expected_and_why(sizes: np.ndarray, shown: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        RequestCheck(spec_of()).rows(request(2, sizes))
+        RequestCheck(spec_of()).count_items(request(2, sizes))
     assert caught.value.message == (
         "[request id: <id_unknown>] unexpected shape for input 'S' for model 'm'. Expected [2], got "
         f"[{shown}]. NOTE: it is a shape tensor: it is sent without a batch dimension and without the batch size, "
@@ -76,17 +76,17 @@ def test_another_shape_is_refused_with_what_was_expected_and_why(sizes: np.ndarr
 
 def test_the_other_inputs_are_still_refused_for_their_own_batch_size() -> None:
     with pytest.raises(InvalidRequest, match=r"Expected \[-1,-1\], got \[3\].*the first dimension of every input"):
-        RequestCheck(spec_of()).rows(
+        RequestCheck(spec_of()).count_items(
             Request("m", {"X": Tensor("X", DType.FP32, np.zeros(3, "f4")), "S": Tensor("S", DType.INT64, values(1, 2))})
         )
     with pytest.raises(InvalidRequest, match="batch-size must be <= 8 for 'm', got 9"):
-        RequestCheck(spec_of()).rows(request(9, values(4, 6)))
+        RequestCheck(spec_of()).count_items(request(9, values(4, 6)))
 
 
 def test_a_request_of_shape_tensors_alone_is_one_row() -> None:
     only = spec_of(inputs=(S,))
     asked = Request("m", {"S": Tensor("S", DType.INT64, values(4, 6))})
-    assert RequestCheck(only).rows(asked) == 1
+    assert RequestCheck(only).count_items(asked) == 1
     assert BatchPlan(only).gather([asked])["S"].tolist() == [1, 4, 6]
     assert BatchPlan(only).gather([asked, asked, asked])["S"].tolist() == [3, 4, 6]
 
@@ -95,7 +95,7 @@ def test_a_model_that_does_not_batch_is_given_its_values_as_they_are() -> None:
     spec = spec_of(inputs=(S,), outputs=(N,), limit=0)
     sizes = values(4, 6)
     asked = Request("m", {"S": Tensor("S", DType.INT64, sizes)})
-    assert RequestCheck(spec).rows(asked) == 1
+    assert RequestCheck(spec).count_items(asked) == 1
     plan = BatchPlan(spec)
     assert plan.gather_one(asked)["S"] is sizes
     assert plan.scatter_one({"N": sizes}, asked, 1)[0].array is sizes
@@ -125,7 +125,7 @@ def test_values_in_a_gpus_memory_share_a_batch_with_nobody() -> None:
     check = RequestCheck(spec_of())
     there = DeviceTensor("S", DType.INT64, DeviceArray(np.dtype("i8"), (2,), (values(4, 6),)))
     asked = Request("m", {**request(2, values(4, 6)).inputs, "S": there})
-    assert check.rows(asked) == 2
+    assert check.count_items(asked) == 2
     assert check.merge_key(asked) != check.merge_key(asked)
     plan = BatchPlan(spec_of())
     assert plan.gather([asked])["S"].tolist() == [2, 4, 6]
@@ -140,7 +140,7 @@ def test_the_batcher_joins_requests_of_equal_values_and_no_others() -> None:
     waiting = [(1, (4, 6)), (2, (4, 6)), (1, (4, 4)), (1, (4, 6)), (3, (4, 6)), (5, (4, 6))]
     for count, sizes in waiting:
         asked = request(count, values(*sizes))
-        queue.offer(QueueEntry(check.rows(asked), check.merge_key(asked), 0), asked)
+        queue.offer(QueueEntry(check.count_items(asked), check.merge_key(asked), 0), asked)
     batches = []
     while queue.size:
         batches.append([(len(item.inputs["X"].array), tuple(item.inputs["S"].array)) for item in queue.take(10**12)])

@@ -264,7 +264,7 @@ class EnsembleRequest:
         if not ticket.claim():
             return
         context.counters.record_composed(
-            ticket.arrived_ns, ticket.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
+            ticket.arrived_ns, ticket.item_count, time.monotonic_ns(), self._queue_ns, self._infer_ns
         )
         response = self._response(self._answer or {}, is_final=True)
         response.is_empty = context.spec.is_decoupled
@@ -289,7 +289,7 @@ class EnsembleRequest:
             is_final=is_final,
             spec=context.spec,
             started_ns=self._started_ns,
-            batch_size=self.ticket.rows,
+            batch_size=self.ticket.item_count,
         )
 
     def _record_times(self, call: _StepCall, response: Response) -> None:

@@ -149,7 +149,7 @@ class EnsembleVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRequest:
         """Check a request and begin. Raises InvalidRequest, DeadlineExceeded, or Draining if the version is being
         retired; the caller still owns the request then. An error of a member is sent as the answer."""
-        rows = self._check.check_header(request).rows
+        item_count = self._check.check_header(request).item_count
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
             error = DeadlineExceeded(
@@ -164,7 +164,7 @@ class EnsembleVersion:
         call = None
         if self._lookup is not None and self._lookup.may_answer(request):
             sink = call = self._lookup.call(request, sink)
-        ticket = Ticket(request, self.version, rows, None, now_ns, sink, _no_cancel)
+        ticket = Ticket(request, self.version, item_count, None, now_ns, sink, _no_cancel)
         ensemble_request = EnsembleRequest(self._context, ticket, plan, run)
         found, is_looked_up_later = None, False
         if self._lookup is not None and call is not None:

@@ -48,9 +48,9 @@ class VersionCounters:
         """Whether answers may come from the response cache."""
         self._observer: Callable[[int | None], None] | None = None
         self.run_ns = 0.0
-        """Average run time of a batch in nanoseconds, and `row_ns` of one of its rows; newer runs have more weight. 0:
-        nothing ran yet."""
-        self.row_ns = 0.0
+        """Average run time of a batch in nanoseconds, and `item_ns` of one of its items; newer runs have more weight.
+        0: nothing ran yet."""
+        self.item_ns = 0.0
         self.last_used_ns = time.monotonic_ns()
         """Time of the last answer, else of the creation of the version (time.monotonic_ns)."""
 
@@ -66,7 +66,7 @@ class VersionCounters:
     def record_batch(
         self,
         arrivals_ns: Sequence[int],
-        rows: int,
+        item_count: int,
         batch_size: int,
         start_ns: int,
         input_end_ns: int,
@@ -75,9 +75,9 @@ class VersionCounters:
         *,
         executions: int = 1,
     ) -> None:
-        """Count an execution of `batch_size` rows that answered requests which arrived at `arrivals_ns`.
+        """Count an execution of `batch_size` items that answered requests which arrived at `arrivals_ns`.
 
-        `rows` is the number of rows of these requests. It is less than `batch_size` if others of the batch were
+        `item_count` is the number of items of these requests. It is less than `batch_size` if others of the batch were
         cancelled, or are answered later. `executions` is 0 if the execution was counted before. Times are of
         time.monotonic_ns.
         """
@@ -85,7 +85,7 @@ class VersionCounters:
         input_ns, infer_ns, output_ns = input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns
         with self._lock:
             self.last_used_ns, self._inference_ns = end_ns, time.time_ns()
-            self._inference_count += rows
+            self._inference_count += item_count
             self._success_count += count
             self._success_ns += count * end_ns - arrived
             self._queue_ns += count * start_ns - arrived
@@ -94,12 +94,12 @@ class VersionCounters:
             self._output_ns += count * output_ns
             if executions:
                 run_ns = end_ns - start_ns
-                row_ns = run_ns / batch_size
-                mean_ns, mean_row_ns = self.run_ns or run_ns, self.row_ns or row_ns
+                item_ns = run_ns / batch_size
+                mean_ns, mean_item_ns = self.run_ns or run_ns, self.item_ns or item_ns
                 # Written out, because it runs for every request.
                 self.run_ns = mean_ns + (_SLOWER_PART if run_ns > mean_ns else _FASTER_PART) * (run_ns - mean_ns)
-                self.row_ns = mean_row_ns + (_SLOWER_PART if row_ns > mean_row_ns else _FASTER_PART) * (
-                    row_ns - mean_row_ns
+                self.item_ns = mean_item_ns + (_SLOWER_PART if item_ns > mean_item_ns else _FASTER_PART) * (
+                    item_ns - mean_item_ns
                 )
                 batch = self._batches.get(batch_size)
                 if batch is None:
@@ -112,16 +112,16 @@ class VersionCounters:
             for arrived_ns in arrivals_ns:
                 observer(end_ns - arrived_ns)
 
-    def record_composed(self, arrived_ns: int, rows: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
+    def record_composed(self, arrived_ns: int, item_count: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
         """Count a request that other models answered: `queue_ns` and `infer_ns` are sums over its steps."""
         with self._lock:
             self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
-            self._inference_count += rows
+            self._inference_count += item_count
             self._success_count += 1
             self._success_ns += now_ns - arrived_ns
             self._queue_ns += queue_ns
             self._infer_ns += infer_ns
-            batch = self._batches.setdefault(rows, [0, 0, 0, 0])
+            batch = self._batches.setdefault(item_count, [0, 0, 0, 0])
             batch[0] += 1
             batch[2] += infer_ns
         if (observer := self._observer) is not None:

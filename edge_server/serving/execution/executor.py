@@ -59,10 +59,10 @@ class BatchExecutor:
             self._execute_requests(session, batch)
             return ()
         if len(batch) != 1 or session.takes_device_memory:
-            return self._run_rows(session, batch)
-        # Same as `_run_rows`, written out for a batch of one request, the usual case on a small machine.
+            return self._run_batch(session, batch)
+        # Same as `_run_batch`, written out for a batch of one request, the usual case on a small machine.
         ticket = batch[0]
-        request, rows, plan = ticket.request, ticket.rows, self._plan
+        request, item_count, plan = ticket.request, ticket.item_count, self._plan
         inline = self.inline
         began_ns = 0
         if inline is not None:
@@ -76,7 +76,7 @@ class BatchExecutor:
             input_end_ns = time.monotonic_ns()
             results = session.run(inputs, ticket.outputs)
             infer_end_ns = time.monotonic_ns()
-            outputs = plan.scatter_one(results, request, rows, ticket.outputs)
+            outputs = plan.scatter_one(results, request, item_count, ticket.outputs)
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
@@ -88,19 +88,21 @@ class BatchExecutor:
         if ticket.charged_s:
             ticket.took_s = (end_ns - start_ns) / 1e9
         is_claimed = ticket.claim()
-        arrivals_ns, answered_rows = ((ticket.arrived_ns,), rows) if is_claimed else ((), 0)
-        self._counters.record_batch(arrivals_ns, answered_rows, rows, start_ns, input_end_ns, infer_end_ns, end_ns)
+        arrivals_ns, answered_items = ((ticket.arrived_ns,), item_count) if is_claimed else ((), 0)
+        self._counters.record_batch(
+            arrivals_ns, answered_items, item_count, start_ns, input_end_ns, infer_end_ns, end_ns
+        )
         if is_claimed:
             self._scheduler.send_final(
                 ticket,
                 Response(
                     request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True, plan.spec, start_ns,
-                    rows,
+                    item_count,
                 ),
             )  # fmt: skip
         return batch
 
-    def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
+    def _run_batch(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
         inline = self.inline
         began_ns = 0 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
@@ -113,17 +115,17 @@ class BatchExecutor:
             inline.end(end_ns - start_ns, began_ns)
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
-        rows = batch_size = 0
+        item_count = batch_size = 0
         for ticket, outputs in zip(batch, answers, strict=True):
-            batch_size += ticket.rows
+            batch_size += ticket.item_count
             if (trace := ticket.request.trace) is not None:
                 trace.record_computation(start_ns, input_end_ns, infer_end_ns, end_ns)
                 trace.record_outputs(outputs)
             if ticket.claim():
-                rows += ticket.rows
+                item_count += ticket.item_count
                 arrivals_ns.append(ticket.arrived_ns)
                 claimed.append((ticket, outputs))
-        self._counters.record_batch(arrivals_ns, rows, batch_size, start_ns, input_end_ns, infer_end_ns, end_ns)
+        self._counters.record_batch(arrivals_ns, item_count, batch_size, start_ns, input_end_ns, infer_end_ns, end_ns)
         _split_run_time(batch, end_ns - start_ns)
         spec = self._plan.spec
         for ticket, outputs in claimed:
@@ -144,7 +146,7 @@ class BatchExecutor:
         """Return each request's outputs, and the times at which the inputs and the results were ready."""
         plan = self._plan
         requests = [ticket.request for ticket in batch]
-        rows = [ticket.rows for ticket in batch]
+        item_counts = [ticket.item_count for ticket in batch]
         if session.takes_device_memory and plan.uses_device(requests):
             # Tensors in GPU memory stay there.
             found = plan.gather_on_device(requests)
@@ -153,13 +155,13 @@ class BatchExecutor:
             infer_end_ns = time.monotonic_ns()
             # Scattering uses only types and shapes of arrays, which both kinds have. A DeviceArray belongs to one
             # request.
-            answers = plan.scatter(results, requests, rows)  # type: ignore[arg-type]
+            answers = plan.scatter(results, requests, item_counts)  # type: ignore[arg-type]
             return [with_device_tensors(tensors) for tensors in answers], input_end_ns, infer_end_ns
         inputs = plan.gather(requests)
         input_end_ns = time.monotonic_ns()
         outputs = session.run(inputs, plan.output_names(requests))
         infer_end_ns = time.monotonic_ns()
-        return plan.scatter(outputs, requests, rows), input_end_ns, infer_end_ns
+        return plan.scatter(outputs, requests, item_counts), input_end_ns, infer_end_ns
 
     def _fail_batch(self, batch: list[Ticket], error: BaseException, start_ns: int) -> Sequence[Ticket]:
         small = self._as_small_error(error)
@@ -193,7 +195,7 @@ class BatchExecutor:
         return BackendError(f"model '{name}' failed: {type(error).__name__}: {error}")
 
     def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
-        group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
+        group = _Group(sum(ticket.item_count for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._scheduler) for ticket in batch]
         inline = self.inline
         began_ns = 0 if inline is None else inline.begin()
@@ -220,18 +222,18 @@ def _split_run_time(batch: Sequence[Ticket], run_ns: int) -> None:
             break
     else:
         return
-    item_s = run_ns / 1e9 / sum(ticket.rows for ticket in batch)
+    item_s = run_ns / 1e9 / sum(ticket.item_count for ticket in batch)
     for ticket in batch:
-        ticket.took_s = item_s * ticket.rows
+        ticket.took_s = item_s * ticket.item_count
 
 
 class _Group:
     """State shared by the executions of one batch: when it began, and which request counts the execution."""
 
-    __slots__ = ("_uncounted", "is_decoupled", "rows", "start_ns")
+    __slots__ = ("_uncounted", "is_decoupled", "item_count", "start_ns")
 
-    def __init__(self, rows: int, start_ns: int, is_decoupled: bool) -> None:
-        self.rows = rows
+    def __init__(self, item_count: int, start_ns: int, is_decoupled: bool) -> None:
+        self.item_count = item_count
         self.start_ns = start_ns
         self.is_decoupled = is_decoupled
         self._uncounted = threading.Lock()
@@ -331,7 +333,7 @@ class LiveExecution:
         ticket = self._ticket
         self._charge_time()
         if ticket.claim():
-            self._count_run((ticket.arrived_ns,), ticket.rows)
+            self._count_run((ticket.arrived_ns,), ticket.item_count)
             self._count_response(is_empty=response.is_empty)
             self._scheduler.send_final(ticket, response)
         self._scheduler.release([ticket])
@@ -344,20 +346,27 @@ class LiveExecution:
         if self._ticket.charged_s:
             since_ns = time.monotonic_ns() - self._group.start_ns
             # For an iterative model, `took_s` already has the time of earlier runs.
-            self._ticket.took_s += since_ns / 1e9 * self._ticket.rows / self._group.rows
+            self._ticket.took_s += since_ns / 1e9 * self._ticket.item_count / self._group.item_count
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
         request, group = self.request, self._group
         return Response(
             request.model, self._ticket.version, request.id, outputs, NO_PARAMETERS, None, is_final, self._plan.spec,
-            group.start_ns, group.rows,
+            group.start_ns, group.item_count,
         )  # fmt: skip
 
-    def _count_run(self, arrivals_ns: Sequence[int], rows: int) -> None:
+    def _count_run(self, arrivals_ns: Sequence[int], item_count: int) -> None:
         group = self._group
         now_ns = time.monotonic_ns()
         self._counters.record_batch(
-            arrivals_ns, rows, group.rows, group.start_ns, group.start_ns, now_ns, now_ns, executions=group.executions()
+            arrivals_ns,
+            item_count,
+            group.item_count,
+            group.start_ns,
+            group.start_ns,
+            now_ns,
+            now_ns,
+            executions=group.executions(),
         )
 
     def _count_response(self, *, is_empty: bool, has_failed: bool = False) -> None:

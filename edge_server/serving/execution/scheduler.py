@@ -31,7 +31,7 @@ Run: TypeAlias = tuple[Instance, list[Ticket]]
 class RequestQueue(Protocol):
     """Queue of waiting tickets, as every scheduler uses it; see BatchQueue."""
 
-    row_limit: int
+    item_limit: int
 
     @property
     def size(self) -> int: ...
@@ -80,7 +80,7 @@ class Scheduler:
         self._timer = timer
         self._admission_control = admission_control
         self._limiter = None if limiter is None else RateLimiterClient(limiter, spec.name, self._retry)
-        self._max_rows = max(1, spec.max_batch_size)
+        self._max_items = max(1, spec.max_batch_size)
         self._is_held = False
         """Whether admission control held something back at the last check."""
         self._is_abandoned = False
@@ -317,7 +317,7 @@ class Scheduler:
         """Set the largest batch that admission control allows. Return how many more instances may run now."""
         self._is_held = not self._admission_control.is_open
         fraction = self._admission_control.allowed_fraction if self._is_held else 1.0
-        self._queue.row_limit = max(1, math.ceil(fraction * self._max_rows))
+        self._queue.item_limit = max(1, math.ceil(fraction * self._max_items))
         max_running = max(1, math.ceil(fraction * self._instance_count))
         return max(0, max_running - (self._instance_count - len(self._free)))
 

@@ -36,7 +36,7 @@ class Ticket(QueueEntry["Ticket"]):
         self,
         request: Request,
         version: int,
-        rows: int,
+        item_count: int,
         key: Hashable,
         arrived_ns: int,
         sink: ResponseSink,
@@ -47,7 +47,7 @@ class Ticket(QueueEntry["Ticket"]):
         """`outputs` are those to compute, in the model's order. `lock` guards the claim. All tickets of a model with
         one response for each request may share one. None: a lock of its own, held while a response that is not final is
         delivered."""
-        self.rows = rows
+        self.item_count = item_count
         self.key = key
         self.arrived_ns = arrived_ns
         self.priority = request.priority

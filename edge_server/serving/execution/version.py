@@ -201,7 +201,7 @@ class ModelVersion:
         ticket = Ticket(
             request,
             self.version,
-            header.rows,
+            header.item_count,
             header.key,
             time.monotonic_ns(),
             sink,
@@ -223,7 +223,7 @@ class ModelVersion:
                 self._set_latest_start(ticket, request.deadline_ns)
             if not self._admission_control.is_open:
                 ticket.charged_s = self._admission_control.admit(
-                    self.spec, request, ticket.rows * self._counters.row_ns / 1e9
+                    self.spec, request, ticket.item_count * self._counters.item_ns / 1e9
                 )
             if request.trace is not None:
                 request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())

@@ -56,7 +56,7 @@ class SequenceExecutor(BatchExecutor):
     def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> Sequence[Ticket]:
         if session.takes_requests:
             self._execute_requests(session, batch)
-        elif finished := self._run_rows(session, batch):
+        elif finished := self._run_batch(session, batch):
             # Counted here, because their sequences continue then.
             self._scheduler.release(finished)
         return ()
@@ -79,7 +79,7 @@ class SequenceExecutor(BatchExecutor):
         declared_outputs = {name: array for name, array in outputs.items() if name not in states.undeclared}
         if len(batch) < row_count:
             declared_outputs = self._select_rows(declared_outputs, entries, row_count)
-        outputs_by_request = plan.scatter(declared_outputs, requests, [ticket.rows for ticket in batch])
+        outputs_by_request = plan.scatter(declared_outputs, requests, [ticket.item_count for ticket in batch])
         states.store(outputs, entries)
         return outputs_by_request, input_end_ns, infer_end_ns
 

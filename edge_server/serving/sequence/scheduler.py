@@ -139,14 +139,14 @@ class SequenceScheduler(Scheduler):
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
             )
-        if ticket.rows > 1:
+        if ticket.item_count > 1:
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify batch-size 1 due to requirements of sequence "
-                f"batcher, got {ticket.rows}"
+                f"batcher, got {ticket.item_count}"
             )
         self._controls.check_id(step.id)
         return SequenceEntry(
-            rows=1,
+            item_count=1,
             key=ticket.key,
             arrived_ns=ticket.arrived_ns,
             start_by_ns=ticket.start_by_ns,

@@ -127,7 +127,7 @@ def test_one_slow_run_says_less_than_one_fast_run() -> None:
 def test_the_time_of_a_row_is_its_part_of_the_batch() -> None:
     counters = VersionCounters("m", 1)
     counters.record_batch([0], 4, 4, 0, 0, 0, 40 * MS)
-    assert (counters.run_ns, counters.row_ns) == (40 * MS, 10 * MS)
+    assert (counters.run_ns, counters.item_ns) == (40 * MS, 10 * MS)
 
 
 def test_heat_is_a_rejection_but_no_fault_of_the_version() -> None:
