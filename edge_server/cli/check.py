@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from edge_server.cli.console import busy_line, render
+from edge_server.cli.console import busy_line, clean, render
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
 from edge_server.config.setting_sources import process_environment
@@ -111,8 +111,7 @@ def reason_line(name: str, version: str, reason: str) -> str:
     """Return "model version 2: reason". If the reason begins with the model's name, the name is not repeated."""
     title = f"{name} version {version}" if version else name
     text = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
-    # A reason may quote a damaged file; remove control characters for the terminal.
-    return "".join(char if char.isprintable() else " " for char in f"{title}: {text}")
+    return clean(f"{title}: {text}")  # a reason may quote a damaged file
 
 
 def describe_tensor(tensor: TensorMetadata) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.console import busy_line
+from edge_server.cli.console import busy_line, clean
 from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
 from edge_server.plugins.doctor.machine import (
@@ -71,9 +71,9 @@ def _text(findings: Sequence[Finding]) -> str:
         if item.section != section:
             section = item.section
             lines += ["", section] if lines else [section]
-        lines.append(f"{_MARKS[item.level]} {_clean(item.name):{width}}  {_clean(item.text)}".rstrip())
+        lines.append(f"{_MARKS[item.level]} {clean(item.name):{width}}  {clean(item.text)}".rstrip())
         if item.advice and item.level is not FindingLevel.OK:
-            lines.append(f"  {'':{width}}  -> {_clean(item.advice)}")
+            lines.append(f"  {'':{width}}  -> {clean(item.advice)}")
     problems = sum(item.level is FindingLevel.PROBLEM for item in findings)
     warnings = sum(item.level is FindingLevel.WARNING for item in findings)
     lines += ["", _conclusion(problems, warnings)]
@@ -84,8 +84,3 @@ def _conclusion(problems: int, warnings: int) -> str:
     if problems:
         return f"{problems} problem(s) prevent serving on this machine, {warnings} warning(s)"
     return f"This machine can serve; {warnings} warning(s)" if warnings else "This machine can serve."
-
-
-def _clean(text: str) -> str:
-    """Return text without control characters, because it comes from files of the machine."""
-    return "".join(char if char.isprintable() else " " for char in text)

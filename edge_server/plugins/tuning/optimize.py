@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from edge_server.cli.console import Progress, render
+from edge_server.cli.console import Progress, clean, render
 from edge_server.cli.options import add_alias
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
@@ -125,9 +125,9 @@ def _print_report(
         names = ", ".join(samples["open"])
         print(f"variable dimensions were set to 1 in: {names}; --input or --profiles gives others")
     for line in report.failure_lines(outcome.trials):
-        print(f"failed: {_clean(line)}")
+        print(f"failed: {clean(line)}")
     for line in plan.left_out:
-        print(f"not tried: {_clean(line)}")
+        print(f"not tried: {clean(line)}")
 
 
 def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, rule: SelectionRule) -> list[str]:
@@ -142,10 +142,6 @@ def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, rule: SelectionR
         f"{times[len(times) // 2]:.3g} ms a row{figures} (at most {rule.tolerance:g}).",
         "It replaces config.pbtxt as a whole: changes there have to be made here as well.",
     ]
-
-
-def _clean(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _repository_and_name(options: argparse.Namespace) -> tuple[Path | None, str]:
