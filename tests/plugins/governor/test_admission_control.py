@@ -132,6 +132,18 @@ def test_in_state_critical_only_control_is_admitted() -> None:
     assert admission.shed() == {(NORMAL, "critical"): 1}
 
 
+def test_refused_frames_are_counted_by_model_without_the_one_of_each_refused_request() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(PolicyDecision(ThermalLevel.CRITICAL, 0.9, only_control=True), 1.0)
+    admission.refuse_frame("eyes", 2)
+    admission.refuse_frame("eyes", 1)
+    with pytest.raises(Throttled):
+        admission.admit(_spec("bulk"), _request(), 0.01)
+    admission.count_refused("ears", 3)
+    admission.count_refused("ears", 3)
+    assert admission.refused_frames() == {"eyes": 1, "ears": 2}
+
+
 @pytest.mark.parametrize("word", ["heat", "power_budget", "sensor_lost", "thermal"])
 def test_refusals_are_counted_by_the_limiting_cause(word: str) -> None:
     admission = GovernorAdmission(clock=Clock())
