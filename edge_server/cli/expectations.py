@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edge_server.cli.check import reason_line
-from edge_server.cli.options import number
+from edge_server.cli.options import float_range
 from edge_server.core.status_reports import IndexEntry, find_failed
 
 POLL_S = 1.0
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--wait",
-        type=number(0.0, 86_400),
+        type=float_range(0.0, 86_400),
         default=0.0,
         metavar="SECONDS",
         help="ask again until nothing is wrong, for at most SECONDS",

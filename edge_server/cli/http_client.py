@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from http.client import HTTPMessage
 from typing import IO, Any, NoReturn, cast
 
-from edge_server.cli.options import header, number
+from edge_server.cli.options import float_range, parse_header
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -52,13 +52,13 @@ def add_request_options(parser: argparse.ArgumentParser, timeout_s: float) -> No
         "--header",
         action="append",
         default=[],
-        type=header,
+        type=parse_header,
         metavar="KEY=VALUE",
         help="header to send, such as the key of a restricted API. Repeatable.",
     )
     parser.add_argument(
         "--timeout",
-        type=number(0.001, 1e6),
+        type=float_range(0.001, 1e6),
         default=timeout_s,
         metavar="SECONDS",
         help=f"time limit for each answer; default: {timeout_s:g}",

@@ -32,7 +32,7 @@ def add_tls_options(group: argparse._ArgumentGroup) -> None:
         "--header",
         action="append",
         default=[],
-        type=header,
+        type=parse_header,
         metavar="KEY=VALUE",
         help="header or metadata to send, such as the key of a restricted API. Repeatable.",
     )
@@ -44,7 +44,7 @@ def add_tls_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
 
 
-def tls_of(options: argparse.Namespace) -> Tls | None:
+def read_tls(options: argparse.Namespace) -> Tls | None:
     """Return the TLS settings from the options of `add_tls_options`; None means no TLS.
 
     Raises InvalidRequest if a file cannot be read.
@@ -62,49 +62,49 @@ def tls_of(options: argparse.Namespace) -> Tls | None:
     return tls
 
 
-def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` to `most`."""
+def int_range(minimum: int, maximum: int = 10**9) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got '{text}'")
+        if not (text.isascii() and text.isdigit() and len(text) < 12 and minimum <= int(text) <= maximum):
+            raise argparse.ArgumentTypeError(f"expected a whole number from {minimum} to {maximum}, got '{text}'")
         return int(text)
 
     return parse
 
 
-def number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """Return a parser of finite numbers from `least` to `most`."""
+def float_range(minimum: float, maximum: float = math.inf) -> Callable[[str], float]:
+    """Return a parser of finite numbers from `minimum` to `maximum`."""
 
     def parse(text: str) -> float:
         try:
             found = float(text)
         except ValueError:
             found = math.nan
-        if not (math.isfinite(found) and least <= found <= most):
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
+        if not (math.isfinite(found) and minimum <= found <= maximum):
+            raise argparse.ArgumentTypeError(f"expected a number from {minimum:g} to {maximum:g}, got '{text}'")
         return found
 
     return parse
 
 
-def size(text: str) -> tuple[int, int]:
-    words = text.lower().split("x")
-    if len(words) != 2 or not all(
-        word.isascii() and word.isdigit() and len(word) < 6 and 1 <= int(word) <= 16384 for word in words
+def parse_size(text: str) -> tuple[int, int]:
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(
+        part.isascii() and part.isdigit() and len(part) < 6 and 1 <= int(part) <= 16384 for part in parts
     ):
         raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
-    return int(words[0]), int(words[1])
+    return int(parts[0]), int(parts[1])
 
 
-def host_and_port(text: str) -> tuple[str, int]:
+def parse_host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
         raise argparse.ArgumentTypeError(f"expected HOST:PORT such as 127.0.0.1:8765, got '{text}'")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def header(text: str) -> tuple[str, str]:
+def parse_header(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not key or not separator or "\n" in text or "\r" in text:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")

@@ -13,7 +13,7 @@ from typing import Any, cast
 from edge_server.cli import expectations, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.console import LiveView, clean, render
-from edge_server.cli.options import number
+from edge_server.cli.options import float_range
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=number(0.1, 86_400),
+        type=float_range(0.1, 86_400),
         const=DEFAULT_WATCH_S,
         metavar="SECONDS",
         help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",

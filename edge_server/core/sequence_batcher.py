@@ -320,7 +320,7 @@ class SequenceQueue(Generic[Item]):
         The caller gives each entry back with `finish`. Call `expire` first.
         """
         chosen = self._ready_queues[instance].take(now_ns, self.item_limit)
-        # As in Triton, the batch has no rows above the highest row that runs: nobody would use them.
+        # As in Triton, the batch has no rows above the highest row that runs, because no sequence would use them.
         height = max((row for row, _ in chosen), default=-1) + 1
         turn: SequenceTurn[Item] = SequenceTurn([], [], height if self._is_direct else len(chosen))
         for row, entry in chosen:

@@ -129,7 +129,7 @@ class Server:
         if self._process_id:
             self._check_process()
         self._check_not_stopped()
-        # Before the lock: a child that is forked meanwhile must not wait for a lock that nobody there releases.
+        # Before the lock: a child that is forked meanwhile must not wait for a lock that no thread there releases.
         self._process_id = os.getpid()
         with self._lock:
             if self._thread is None:

@@ -1,7 +1,7 @@
 """Detection of incomplete copies: a pure function that decides, scan by scan, which files of a model are complete.
 
 A model has parts: each version directory, and all files outside them (configuration, labels). A part has **settled**
-when nobody writes it any more:
+when no process writes it any more:
 
 - Its names, sizes, times and inodes stayed the same for `RepositoryRoot.settle_s`, in two scans that are so far apart.
   On a local disk one scan can be enough, because no tool can set the change times (ctime) of files and folders. If the

@@ -234,8 +234,8 @@ def test_a_table_is_aligned_by_terminal_cells_and_shows_no_control_characters() 
 @pytest.mark.parametrize("text", ["016384999x480", "0000019999x480", "640x0", "640x16385"])
 def test_a_size_beyond_the_limit_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.size(text)
-    assert options.size("16384X1") == (16384, 1)
+        options.parse_size(text)
+    assert options.parse_size("16384X1") == (16384, 1)
 
 
 def test_missing_fields_of_an_event_are_not_printed() -> None:

@@ -3,9 +3,10 @@
 Command line: `python -m edge_server.backends.isolation.process_main SOCKET OWN OTHER LEVEL`, with the file descriptors
 of the connection, of this process's shared memory and of the server's, and the lowest level to log.
 
-It runs the same session as the server would; executions and calls to the server are messages. Three threads: the main
-thread opens, executes and closes the model, one receives, one reports metrics. A session that hands over executes on
-the thread that receives. The process exits when the server tells it to, or when the connection ends.
+It runs the same session as the server would; executions and calls to the server are messages. The main thread opens and
+closes the model, and executes it, unless the session hands over: then the receiving thread executes it. Other threads
+receive messages, report metrics, and send the answers to health checks. The process exits when the server tells it to,
+or when the connection ends.
 """
 
 from __future__ import annotations

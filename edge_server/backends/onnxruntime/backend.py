@@ -99,7 +99,7 @@ class OnnxRuntimeBackend(Backend):
         options = configured_options(job, merged, self._ort)
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
-        # Only the CPU provider supports many threads in one session under every option.
+        # A GPU session may run on one thread only (with the CUDA provider's enable_cuda_graph), so it is not shared.
         owner = "" if providers.is_cpu_only(options.providers) else job.instance_name
         key: Hashable = (fingerprint(path), options, owner)
         session = self._shared.take(key, lambda: self._open_shared(job.file, options))

@@ -90,7 +90,7 @@ class AccessCheck:
             self._admit(headers, category, self.tokens.name_of)
         except Unauthenticated:
             if "Authorization" in headers:
-                self.tokens.count_refused(category)  # somebody may be guessing
+                self.tokens.count_refused(category)  # this may be an attempt to guess a token
             return False
         except Forbidden:
             return False

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from edge_server.cli import http_client
 from edge_server.cli.console import Progress, clean, render
-from edge_server.cli.options import whole
+from edge_server.cli.options import int_range
 from edge_server.config.setting import shown_url
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import AlreadyExists, InvalidRequest
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replace", action="store_true", help="replace the model of this name, if there is one")
     parser.add_argument(
         "--max-bytes",
-        type=whole(1, 99_999_999_999),
+        type=int_range(1, 99_999_999_999),
         default=_DEFAULT_MAX_BYTES,
         metavar="N",
         help="most bytes that an archive may unpack to; never more than nine tenths of the free space; default: 4 GiB",

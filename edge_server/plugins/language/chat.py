@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from edge_server.cli import http_client
-from edge_server.cli.options import number, whole
+from edge_server.cli.options import float_range, int_range
 
 _PROMPT = "> "
 _DIM, _PLAIN = "\033[2m", "\033[0m"
@@ -29,9 +29,9 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
     parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
-    parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer; default: what fits")
-    parser.add_argument("--temperature", type=number(0, 100), metavar="T", help="0: always the most likely token")
-    parser.add_argument("--seed", type=whole(0), metavar="N", help="the same seed gives the same answers")
+    parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
+    parser.add_argument("--temperature", type=float_range(0, 100), metavar="T", help="0: always the most likely token")
+    parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
     http_client.add_options(parser)
     options = parser.parse_args(arguments)
     chat = Chat(options)

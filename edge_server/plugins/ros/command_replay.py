@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.console import LiveView, bar
-from edge_server.cli.options import number
+from edge_server.cli.options import float_range
 from edge_server.plugins.ros.command import add_model_options
 from edge_server.plugins.ros.recording import RecordingWriter, TopicRecording
 from edge_server.plugins.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
@@ -84,7 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, default=5, metavar="N", help="number of classes in a classification")
     parser.add_argument("--namespace", default="/edge_server", help="prefix of the topics of the results")
     parser.add_argument(
-        "--patience", type=number(0), default=30.0, metavar="SECONDS", help="how long to wait for a server; default: 30"
+        "--patience",
+        type=float_range(0),
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for a server; default: 30",
     )
     return parser
 

@@ -421,7 +421,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_space(parser.add_argument_group("search space"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument(
-        "--request-batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
+        "--request-batch-size",
+        type=kinds.int_range(1, 1 << 20),
+        default=1,
+        metavar="N",
+        help="rows a request; default: 1",
     )
     inputs.add_argument(
         "--concurrency",
@@ -433,7 +437,7 @@ def _parser() -> argparse.ArgumentParser:
     perf_options.add_measurement_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
     parser.add_argument(
         "--start-timeout",
-        type=kinds.number(1, 3600),
+        type=kinds.float_range(1, 3600),
         default=120.0,
         metavar="S",
         help="time limit for a server to get ready",
@@ -452,15 +456,15 @@ def _parser() -> argparse.ArgumentParser:
 def _add_goal(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
     group.add_argument(
-        "--latency-limit-ms", type=kinds.number(0.001), metavar="MS", help="p99 latency, measured by the client"
+        "--latency-limit-ms", type=kinds.float_range(0.001), metavar="MS", help="p99 latency, measured by the client"
     )
-    group.add_argument("--memory-limit-mb", type=kinds.number(1), metavar="MB", help="memory of the whole server")
+    group.add_argument("--memory-limit-mb", type=kinds.float_range(1), metavar="MB", help="memory of the whole server")
     group.add_argument(
-        "--power-limit-watts", type=kinds.number(0.1), metavar="W", help="power of the machine, if it has a sensor"
+        "--power-limit-watts", type=kinds.float_range(0.1), metavar="W", help="power of the machine, if it has a sensor"
     )
     group.add_argument(
         "--difference-limit",
-        type=kinds.number(0),
+        type=kinds.float_range(0),
         default=MAX_DIFFERENCE,
         metavar="PART",
         help="largest difference from the outputs of the present configuration, relative to the largest value; "

@@ -67,7 +67,7 @@ def _measure(options: argparse.Namespace) -> int:
         options.url,
         options.metrics_url,
         tuple(options.header),
-        kinds.tls_of(options),
+        kinds.read_tls(options),
         options.timeout,
     )
     session = _open_session(options, target)
@@ -251,21 +251,23 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_alias(parser, "--version", version)
     _add_load(parser.add_argument_group("load"))
     inputs = parser.add_argument_group("requests")
-    inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
+    inputs.add_argument(
+        "-b", "--batch-size", type=kinds.int_range(1, 1 << 20), default=1, metavar="N", help="default: 1"
+    )
     perf_options.add_input_options(inputs)
     inputs.add_argument(
         "--prompt", action="append", metavar="TEXT", help="with --protocol=chat: a question. Repeatable."
     )
     inputs.add_argument(
         "--prompt-words",
-        type=kinds.whole(1, 1_000_000),
+        type=kinds.int_range(1, 1_000_000),
         default=100,
         metavar="N",
         help="with --protocol=chat: length of made-up questions; default: 100",
     )
     inputs.add_argument(
         "--max-tokens",
-        type=kinds.whole(1, 1_000_000),
+        type=kinds.int_range(1, 1_000_000),
         default=64,
         metavar="N",
         help="with --protocol=chat: longest answer; default: 64",
@@ -273,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     inputs.add_argument("--shared-memory", action="store_true", help="send tensors in system shared memory")
     inputs.add_argument(
         "--output-shared-memory-size",
-        type=kinds.whole(1),
+        type=kinds.int_range(1),
         default=1 << 20,
         metavar="BYTES",
         help="space for an output of variable size; default: 1 MiB",
@@ -324,15 +326,17 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-threads",
-        type=kinds.whole(1, MAX_WORKERS),
+        type=kinds.int_range(1, MAX_WORKERS),
         default=16,
         metavar="N",
         help="largest number of requests in flight with --request-rate; default: 16",
     )
     group.add_argument(
-        "--streams", type=kinds.whole(1, 64), default=1, metavar="N", help="number of equal frame streams"
+        "--streams", type=kinds.int_range(1, 64), default=1, metavar="N", help="number of equal frame streams"
     )
-    group.add_argument("--frame-size", type=kinds.size, default=(640, 480), metavar="WxH", help="default: 640x480")
+    group.add_argument(
+        "--frame-size", type=kinds.parse_size, default=(640, 480), metavar="WxH", help="default: 640x480"
+    )
 
 
 def _add_connection(group: argparse._ArgumentGroup) -> None:
@@ -354,6 +358,6 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         help="metrics page of a remote server, for its processor time and memory: http://HOST:8002/metrics",
     )
     group.add_argument(
-        "--timeout", type=kinds.number(0.01), default=30.0, metavar="S", help="time limit for each answer"
+        "--timeout", type=kinds.float_range(0.01), default=30.0, metavar="S", help="time limit for each answer"
     )
     kinds.add_tls_options(group)

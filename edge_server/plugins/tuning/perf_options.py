@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_server.cli.options import number, whole
+from edge_server.cli.options import float_range, int_range
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning.load.input_data import InputChoice
 from edge_server.plugins.tuning.load.measurement import MeasurementTimes
@@ -32,7 +32,7 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
         metavar="NAME:N,N",
         help="shape of an input with variable dimensions, without the batch dimension. Repeatable.",
     )
-    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of random values")
+    group.add_argument("--seed", type=int_range(0), default=0, metavar="N", help="seed of random values")
 
 
 def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
@@ -48,27 +48,31 @@ def input_choice(options: argparse.Namespace, batch: int) -> InputChoice:
 def add_measurement_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
     group.add_argument(
         "--measurement-interval",
-        type=whole(10, 600_000),
+        type=int_range(10, 600_000),
         default=window_ms,
         metavar="MS",
         help=f"length of a time window; three consecutive ones must agree; default: {window_ms}",
     )
     group.add_argument(
         "--measurement-request-count",
-        type=whole(1),
+        type=int_range(1),
         default=20,
         metavar="N",
         help="extend a window, up to ten times its length, until it has N answers; default: 20",
     )
     group.add_argument(
         "--stability-percentage",
-        type=number(0.1, 1000),
+        type=float_range(0.1, 1000),
         default=10.0,
         metavar="P",
         help="largest deviation of windows from their mean in percent; default: 10",
     )
     group.add_argument(
-        "--max-trials", type=whole(1, 1000), default=10, metavar="N", help="largest number of windows; default: 10"
+        "--max-trials",
+        type=int_range(1, 1000),
+        default=10,
+        metavar="N",
+        help="largest number of windows; default: 10",
     )
 
 

@@ -91,7 +91,7 @@ class _SignedFolder:
         content = read_small(self._folder / FILE_NAME, MAX_MANIFEST_BYTES)
         present = self._files() if self._policy.is_strict else []
         if content is None:
-            # A signed model always has its own list, even an empty one, so that nobody can remove its configuration.
+            # A signed model always has its own list, even an empty one, so that its configuration cannot be removed.
             has_own_files = bool(present) or not self._is_model
             if public_key is not None or (self._policy.requires_checksums and has_own_files):
                 why = "--signature-public-key" if public_key is not None else "--require-checksums"

@@ -10,7 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.options import add_alias, add_tls_options, host_and_port, number, size, tls_of
+from edge_server.cli.options import (
+    add_alias,
+    add_tls_options,
+    float_range,
+    parse_host_and_port,
+    parse_size,
+    read_tls,
+)
 from edge_server.client import Delivery, Returns
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
@@ -113,7 +120,7 @@ def _stream_options(options: argparse.Namespace, *, keeps_all: bool) -> StreamOp
     )
     headers = tuple((key.lower(), value) for key, value in options.header)
     return StreamOptions(
-        options.address, options.model, options.model_version, returns, delivery, keeps_all, tls_of(options), headers
+        options.address, options.model, options.model_version, returns, delivery, keeps_all, read_tls(options), headers
     )
 
 
@@ -150,14 +157,14 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--fps",
-        type=number(0, 1000),
+        type=float_range(0, 1000),
         help="pictures per second; default: the rate of the video or the camera, else 30. 0: as fast as the server "
         "accepts them, without drops by the client",
     )
-    group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480) or camera")
+    group.add_argument("--size", type=parse_size, metavar="WxH", help="size of the pattern (640x480) or camera")
     group.add_argument("--loop", action="store_true", help="restart the source at its end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
-    group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")
+    group.add_argument("--seconds", type=float_range(0), default=0.0, metavar="S", help="end after S seconds")
     group.add_argument(
         "--encoding",
         choices=[*RAW, *FILES],
@@ -185,9 +192,9 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--foxglove",
-        type=host_and_port,
+        type=parse_host_and_port,
         nargs="?",
-        const=host_and_port(DEFAULT_ADDRESS),
+        const=parse_host_and_port(DEFAULT_ADDRESS),
         metavar="HOST:PORT",
         help=f"listen for Foxglove viewers ({DEFAULT_ADDRESS}), and show them the pictures with the detections",
     )
@@ -207,14 +214,14 @@ def _add_delivery(group: argparse._ArgumentGroup) -> None:
         "--deadline-ms", type=_count, default=0, metavar="MS", help="drop pictures whose result would be later"
     )
     group.add_argument(
-        "--max-fps", type=number(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"
+        "--max-fps", type=float_range(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"
     )
     group.add_argument(
         "--priority", type=_count, default=0, metavar="N", help="1 is served before 2, the normal priority"
     )
     group.add_argument(
         "--weight",
-        type=number(0),
+        type=float_range(0),
         default=1.0,
         metavar="W",
         help="share relative to other streams of the same priority",

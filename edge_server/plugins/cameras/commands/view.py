@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from edge_server.cli import http_client
-from edge_server.cli.options import host_and_port
+from edge_server.cli.options import parse_host_and_port
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult
 
@@ -134,9 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--foxglove",
         required=True,
-        type=host_and_port,
+        type=parse_host_and_port,
         nargs="?",
-        const=host_and_port(DEFAULT_ADDRESS),
+        const=parse_host_and_port(DEFAULT_ADDRESS),
         metavar="HOST:PORT",
         help=f"listen here for Foxglove viewers; default: {DEFAULT_ADDRESS}",
     )
