@@ -269,7 +269,7 @@ class StubService:
     ) -> StubTicket:
         spec, compute = self.models[request.model]
         try:
-            RequestCheck(replace(spec, name=request.model)).rows(request)
+            RequestCheck(replace(spec, name=request.model)).count_items(request)
         except EdgeServerError:
             if request.release is not None:
                 request.release()
