@@ -131,9 +131,9 @@ class RunningPlugin:
     make_trace_export: Callable[[], TraceExport] | None = None
     """For trace mode opentelemetry."""
 
-    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
-        """Return the function that is asked for the reason not to load a model file now, given the one that would be
-        asked without this plugin. It may wait."""
+    def make_load_check(self, check_memory: LoadCheck) -> LoadCheck:
+        """Return the check before each load, which returns the reason not to load a model file now. `check_memory` is
+        the check without this plugin. The check may wait."""
         return check_memory
 
     def heavy_work_refusal(self) -> str:

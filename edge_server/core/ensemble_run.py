@@ -89,7 +89,7 @@ class EnsembleRun(Generic[Value]):
     def start(self) -> list[StepLaunch[Value]]:
         """Return the steps that can run with the request's inputs. Call it once."""
         inputs, self._inputs = self._inputs, {}
-        launches = self._proceed(self._root, inputs)
+        launches = self._add_tensors(self._root, inputs)
         self._collect_responses(self._root)
         return launches
 
@@ -105,11 +105,11 @@ class EnsembleRun(Generic[Value]):
                 scope.inner.setdefault(step.index, deque()).append(inner)
                 scope.open_counts[step.index] = scope.open_counts.get(step.index, 0) + 1
                 scope.busy += 1
-                launches = self._proceed(inner, {tensor: outputs.get(name) for name, tensor in step.outputs})
+                launches = self._add_tensors(inner, {tensor: outputs.get(name) for name, tensor in step.outputs})
                 self._finish_if_idle(inner)
         elif not launch.has_answered and (outputs or is_final):
             launch.has_answered = True
-            launches = self._proceed(scope, {tensor: outputs.get(name) for name, tensor in step.outputs})
+            launches = self._add_tensors(scope, {tensor: outputs.get(name) for name, tensor in step.outputs})
         if is_final and not launch.is_closed:
             launch.is_closed = True
             scope.busy -= 1
@@ -128,7 +128,7 @@ class EnsembleRun(Generic[Value]):
         responses, self._responses = self._responses, []
         return responses
 
-    def _proceed(self, scope: Scope[Value], tensors: Mapping[str, Value | None]) -> list[StepLaunch[Value]]:
+    def _add_tensors(self, scope: Scope[Value], tensors: Mapping[str, Value | None]) -> list[StepLaunch[Value]]:
         """Add tensors to a scope and return the steps that can run now. Skips steps that can never run."""
         launches: list[StepLaunch[Value]] = []
         pending = deque([(scope, tensors)])

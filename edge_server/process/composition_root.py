@@ -189,7 +189,7 @@ def _manager(
         publish=events.publish,
         lifecycle=_lifecycle_settings(config),
         admission_control=admission,
-        check_memory=plugins.load_gate(memory.refusal),
+        check_memory=plugins.make_load_check(memory.refusal),
         limiter=_rate_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,

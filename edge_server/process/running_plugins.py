@@ -72,9 +72,9 @@ class RunningPlugins:
     def output_checks(self) -> tuple[Callable[[ModelSpec], OutputCheck | None], ...]:
         return tuple(check for _, plugin in self._active() for check in plugin.output_checks)
 
-    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
+    def make_load_check(self, check_memory: LoadCheck) -> LoadCheck:
         for name, plugin in self._active():
-            check_memory = self._call(name, partial(plugin.load_gate, check_memory)) or check_memory
+            check_memory = self._call(name, partial(plugin.make_load_check, check_memory)) or check_memory
         return check_memory
 
     def make_trace_export(self) -> Callable[[], TraceExport] | None:

@@ -49,7 +49,7 @@ class Governor(RunningPlugin):
         self._server = ServerCallbacks()
         self._loop: GovernorLoop | None = None
 
-    def load_gate(self, check_memory: LoadCheck) -> LoadCheck:
+    def make_load_check(self, check_memory: LoadCheck) -> LoadCheck:
         return self._load_throttle.wrap(check_memory)
 
     def heavy_work_refusal(self) -> str:

@@ -74,7 +74,7 @@ def size_of(response: Response) -> int:
     return _ENTRY_BYTES + texts + sum(_TENSOR_BYTES + _size_of_array(item) for item in response.outputs)
 
 
-def kept(response: Response) -> CachedResponse:
+def to_cached_response(response: Response) -> CachedResponse:
     """Return a copy of the response's tensors that shares no memory with it: outputs are often views of a batch."""
     outputs = tuple([Tensor(item.name, item.dtype, read_only_copy(item)) for item in response.outputs])
     return CachedResponse(outputs, dict(response.parameters), size_of(response))

@@ -14,8 +14,8 @@ from edge_server.serving.cache.cached_response import (
     CorruptEntry,
     ResponseStore,
     StoreUnreachable,
-    kept,
     size_of,
+    to_cached_response,
 )
 from edge_server.serving.cache.worker_threads import Workers
 
@@ -83,7 +83,7 @@ class ResponseCache:
         if size_bytes > self._store.entry_limit_bytes:
             self.count_loss("too_big")
         elif not self.is_remote:
-            self._put(key, kept(response))
+            self._put(key, to_cached_response(response))
         else:
             self._put_later(key, response, size_bytes)
 
@@ -140,7 +140,7 @@ class ResponseCache:
         if not fits:
             self.count_loss("busy")
             return
-        answer = kept(response)
+        answer = to_cached_response(response)
 
         def work() -> None:
             try:

@@ -45,14 +45,14 @@ class Workers:
             thread.join(timeout_s)
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._live, name="edge-cache", daemon=True)
+        thread = threading.Thread(target=self._run_jobs, name="edge-cache", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the system refuses a further thread: the existing ones do the work, if there are any
             return
         self._threads.append(thread)
 
-    def _live(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             with self._changed:
                 self._free_count += 1

@@ -100,7 +100,7 @@ class EnsembleRequest:
             self._arrivals[ident] = deque()
             launches = self._run.start()
             complete_outputs = self._run.take_responses()
-        self._proceed(launches, complete_outputs, hold_us=hold_us)
+        self._send_and_launch(launches, complete_outputs, hold_us=hold_us)
         self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
     def answer(self, response: Response) -> None:
@@ -160,7 +160,7 @@ class EnsembleRequest:
                 launches, complete_outputs, error = self._store_response(call, response)
             if error is not None:
                 self.fail(self._with_step_name(error, call.launch.step))
-            self._proceed(launches, complete_outputs, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
+            self._send_and_launch(launches, complete_outputs, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
 
     def _store_response(
         self, call: _StepCall, response: Response
@@ -179,7 +179,7 @@ class EnsembleRequest:
             self._step_finished.notify_all()
         return launches, self._run.take_responses(), None
 
-    def _proceed(
+    def _send_and_launch(
         self,
         launches: Sequence[StepLaunch[Tensor]],
         complete_outputs: Sequence[Mapping[str, Tensor]],

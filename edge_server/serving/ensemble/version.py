@@ -183,22 +183,22 @@ class EnsembleVersion:
         if request.trace is not None:
             request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
         if is_looked_up_later and self._lookup is not None and call is not None:
-            self._lookup.begin(call, lambda found: self._proceed_later(ensemble_request, found))
+            self._lookup.begin(call, lambda found: self._continue_after_lookup(ensemble_request, found))
             return ensemble_request
-        self._proceed(ensemble_request, found, hold_us=hold_us)
+        self._begin_or_answer(ensemble_request, found, hold_us=hold_us)
         if is_read_here:
             ensemble_request.release_inputs()
         return ensemble_request
 
-    def _proceed(self, ensemble_request: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
+    def _begin_or_answer(self, ensemble_request: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
         """Continue a request after its lookup in the response cache."""
         if found is None:
             ensemble_request.begin(hold_us=hold_us)
         else:
             ensemble_request.answer(found)
 
-    def _proceed_later(self, ensemble_request: EnsembleRequest, found: Response | None) -> None:
-        self._proceed(ensemble_request, found, hold_us=0.0)
+    def _continue_after_lookup(self, ensemble_request: EnsembleRequest, found: Response | None) -> None:
+        self._begin_or_answer(ensemble_request, found, hold_us=0.0)
         ensemble_request.release_inputs()
 
     def _remove(self, request: EnsembleRequest) -> None:

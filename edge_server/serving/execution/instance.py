@@ -72,7 +72,7 @@ class Instance:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._opened: concurrent.futures.Future[SessionInfo] = concurrent.futures.Future()
         self._serve: InstanceThreadLoop | None = None
-        self._thread = threading.Thread(target=self._live, name=f"edge-{name}"[:60], daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name=f"edge-{name}"[:60], daemon=True)
 
     def open(self) -> SessionInfo:
         """Open the session and wait for it. Raises the backend's errors, and OutOfMemory if the system refuses a
@@ -140,7 +140,7 @@ class Instance:
             self._close()
             trim_own_end()
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         try:
             self.session = self._open_session()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `open`

@@ -86,14 +86,14 @@ class RunPool:
 
     def _start_thread(self) -> None:
         try:
-            threading.Thread(target=self._live, name="edge-run", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name="edge-run", daemon=True).start()
         except RuntimeError as error:
             with self._lock:
                 self._thread_count -= 1
                 self._watch()
             log.error("the system grants no thread to run models, it is asked again: %s", error)
 
-    def _live(self) -> None:
+    def _run_jobs(self) -> None:
         worker = _Worker()
         while (job := self._next_job(worker)) is not None:
             job()

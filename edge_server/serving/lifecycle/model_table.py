@@ -131,7 +131,7 @@ class ModelTable:
         """The lock of all states, notified after each change."""
         self._models: dict[str, ModelState] = {}
         self._dependencies = EnsembleDependencies(self._models)
-        self._proceeding: set[str] = set()
+        self._updating: set[str] = set()
         """Models whose next actions are being decided."""
         self._lacking_memory: set[str] = set()
         """Models whose load failed for lack of memory; may contain others too."""
@@ -183,12 +183,12 @@ class ModelTable:
                     changed[name] = DesiredModel(name)
             order = topological_order({name: [member for member, _ in item.members] for name, item in changed.items()})
             # Ensembles must see the desired state of all their members before any action starts.
-            self._proceeding.update(order)
+            self._updating.update(order)
             for name in order:
                 self._replace_desired(changed[name])
-            self._proceeding.difference_update(order)
+            self._updating.difference_update(order)
             for name in order:
-                self._proceed(self._models[name])
+                self._update_actions(self._models[name])
         self._events.publish()
 
     def renew(self, name: str, version: int, mark: str) -> bool:
@@ -200,7 +200,7 @@ class ModelTable:
             if model is None or desired is None or self._is_closed:
                 return False
             model.renewals[version] = desired.fingerprint, mark
-            self._proceed(model)
+            self._update_actions(model)
         self._events.publish()
         return True
 
@@ -223,22 +223,22 @@ class ModelTable:
                 del model.failures[version]
         if retry and model.evicted:
             model.is_demanded = True
-        self._proceed(model)
+        self._update_actions(model)
 
     # -- decisions, under the lock ------------------------------------------------------------------------------------
 
-    def _proceed(self, model: ModelState) -> None:
+    def _update_actions(self, model: ModelState) -> None:
         """Decide the next actions of the model, unless a load is in progress, and those of its ensembles."""
-        if model.name in self._proceeding:
+        if model.name in self._updating:
             return
-        self._proceeding.add(model.name)
-        self._decide(model)
+        self._updating.add(model.name)
+        self._decide_next_actions(model)
         for ensemble in self._dependencies.ensembles_with_member(model.name):
-            self._proceed(ensemble)
-        self._proceeding.discard(model.name)
+            self._update_actions(ensemble)
+        self._updating.discard(model.name)
         self._changed.notify_all()
 
-    def _decide(self, model: ModelState) -> None:
+    def _decide_next_actions(self, model: ModelState) -> None:
         model.desired = self._dependencies.with_member_fingerprints(model.stated)
         model.awaits = ""
         while model.loading is None and not self._is_closed:
@@ -285,10 +285,10 @@ class ModelTable:
         self._actions.append(Unload(version, has_failed=True))
         return True
 
-    def _demand(self, model: ModelState) -> None:
+    def _load_evicted(self, model: ModelState) -> None:
         """Load the evicted versions of a model, because a request needs them."""
         model.is_demanded = True
-        self._proceed(model)
+        self._update_actions(model)
 
     def _evict(self, model: ModelState, reason: str) -> None:
         """Unload a model that stays desired; the next request loads it again."""
@@ -301,7 +301,7 @@ class ModelTable:
                     item.fingerprint, item.spec, reason, item.generation, time.time()
                 )
                 self._add_event(MODEL_EVICTED, item, reason=reason)
-        self._proceed(model)
+        self._update_actions(model)
 
     def _retire_unused(self, names: Iterable[str]) -> None:
         """Retire the serving versions of these models that no ensemble needs, at the end of the server."""
@@ -402,7 +402,7 @@ class ModelTable:
                 model = self._models[action.version.name]
                 model.loaded.remove(action.version)
                 if action.has_failed:
-                    self._proceed(model)
+                    self._update_actions(model)
                 else:
                     self._finish_unload(model, action.version)
         for pending, error in answers:
@@ -431,7 +431,7 @@ class ModelTable:
         elif result is not None:
             self._add_loaded(model, result)
         model.end_load()
-        self._proceed(model)
+        self._update_actions(model)
         if model.loading is None:
             model.is_demanded = False
 
@@ -501,10 +501,10 @@ class ModelTable:
             report = version.version_report(0.0)
             model.retired[version.version] = RetiredVersion(report.generation, report.since_s, report.served_count)
         self._add_event(MODEL_UNLOADED, version)
-        self._proceed(model)
+        self._update_actions(model)
         members = {member for member, _ in steps_of(version)} & self._models.keys()
         for name in members:
-            self._proceed(self._models[name])
+            self._update_actions(self._models[name])
         if self._is_closed:
             self._retire_unused(members)
         lacking, self._lacking_memory = self._lacking_memory, set()
@@ -523,7 +523,7 @@ class ModelTable:
         if model.failures.get(version) is failure and not self._is_closed:
             failure.forget_retry()
             failure.is_due = True
-            self._proceed(model)
+            self._update_actions(model)
 
     # -- versions that fail while they serve --------------------------------------------------------------------------
 
@@ -537,7 +537,7 @@ class ModelTable:
             log.error("%s", reason)
             self._add_event(MODEL_HUNG, version, reason=reason)
             model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
-            self._proceed(model)
+            self._update_actions(model)
 
     def handle_gpu_fault(self, version: ServedVersion, fault: GpuFault, error: EdgeServerError) -> None:
         """Handle the error of a run or load that says something about the version's GPU: it is lost, or it refused
@@ -558,7 +558,7 @@ class ModelTable:
             if self._fail(model, version, message):
                 action = LoadAction(version.version, version.fingerprint)
                 self._record_failure(model, Load(model.name, action, version.generation), OutOfMemory(message))
-                self._proceed(model)
+                self._update_actions(model)
 
     def mark_gpu_lost(self, device_id: int, reason: str) -> None:
         """Fail every version with an instance on a lost GPU. Lost GPUs are not opened again: a model whose runtime was
@@ -574,7 +574,7 @@ class ModelTable:
                 for version in list(model.loaded):
                     if device_id in gpus_of(version.spec) and self._fail(model, version, message):
                         model.lost_gpu.add(version.version)
-                        self._proceed(model)
+                        self._update_actions(model)
             self._actions.append(PublishEvents())
 
     # -- idle models --------------------------------------------------------------------------------------------------
@@ -645,7 +645,7 @@ class ModelTable:
             if len(model.pending) >= _MAX_PENDING:
                 raise QueueFull(f"{_MAX_PENDING} requests wait for model '{model.name}' to be loaded already")
             model.pending.add(pending)
-            self._demand(model)
+            self._load_evicted(model)
             return True
 
     def remove_pending(self, pending: PendingRequest) -> None:
@@ -674,7 +674,7 @@ class ModelTable:
                 answers.append((pending, NotReady(why, retry_after_s=model.retry_after_s(version))))
         if model.loading is None and len(answers) < len(model.pending):
             # The rest waits for evicted versions: load them.
-            self._demand(model)
+            self._load_evicted(model)
         return answers
 
     # -- waiting ------------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ class Reconciler:
         self._closings = LoaderThreads(
             LoadSlots(_CLOSE_COUNT, timer, _CLOSE_SLOT_TIMEOUT_S), lambda work: self._start_thread("edge-drain", work)
         )
-        table.on_actions = self._carry_out
+        table.on_actions = self._start_actions
 
-    def _carry_out(self) -> None:
+    def _start_actions(self) -> None:
         """Start all that the table has decided. Any thread; returns at once."""
         while (action := self._table.next_action()) is not None:
             self._start(action)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.serving.cache.cached_response import CachedResponse, kept
+from edge_server.serving.cache.cached_response import CachedResponse, to_cached_response
 from edge_server.serving.cache.local_store import LocalStore
 
 CAPACITY = 10_000
@@ -91,7 +91,7 @@ def test_a_kept_answer_shares_nothing_with_the_batch_that_it_was_a_view_of() -> 
     response = Response(
         "m", 1, "id", (Tensor("OUT", DType.FP32, batch[3:4]), Tensor("TEXT", DType.BYTES, texts[1:2])), {"p": 1}
     )
-    found = kept(response)
+    found = to_cached_response(response)
     batch[:] = 0
     texts[1, 0][:] = b"xx"
     out, text = found.outputs

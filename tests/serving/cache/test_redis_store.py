@@ -136,9 +136,9 @@ def test_every_type_of_tensor_comes_back_from_redis_as_it_was(new_cache: Any) ->
 
 
 def cache_entry(tensors: tuple[Tensor, ...]) -> Any:
-    from edge_server.serving.cache.cached_response import kept
+    from edge_server.serving.cache.cached_response import to_cached_response
 
-    return kept(Response("m", 1, "", tensors))
+    return to_cached_response(Response("m", 1, "", tensors))
 
 
 def test_entries_expire_by_themselves(new_cache: Any, redis_server: Any) -> None:

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as some
 
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.serving.cache.cached_response import CorruptEntry, kept
+from edge_server.serving.cache.cached_response import CorruptEntry, to_cached_response
 from edge_server.serving.cache.serialization import pack, unpack
 
 shapes = some.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -39,7 +39,7 @@ parameters = st.dictionaries(
 
 @given(st.lists(tensors(), max_size=3), parameters)
 def test_serialized_responses_come_back_unchanged(outputs: list, given_parameters: dict) -> None:
-    answer = kept(Response("m", 1, "", tuple(outputs), given_parameters))
+    answer = to_cached_response(Response("m", 1, "", tuple(outputs), given_parameters))
     found = unpack(pack(answer))
     assert [(item.name, item.dtype, item.array.shape) for item in found.outputs] == [
         (item.name, item.dtype, item.array.shape) for item in outputs
@@ -55,7 +55,9 @@ def test_serialized_responses_come_back_unchanged(outputs: list, given_parameter
     assert found.size_bytes == answer.size_bytes
 
 
-GOOD = pack(kept(Response("m", 1, "", (Tensor("OUT", DType.FP32, np.ones((2, 3), np.float32)),), {"p": 1})))
+GOOD = pack(
+    to_cached_response(Response("m", 1, "", (Tensor("OUT", DType.FP32, np.ones((2, 3), np.float32)),), {"p": 1}))
+)
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
