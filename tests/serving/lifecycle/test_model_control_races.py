@@ -62,7 +62,7 @@ def test_a_load_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse
     assert left["edge-load"] == 0
     assert core.submit(2.0)[1].final().error is None
     assert caplog.text.count("no thread 'edge-load' for now") == 1
-    assert not core.manager.table._proceeding
+    assert not core.manager.table._updating
 
 
 def test_a_drain_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse: Any, eventually: Any) -> None:
