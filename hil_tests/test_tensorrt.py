@@ -17,7 +17,7 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
-from edge_server.plugins.tensorrt.builds.engine_build import BuildEnvironment, build_engine
+from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.builds.verify_engine import difference
 from edge_server.plugins.tensorrt.engine_options import TOLERANCES
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Profile, Range

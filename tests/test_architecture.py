@@ -84,12 +84,12 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx": ("plugins/tensorrt/",),
     "pycuda": ("backends/cuda/",),
     "cuda": ("backends/cuda/",),
-    "pynvml": ("plugins/governor/sensors/nvml.py", "plugins/governor/sensors/nvml_cap.py"),
+    "pynvml": ("plugins/governor/sensors/nvml_sensor.py", "plugins/governor/sensors/nvml_clock_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),
     "av": ("plugins/cameras/sources/rtsp.py",),
     "paho": ("plugins/cameras/sinks/mqtt.py",),
-    "cryptography": ("repository/trust/signature.py",),
+    "cryptography": ("repository/trust/ed25519_keys.py",),
     "foxglove": ("plugins/cameras/commands/foxglove_output.py",),
     "fsspec": ("plugins/remote/object_store.py",),
     "s3fs": (),
@@ -250,7 +250,7 @@ def test_front_ends_do_not_import_each_other() -> None:
 
 def test_the_http_front_end_knows_no_endpoints() -> None:
     """Their routes are passed in, so that a part of the server can bring its own."""
-    below = ("frontend", "routes", "request", "aiohttp_server", "inference_route", "openapi", "access_check")
+    below = ("frontend", "routes", "request", "aiohttp_adapter", "inference_route", "openapi", "access_check")
     wrong = [
         str(item)
         for item in inner_imports()
@@ -334,8 +334,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""
 
 UPWARD = {
-    ("serving.execution.version", "serving.cache"): "a version chooses how its requests are cached",
-    ("serving.execution.version", "serving.sequence"): "a version chooses its scheduler",
+    ("serving.execution.model_version", "serving.cache"): "a version chooses how its requests are cached",
+    ("serving.execution.model_version", "serving.sequence"): "a version chooses its scheduler",
     ("serving.execution.warmup", "serving.sequence"): "a warm-up request of a sequence model needs its control inputs",
 }
 """(Module, folder above it) -> why the module may import from there."""

@@ -17,7 +17,7 @@ from edge_server.config.setting_sources import process_environment, set_library_
 from edge_server.lazy_import import defer_import
 from edge_server.plugin import Plugin, find_plugins
 from edge_server.telemetry.log import LogSettings, setup_logging
-from edge_server.telemetry.service_manager import ServiceManager
+from edge_server.telemetry.systemd_notify import ServiceManager
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.errors import EdgeServerError
-from edge_server.repository.trust.sign import sign_model
-from edge_server.repository.trust.signature import PasswordRequired, PrivateKey, new_key, read_private_key
+from edge_server.repository.trust.ed25519_keys import PasswordRequired, PrivateKey, new_key, read_private_key
+from edge_server.repository.trust.sign_model import sign_model
 
 
 def run(arguments: Sequence[str]) -> int:

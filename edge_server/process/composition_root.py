@@ -29,11 +29,11 @@ from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.trust.verify import trust_policy
+from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.execution.admission_control import AdmissionControl
-from edge_server.serving.execution.gpu_state import Gpus
+from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.manager import Manager

@@ -32,8 +32,8 @@ from edge_server.core.status_reports import IndexEntry
 from edge_server.core.tensor import DType, Tensor, bf16_bits
 from edge_server.errors import InvalidRequest, LoadError, NotReady, Unsupported
 from edge_server.frontends.grpc.call import Methods
-from edge_server.frontends.grpc.direct_call import DirectCall, DirectStream
-from edge_server.frontends.grpc.direct_call import RpcError as RpcError
+from edge_server.frontends.grpc.in_process_call import DirectCall, DirectStream
+from edge_server.frontends.grpc.in_process_call import RpcError as RpcError
 from edge_server.frontends.grpc.rpc_table import served_methods
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.version_text import parse_version

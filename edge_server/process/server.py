@@ -35,7 +35,7 @@ from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
-from edge_server.repository.trust.verify import trust_policy
+from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
@@ -47,7 +47,7 @@ from edge_server.telemetry.metric_sources import (
     disk_families,
 )
 from edge_server.telemetry.metrics_page import Metrics
-from edge_server.telemetry.service_manager import Check
+from edge_server.telemetry.systemd_notify import Check
 from edge_server.version import __version__
 
 if TYPE_CHECKING:

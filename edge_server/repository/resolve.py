@@ -11,18 +11,18 @@ from edge_server.backends import ONNX_ORDER, engine_backends
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import OutputCheck, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
-from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
+from edge_server.repository.auto_complete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.file_fingerprint import children, describe_files, digest
 from edge_server.repository.labels import read_labels
+from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.scan import ModelDirectory, read_entries
 from edge_server.repository.trust.checksum_file import run_agents
-from edge_server.repository.trust.verify import TrustPolicy, verify
+from edge_server.repository.trust.verify_version import TrustPolicy, verify
 from edge_server.repository.validate_config import check_complete, check_stated, is_ensemble
-from edge_server.repository.wrong_content import explain_by_content
 
 _NOTHING: Mapping[str, str] = {}
 

@@ -29,8 +29,8 @@ from edge_server.repository.file_fingerprint import (
     scan_files,
     scan_folder,
 )
+from edge_server.repository.load_error_explanation import describe_permission
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
-from edge_server.repository.wrong_content import describe_permission
 
 log = logging.getLogger(__name__)
 

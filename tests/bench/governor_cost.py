@@ -36,8 +36,8 @@ from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.plugin import own_plugins
-from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.control_policy import PolicyDecision
+from edge_server.plugins.governor.governor_admission import GovernorAdmission
 from edge_server.plugins.governor.settings import GovernorConfig
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
 from edge_server.telemetry.log import LogSettings

@@ -34,7 +34,7 @@ import pytest
 
 from edge_server.config.merge_settings import parse_serve
 from edge_server.plugin import own_plugins
-from edge_server.plugins.cameras.camera_entries import read_entries
+from edge_server.plugins.cameras.source_and_sink_settings import read_entries
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment

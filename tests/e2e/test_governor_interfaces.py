@@ -406,7 +406,7 @@ def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> Non
             [sys.executable, "-c", code, f"--model-repository={repository.path}", flag],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-        assert ("edge_server.plugins.governor.governor" in done.stdout) is is_there
+        assert ("edge_server.plugins.governor.running_plugin" in done.stdout) is is_there
         assert ("pynvml" in done.stdout) <= is_there
 
 

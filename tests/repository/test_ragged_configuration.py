@@ -14,8 +14,8 @@ from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchInputKi
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository import autocomplete
-from edge_server.repository.autocomplete import check_against_file, complete
+from edge_server.repository import auto_complete
+from edge_server.repository.auto_complete import check_against_file, complete
 from edge_server.repository.pbtxt import new_config, parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
@@ -133,11 +133,11 @@ def test_the_file_is_compared_with_the_known_batch_once(monkeypatch: pytest.Monk
     asked: list[str] = []
 
     def counted(name: str) -> Callable[[Any], set[str]]:
-        plain: Callable[[Any], set[str]] = getattr(autocomplete, name)
+        plain: Callable[[Any], set[str]] = getattr(auto_complete, name)
         return lambda config: asked.append(name) or plain(config)  # type: ignore[func-returns-value]
 
     for name in ("flat_inputs", "split_outputs", "state_outputs"):
-        monkeypatch.setattr(autocomplete, name, counted(name))
+        monkeypatch.setattr(auto_complete, name, counted(name))
     config = new_config()
     signature = ModelSignature(
         tuple(InputSpec(f"i{number}", DType.FP32, (1,)) for number in range(50)),

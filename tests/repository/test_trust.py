@@ -19,14 +19,14 @@ from edge_server.errors import BadModelConfig, ChangedWhileLoading, LoadError, S
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.checksum_file import Manifest, parse, render
-from edge_server.repository.trust.sign import sign_model
-from edge_server.repository.trust.signature import (
+from edge_server.repository.trust.ed25519_keys import (
     PrivateKey,
     new_key,
     read_private_key,
     read_public_key,
 )
-from edge_server.repository.trust.verify import TrustPolicy, trust_policy
+from edge_server.repository.trust.sign_model import sign_model
+from edge_server.repository.trust.verify_version import TrustPolicy, trust_policy
 
 CONFIG = """
 backend: "identity"

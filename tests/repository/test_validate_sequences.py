@@ -22,7 +22,7 @@ from edge_server.core.ensemble_and_sequence_spec import (
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.autocomplete import check_against_file, complete
+from edge_server.repository.auto_complete import check_against_file, complete
 from edge_server.repository.pbtxt import parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner

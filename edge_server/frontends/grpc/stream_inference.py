@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.request_response import RequestMemo, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
+from edge_server.frontends.grpc.apply_requested_outputs import apply_plan
 from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, call_status, client_error, run_blocking
 from edge_server.frontends.grpc.infer_message import Outline
 from edge_server.frontends.grpc.infer_request import ResponsePlan
 from edge_server.frontends.grpc.restricted_protocols import Restriction
-from edge_server.frontends.grpc.special_outputs import apply_plan
 from edge_server.frontends.grpc.unary_inference import (
     COMPLETE,
     LARGE_BYTES,

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
+from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault, Unsupported
+from edge_server.frontends.grpc.apply_requested_outputs import apply_plan
 from edge_server.frontends.grpc.call import (
     MAX_MESSAGE_BYTES,
     Message,
@@ -46,7 +47,6 @@ from edge_server.frontends.grpc.infer_request import (
     set_parameters,
 )
 from edge_server.frontends.grpc.restricted_protocols import Restriction
-from edge_server.frontends.grpc.special_outputs import apply_plan
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.parameters import region_reference
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
@@ -182,7 +182,7 @@ class RequestReader:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._messages = MessageReader()
-        self._headers: BytesCache[bytes, RequestHeader] = BytesCache()
+        self._headers: DecodeCache[bytes, RequestHeader] = DecodeCache()
         self._lock = threading.Lock()
         """Held to add a header."""
 

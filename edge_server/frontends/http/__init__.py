@@ -2,6 +2,6 @@
 
 `server` accepts connections. A `connection` reads a request: its head (`request_head`) and its body (`body_reader`).
 `frontend` finds the target of the head: the `inference_route`, or a handler of `routes`. `process/http_routes` passes
-it the routes of the modules named `..._endpoints`. A handler gets an `HttpRequest` (`request`); `aiohttp_server` makes
+it the routes of the modules named `..._endpoints`. A handler gets an `HttpRequest` (`request`); `aiohttp_adapter` makes
 one from aiohttp's. `response` encodes responses.
 """

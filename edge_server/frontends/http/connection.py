@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, cast
 
-from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
+from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.connection_limit import has_unread_bytes
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
@@ -782,7 +782,7 @@ class Connections:
         self.budget = budget
         self.server_state = server_state
         self.cors = cors
-        self.cached_targets: BytesCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = BytesCache()
+        self.cached_targets: DecodeCache[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = DecodeCache()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Shared by all connections: received bytes are copied or used before the next read."""
         self.tasks: set[asyncio.Task[None]] = set()

@@ -15,7 +15,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
+from edge_server.frontends.http.aiohttp_adapter import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.cors import CorsPolicy
 from edge_server.frontends.http.host_check import HostNames

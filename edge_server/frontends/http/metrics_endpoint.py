@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.http.access_check import AccessCheck
-from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
+from edge_server.frontends.http.aiohttp_adapter import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.host_check import HostNames
 from edge_server.frontends.http.request import HttpRequest, RequestContext

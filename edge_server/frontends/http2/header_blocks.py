@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 
-from edge_server.core.bytes_cache import BytesCache
+from edge_server.core.decode_cache import DecodeCache
 from edge_server.frontends.http2 import limits
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
@@ -128,7 +128,7 @@ class HeaderReader:
         self._limit = max_list_bytes
         self._memory = memory or HeaderMemory()
         self._memory.reader_count += 1
-        self.remembered: BytesCache[bytes, HeaderBlock] = BytesCache()
+        self.remembered: DecodeCache[bytes, HeaderBlock] = DecodeCache()
         """Decoded blocks by their bytes, valid while the table is unchanged. Their values are those of the table, not
         copies."""
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_server.core.bytes_cache import MAX_KEY_BYTES, BytesCache
+from edge_server.core.decode_cache import MAX_KEY_BYTES, DecodeCache
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
@@ -116,7 +116,7 @@ class InferJsonCache:
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._requests: BytesCache[tuple[str, int | None, bytes], _CachedRequest] = BytesCache()
+        self._requests: DecodeCache[tuple[str, int | None, bytes], _CachedRequest] = DecodeCache()
         self._seen: set[int] = set()
 
     def decode_and_store(

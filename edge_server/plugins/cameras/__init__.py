@@ -2,6 +2,6 @@
 
 `streams/` runs the frames of all cameras through models; the newest frame wins. `endpoints/` opens streams over gRPC,
 shows them over HTTP, and speaks the protocols of video recorders. `sources/` are cameras that the server opens,
-`sinks/` receivers of their results; `cameras` connects the two. `commands/` are `edge-server stream` and `view`. No
-other plugin imports from here.
+`sinks/` receivers of their results; `server_cameras` connects the two. `commands/` are `edge-server stream` and
+`view`. No other plugin imports from here.
 """

@@ -37,13 +37,13 @@ class CamerasPlugin(Plugin):
         sources = config.table(SourcesConfig)
         # The file is checked while the server runs: a mistake in it must not keep the models from serving.
         if sources.is_used and not sources.file:
-            from edge_server.plugins.cameras.camera_entries import read_entries
+            from edge_server.plugins.cameras.source_and_sink_settings import read_entries
 
             read_entries("", sources.sources, sources.sinks)
         return ()
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
-        from edge_server.plugins.cameras.cameras import Cameras
+        from edge_server.plugins.cameras.running_plugin import Cameras
 
         return Cameras(config)
 

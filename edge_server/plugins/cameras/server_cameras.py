@@ -8,11 +8,11 @@ import threading
 from collections.abc import Collection
 
 from edge_server.config import ConfigError
-from edge_server.plugins.cameras.camera_entries import SourceEntry, read_entries
 from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_set import SinkSet
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, read_entries
 from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
 from edge_server.plugins.cameras.sources.source_set import SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry

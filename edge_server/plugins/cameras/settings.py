@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edge_server.config.setting import OPTIONAL_PATH, Kind, integer, setting
 
 if TYPE_CHECKING:
-    from edge_server.plugins.cameras.camera_entries import SinkEntry, SourceEntry
+    from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry
 
 
 def _parse_zmq_address(text: str) -> str:
@@ -20,19 +20,19 @@ def _parse_zmq_address(text: str) -> str:
 
 def _parse_source(text: str) -> SourceEntry:
     # Imported for the first entry, as few servers have one.
-    from edge_server.plugins.cameras.camera_entries import SourceEntry, parse_entry
+    from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, parse_entry
 
     return parse_entry(SourceEntry, text)
 
 
 def _parse_sink(text: str) -> SinkEntry:
-    from edge_server.plugins.cameras.camera_entries import SinkEntry, parse_entry
+    from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, parse_entry
 
     return parse_entry(SinkEntry, text)
 
 
 def _show_entry(entry: SourceEntry | SinkEntry) -> str:
-    from edge_server.plugins.cameras.camera_entries import entry_text
+    from edge_server.plugins.cameras.source_and_sink_settings import entry_text
 
     return entry_text(entry)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyDecision
 from edge_server.plugins.governor.energy_model import EnergyModel, InferenceCost, WorkKey, measured_j
+from edge_server.plugins.governor.governor_admission import GovernorAdmission
 from edge_server.plugins.governor.policy_inputs import PolicyInputReader
 from edge_server.plugins.governor.readings import Gpu, MachineReading
 from edge_server.plugins.governor.state_events import StateEvents

@@ -31,7 +31,7 @@ class GovernorPlugin(Plugin):
             from edge_server.plugins.governor.http_route import NoGovernor
 
             return NoGovernor(settings)
-        from edge_server.plugins.governor.governor import Governor
+        from edge_server.plugins.governor.running_plugin import Governor
 
         return Governor(config)
 

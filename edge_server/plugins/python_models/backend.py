@@ -24,7 +24,7 @@ from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.python_models import triton_python_backend_utils
-from edge_server.plugins.python_models.config_auto_complete import auto_complete, auto_complete_in_process
+from edge_server.plugins.python_models.auto_complete_config import auto_complete, auto_complete_in_process
 from edge_server.plugins.python_models.execution_thread_choice import PARAMETER, ExecutionThread, execution_thread
 from edge_server.plugins.python_models.session import PythonSession
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from edge_server.backends.base import Array
 from edge_server.core.tensor import BY_CONFIG_NAME, DType
+from edge_server.plugins.python_models.auto_complete_config import ModelConfig
 from edge_server.plugins.python_models.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
-from edge_server.plugins.python_models.config_auto_complete import ModelConfig
 from edge_server.plugins.python_models.error_translation import TritonError, TritonErrorCode, TritonModelException
 from edge_server.plugins.python_models.metrics import Metric, MetricFamily
 from edge_server.plugins.python_models.metrics import PbMetricKind as MetricKind

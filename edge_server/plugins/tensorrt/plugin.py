@@ -21,7 +21,7 @@ class TensorRTPlugin(Plugin):
     after = ("governor",)  # a build asks it whether the machine is cool
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
-        from edge_server.plugins.tensorrt.engine_builds import EngineBuilds
+        from edge_server.plugins.tensorrt.running_plugin import EngineBuilds
 
         return EngineBuilds(config, self.engine_backends)
 

@@ -25,7 +25,7 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.tensorrt.settings import EngineConfig
 from edge_server.plugins.tuning.trial import report
 from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose
-from edge_server.plugins.tuning.trial.child_process import ChildLimits
+from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
 from edge_server.plugins.tuning.trial.device_listing import list_devices
 from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan

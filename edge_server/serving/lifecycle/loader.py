@@ -15,7 +15,7 @@ from edge_server.backends.base import ServerCalls
 from edge_server.core.version_lifecycle import DesiredVersion, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.serving.execution.gpu_state import Gpus
+from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.transient_load_errors import TRANSIENT_ERRORS, as_transient
@@ -26,8 +26,8 @@ from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:
     from edge_server.serving.cache.response_cache import ResponseCache
-    from edge_server.serving.ensemble.version import Members
-    from edge_server.serving.execution.version import OnGpuFault
+    from edge_server.serving.ensemble.ensemble_version import Members
+    from edge_server.serving.execution.model_version import OnGpuFault
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +101,8 @@ class Loader:
 
     def _open_by_any(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version, opened by the first candidate runtime that can open it."""
-        from edge_server.serving.ensemble.version import EnsembleVersion
-        from edge_server.serving.execution.version import ModelVersion
+        from edge_server.serving.ensemble.ensemble_version import EnsembleVersion
+        from edge_server.serving.execution.model_version import ModelVersion
 
         if resolved.spec.ensemble is not None:
             ensemble = EnsembleVersion(

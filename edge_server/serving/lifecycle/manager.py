@@ -17,7 +17,7 @@ from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.errors import Draining
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.serving.execution.gpu_state import Gpus
+from edge_server.serving.execution.gpu_loss_and_memory import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.bytes_cache import MAX_ENTRIES
+from edge_server.core.decode_cache import MAX_ENTRIES
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor

@@ -7,8 +7,8 @@ import pytest
 from edge_server.config import ConfigError, describe, parse_serve
 from edge_server.config.setting import shown_url
 from edge_server.plugin import own_plugins
-from edge_server.plugins.cameras.camera_entries import SinkEntry, SourceEntry, read_entries
 from edge_server.plugins.cameras.settings import SourcesConfig
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry, read_entries
 
 DOOR = "name=door,url=rtsp://me:geheim@cam:554/a,b?user=geheim,model=faces"
 

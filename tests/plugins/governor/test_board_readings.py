@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import CriticalTemperature, MachineReading, PowerMode, ThrottleReason
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors, read_machine
-from edge_server.plugins.governor.sensors.jetson import jetpack_of_release
+from edge_server.plugins.governor.sensors.jetson_identity import jetpack_of_release
 
 
 class NoNvml:

@@ -14,11 +14,11 @@ import pytest
 from edge_server.core.custom_metric import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.model_statistics import BatchStatistics, Duration, VersionStatistics
-from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.control_loop import GovernorLoop, ServerCallbacks
 from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyDecision, ThermalLevel
 from edge_server.plugins.governor.energy_model import ModelWorkload
-from edge_server.plugins.governor.load_throttle import LoadThrottle
+from edge_server.plugins.governor.governor_admission import GovernorAdmission
+from edge_server.plugins.governor.model_load_throttle import LoadThrottle
 from edge_server.plugins.governor.readings import (
     CriticalTemperature,
     EnergyCounter,

@@ -13,7 +13,7 @@ from edge_server.plugins.governor.control_policy import Cause
 from edge_server.plugins.governor.policy_inputs import throttle_causes
 from edge_server.plugins.governor.readings import Gpu, MachineReading
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors, read_machine
-from edge_server.plugins.governor.sensors.nvml import OPEN_AGAIN_S
+from edge_server.plugins.governor.sensors.nvml_sensor import OPEN_AGAIN_S
 
 MakeBoard = Callable[[str], Any]
 MakeSensors = Callable[..., MachineSensors]

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
-from edge_server.plugins.governor.sensors.nvml import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
-from edge_server.plugins.governor.sensors.nvml_cap import NvmlCap
+from edge_server.plugins.governor.sensors.nvml_clock_cap import NvmlCap
+from edge_server.plugins.governor.sensors.nvml_sensor import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 
 METRICS = {
     "temperature_c": ("temperature0",),
@@ -401,7 +401,7 @@ def test_the_library_is_found_by_name_in_a_separate_process(
     nvidia = fake_nvml.FakeNvml(tmp_path / "nvidia")
     nvidia.add_gpu(temperature0=77)
     program = (
-        "from edge_server.plugins.governor.sensors.nvml import NvmlSensor\n"
+        "from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor\n"
         "sensor = NvmlSensor()\n"
         "for line in iter(input, ''):\n"
         "    print(sensor.read(float(line)).gpus[0].temperature_c, flush=True)\n"

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
-from edge_server.plugins.governor.sensors.x86 import X86Sensor
+from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
 
 PACKAGE = "/sys/class/powercap/intel-rapl:0"
 RANGE_UJ = 262143328850

@@ -34,7 +34,7 @@ from edge_server.plugins.language.engines.settings import memory_parts, read_set
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.repository.backend_choice import candidates
-from edge_server.repository.model_override import delete_abandoned
+from edge_server.repository.load_call_files import delete_abandoned
 from edge_server.repository.pbtxt import new_config
 
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
@@ -334,7 +334,7 @@ KILLED_WHILE_OPENING = """
 import os, signal, sys
 from pathlib import Path
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
-from edge_server.repository.model_override import delete_abandoned
+from edge_server.repository.load_call_files import delete_abandoned
 
 class Library:
     @staticmethod

@@ -22,7 +22,7 @@ from edge_server.plugins.tuning.trial.accelerators import openvino_candidates
 from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
 from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate, config_of
 from edge_server.plugins.tuning.trial.candidate_list import candidates_for
-from edge_server.plugins.tuning.trial.child_process import CandidateFailed
+from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial, ComparisonResult
 from edge_server.plugins.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.plugins.tuning.trial.sample_inputs import batch_of, from_file, random_samples

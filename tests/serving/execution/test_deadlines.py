@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import BackendError, DeadlineExceeded, Throttled
-from edge_server.serving.execution import version as version_module
+from edge_server.serving.execution import model_version as version_module
 from edge_server.serving.execution.counters import VersionCounters
 
 MS = 1_000_000

@@ -38,9 +38,9 @@ from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.version import __version__
 
 TIMEOUT_S = 5.0

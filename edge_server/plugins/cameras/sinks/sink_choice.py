@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
 from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.sink_interface import Sink
 from edge_server.plugins.cameras.sinks.webhook import Webhook
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 
 
 def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:

@@ -13,12 +13,12 @@ from typing import Literal
 
 from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import FAILED, RUNNING, SinkRunner
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.telemetry.event_bus import PublishEvent
 from edge_server.telemetry.metrics_page import Family
 

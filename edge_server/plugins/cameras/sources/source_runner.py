@@ -12,9 +12,9 @@ from functools import partial
 from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
 from edge_server.errors import NotReady
-from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SourceReport
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
 from edge_server.plugins.cameras.sources.frame_schedule import FrameSchedule
 from edge_server.plugins.cameras.sources.source_choice import open_source

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.reports import SourceReport
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources.source_runner import BACK_OFF, FAILED, RUNNING, SourceRunner
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry

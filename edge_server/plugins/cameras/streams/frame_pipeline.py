@@ -27,6 +27,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.plugins.cameras.streams.camera_stream import FrameInFlight
+from edge_server.plugins.cameras.streams.frame_sequences import step
 from edge_server.plugins.cameras.streams.model_plan import (
     Array,
     InputPlan,
@@ -37,7 +38,6 @@ from edge_server.plugins.cameras.streams.model_plan import (
     describe_runtime,
     outputs_of,
 )
-from edge_server.plugins.cameras.streams.sequence_step import step
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
 from edge_server.protocol.frame_messages import DropReason, FrameResult
 from edge_server.serving.execution.admission_control import AdmissionControl

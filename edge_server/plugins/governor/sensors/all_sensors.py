@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.plugins.governor.readings import JUNCTION, CriticalTemperature, Gpu, MachineReading, Sensor, Zone
-from edge_server.plugins.governor.sensors.jetson import IdentityReader
+from edge_server.plugins.governor.sensors.jetson_identity import IdentityReader
 from edge_server.plugins.governor.sensors.memory import MemorySensor
-from edge_server.plugins.governor.sensors.nvml import NvmlSensor
+from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor
 from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _ProcessorSensor:
 
     def read(self, now_s: float) -> MachineReading:
         if self._x86 is None:
-            from edge_server.plugins.governor.sensors.x86 import X86Sensor
+            from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
 
             self._x86 = X86Sensor(self._files)
         return self._x86.read(now_s)

@@ -42,7 +42,7 @@ def open_tokenizer(library: Any, path: Path) -> Any:
 @contextlib.contextmanager
 def _locked_folder() -> Iterator[Path]:
     """A temporary folder. A process that is killed leaves it without its lock, and the next server that starts deletes
-    it: it does so with all whose names begin so, see `repository/model_override.py`."""
+    it: it does so with all whose names begin so, see `repository/load_call_files.py`."""
     while True:
         with tempfile.TemporaryDirectory(prefix="edge_server-model-tokenizer-", ignore_cleanup_errors=True) as name:
             try:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from edge_server.plugins.tensorrt.builds.engine_build import PLAN
+from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
 
 log = logging.getLogger(__name__)

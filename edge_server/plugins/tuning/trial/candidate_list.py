@@ -12,7 +12,7 @@ from edge_server.backends import ONNX_ORDER, backend_names, engine_backends, lis
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.tuning.trial.accelerators import DeviceLister, onnxruntime_candidates, openvino_candidates
 from edge_server.plugins.tuning.trial.candidate import GPU, RuntimeCandidate
-from edge_server.plugins.tuning.trial.child_process import CandidateFailed
+from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed
 from edge_server.repository.backend_choice import candidates as runtimes_to_try
 from edge_server.repository.pbtxt import ConfigMessage
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate
-from edge_server.plugins.tuning.trial.child_process import CandidateFailed, CandidateProcess, ChildLimits
+from edge_server.plugins.tuning.trial.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
 from edge_server.plugins.tuning.trial.output_difference import OutputDifference, compare
 from edge_server.plugins.tuning.trial.tensor_files import load_tensors
 

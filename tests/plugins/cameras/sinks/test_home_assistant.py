@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
 
 PATIENCE_S = 60.0

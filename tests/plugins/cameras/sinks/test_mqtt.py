@@ -14,10 +14,10 @@ import pytest
 
 from edge_server.core.back_off import BackOff
 from edge_server.errors import Unsupported
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import mqtt, sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import SinkRunner
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import ClassScore, FrameHeader, FrameResult
 from edge_server.version import __version__
 

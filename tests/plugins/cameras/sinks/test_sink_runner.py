@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.camera_entries import SinkEntry
 from edge_server.plugins.cameras.sinks import sink_runner
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
 from edge_server.protocol.frame_messages import FrameHeader, FrameResult
 
 PATIENCE_S = 20.0

@@ -17,8 +17,8 @@ import pytest
 
 from edge_server.config import LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.back_off import BackOff
-from edge_server.plugins.cameras.camera_entries import SourceEntry
 from edge_server.plugins.cameras.settings import FramesConfig
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources.source_set import SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.process.composition_root import build, first_desired_state

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge_server.plugins.cameras import server_cameras
-from edge_server.plugins.cameras.camera_entries import SinkEntry, SourceEntry
 from edge_server.plugins.cameras.server_cameras import ServerCameras
 from edge_server.plugins.cameras.settings import SourcesConfig
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, SourceEntry
 
 FOLDER = """
 [[sources]]

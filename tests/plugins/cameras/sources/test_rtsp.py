@@ -13,7 +13,7 @@ import pytest
 
 from edge_server.errors import Unsupported
 from edge_server.memory.malloc_settings import trim
-from edge_server.plugins.cameras.camera_entries import SourceEntry
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources import rtsp
 from edge_server.plugins.cameras.sources.rtsp import gstreamer_pipeline, open_rtsp
 from edge_server.plugins.cameras.sources.source_interface import SourceError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import AlreadyExists, NotReady, Superseded
-from edge_server.plugins.cameras.camera_entries import SourceEntry
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
 from edge_server.plugins.cameras.sources import source_runner
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 from edge_server.protocol.frame_messages import DropReason, StreamRequest

@@ -21,7 +21,7 @@ _ITEM_BYTES = 256
 and in the layer above."""
 
 
-class BytesCache(dict[Key, Value]):
+class DecodeCache(dict[Key, Value]):
     """Bounded in entries and in the memory of keys and decoded values. The oldest entries make room for a new one.
 
     A lookup is `get`, as of any dict. One thread at a time may call `add` and `clear`; others may look up meanwhile.

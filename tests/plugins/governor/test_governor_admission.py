@@ -11,8 +11,8 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import PriorityClass, priority_class
 from edge_server.core.request_response import Request
 from edge_server.errors import BadModelConfig, ErrorCode, Throttled
-from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel
+from edge_server.plugins.governor.governor_admission import GovernorAdmission
 
 CONTROL, NORMAL, BULK = PriorityClass
 HOT = PolicyDecision(ThermalLevel.HOT, 0.3, heat_share=0.3, limited_by="heat", detail="96 °C, to be kept at 95 °C")

@@ -18,7 +18,7 @@ from edge_server.config import ConfigError, LogConfig, ServerConfig
 from edge_server.core.exit_code import NO_RESTART_CODES, ExitCode
 from edge_server.errors import ServingFault
 from edge_server.process.systemd_supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision
-from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
+from edge_server.telemetry.systemd_notify import ServiceManager, WatchdogFeeder
 
 
 class Listener:

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 
 from edge_server.plugins.governor.readings import MachineReading
-from edge_server.plugins.governor.sensors.nvml_gpu import (
+from edge_server.plugins.governor.sensors.nvml_gpu_readings import (
     LOST,
     MEMORY_CALLS,
     SOURCE,

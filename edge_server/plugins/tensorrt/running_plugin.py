@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_server.config import ServerConfig
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart
-from edge_server.plugins.tensorrt.builds.build_support import supported_library
+from edge_server.plugins.tensorrt.builds.build_requirements import supported_library
 from edge_server.plugins.tensorrt.builds.http_routes import engine_routes, engines_json
 from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.settings import EngineConfig

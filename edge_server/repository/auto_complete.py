@@ -13,6 +13,7 @@ from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.backend_choice import BackendCandidate, candidates
+from edge_server.repository.load_error_explanation import explain_by_content
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.validate_batching import (
@@ -23,7 +24,6 @@ from edge_server.repository.validate_batching import (
     split_outputs,
     state_outputs,
 )
-from edge_server.repository.wrong_content import explain_by_content
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}

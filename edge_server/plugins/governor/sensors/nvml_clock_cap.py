@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from edge_server.plugins.governor.sensors.nvml_gpu import LOST
+from edge_server.plugins.governor.sensors.nvml_gpu_readings import LOST
 
 _GRAPHICS = 0
 _NO_PERMISSION = 4

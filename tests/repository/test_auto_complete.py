@@ -314,7 +314,7 @@ def test_an_onnx_file_without_any_runtime_is_a_missing_backend(
     def missing(name: str) -> Any:
         raise BackendMissing(install_hint(name))
 
-    monkeypatch.setattr("edge_server.repository.autocomplete.load_backend", missing)
+    monkeypatch.setattr("edge_server.repository.auto_complete.load_backend", missing)
     add_model("m", None, {"1/model.onnx": b"x"})
     with pytest.raises(BackendMissing, match=r"\[openvino\].*\[onnxruntime\]"):
         resolved()

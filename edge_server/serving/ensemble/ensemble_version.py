@@ -21,7 +21,7 @@ from edge_server.core.status_reports import InstanceReport, VersionReport
 from edge_server.core.tensor import Tensor
 from edge_server.core.version_lifecycle import Resolved, VersionSnapshot, VersionState, next_state
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
-from edge_server.serving.ensemble.request import EnsembleContext, EnsembleRequest, SubmitStep
+from edge_server.serving.ensemble.ensemble_request import EnsembleContext, EnsembleRequest, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.execution.warmup import build, not_tried_error, probe_sample

@@ -16,7 +16,7 @@ from edge_server.repository.trust.checksum_file import (
     render,
     subject_of,
 )
-from edge_server.repository.trust.signature import PrivateKey
+from edge_server.repository.trust.ed25519_keys import PrivateKey
 
 
 def sign_model(folder: Path, key: PrivateKey | None) -> list[Path]:

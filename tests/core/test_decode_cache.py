@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.bytes_cache import MAX_BYTES, MAX_ENTRIES, BytesCache
+from edge_server.core.decode_cache import MAX_BYTES, MAX_ENTRIES, DecodeCache
 
 ADDITIONS = st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 3000), st.integers(0, 20)), max_size=60)
 
@@ -15,7 +15,7 @@ ADDITIONS = st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 3000), st.i
 def test_entries_and_bytes_stay_within_their_bounds(
     additions: list[tuple[bytes, int, int]], max_entries: int, max_bytes: int
 ) -> None:
-    cache: BytesCache[bytes, int] = BytesCache(max(1, max_entries), max_bytes)
+    cache: DecodeCache[bytes, int] = DecodeCache(max(1, max_entries), max_bytes)
     for number, (key, octets, items) in enumerate(additions):
         cache.add(key, number, octets=octets, items=items)
         assert len(cache) <= max(1, max_entries)
@@ -27,7 +27,7 @@ def test_entries_and_bytes_stay_within_their_bounds(
 
 
 def test_the_oldest_entry_makes_room_and_an_entry_that_is_too_large_does_not_come_in() -> None:
-    cache: BytesCache[bytes, int] = BytesCache()
+    cache: DecodeCache[bytes, int] = DecodeCache()
     for number in range(MAX_ENTRIES + 1):
         cache.add(b"%d" % number, number, octets=0, items=0)
     cache.add(b"large", 0, octets=MAX_BYTES, items=0)
@@ -36,7 +36,7 @@ def test_the_oldest_entry_makes_room_and_an_entry_that_is_too_large_does_not_com
 
 @pytest.mark.parametrize("more", [{"octets": 1000, "items": 0}, {"octets": 0, "items": 4}])
 def test_decoded_bytes_count_however_short_the_key_is(more: dict[str, int]) -> None:
-    cache: BytesCache[bytes, int] = BytesCache(max_bytes=20_000)
+    cache: DecodeCache[bytes, int] = DecodeCache(max_bytes=20_000)
     for number in range(30):
         cache.add(b"%d" % number, number, **more)
     assert len(cache) == 20_000 // (1024 + more["octets"] + 256 * more["items"])

@@ -101,7 +101,7 @@ def test_a_file_without_permission_is_named_with_its_owner_and_mode(tmp_path: Pa
 import os, pathlib
 from edge_server.core.model_spec import ModelFile
 from edge_server.errors import LoadError
-from edge_server.repository.wrong_content import explain_by_content
+from edge_server.repository.load_error_explanation import explain_by_content
 os.seteuid(65534)
 path = pathlib.Path("model.onnx")
 print(explain_by_content(LoadError("cannot load it"), ModelFile(path, path.parent, 1)).message.partition(", ")[2])

@@ -1,4 +1,4 @@
-"""Main program of a candidate's process: `python -m edge_server.plugins.tuning.trial.child_main`.
+"""Main program of a candidate's process: `python -m edge_server.plugins.tuning.trial.candidate_process_main`.
 
 A crash or hang of the process affects only one candidate. The process reads a job and then commands from
 standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or
@@ -25,8 +25,8 @@ from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
-from edge_server.plugins.tuning.trial.child_side import exit_at_once, start_child, write_message
-from edge_server.plugins.tuning.trial.engine_builds import BuiltNotRun, CandidateEngines
+from edge_server.plugins.tuning.trial.candidate_engines import BuiltNotRun, CandidateEngines
+from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
 from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
 from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.repository.resolve import ResolveOptions, resolve

@@ -10,13 +10,13 @@ from edge_server.config import ServerConfig
 from edge_server.frontends.http.response import GOVERNOR_HEADER
 from edge_server.frontends.http.routes import Route
 from edge_server.plugin import LoadCheck, RunningPlugin, ServingCore, StatusPart
-from edge_server.plugins.governor.admission_control import GovernorAdmission
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_loop import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.plugins.governor.control_policy import ControlPolicy, PolicyConstants
+from edge_server.plugins.governor.governor_admission import GovernorAdmission
 from edge_server.plugins.governor.http_route import PANEL, governor_route
-from edge_server.plugins.governor.load_throttle import LoadThrottle
 from edge_server.plugins.governor.metric_families import governor_metric_families
+from edge_server.plugins.governor.model_load_throttle import LoadThrottle
 from edge_server.plugins.governor.sensor_thread import SensorThread
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors
 from edge_server.plugins.governor.settings import GovernorConfig
@@ -129,8 +129,8 @@ def _make_clock_cap(config: GovernorConfig, cap_file: Path | None) -> ClockCap |
     if not config.grants_clock_cap:
         return None
     # Imported only here: most servers have no permission to cap the clock.
-    from edge_server.plugins.governor.sensors.devfreq_cap import DevfreqCap
-    from edge_server.plugins.governor.sensors.nvml_cap import NvmlCap
+    from edge_server.plugins.governor.sensors.devfreq_clock_cap import DevfreqCap
+    from edge_server.plugins.governor.sensors.nvml_clock_cap import NvmlCap
 
     jetson = DevfreqCap(config.sysfs_root)
     return ClockCap(jetson if jetson.highest_hz() is not None else NvmlCap(), cap_file)

@@ -22,7 +22,7 @@ from edge_server.repository.trust.checksum_file import (
     stamp_of,
     subject_of,
 )
-from edge_server.repository.trust.signature import PublicKey, read_public_key
+from edge_server.repository.trust.ed25519_keys import PublicKey, read_public_key
 
 _MAX_SIGNATURE_BYTES = 1024
 
