@@ -41,7 +41,7 @@ def test_a_single_request_is_gathered_and_scattered_without_a_copy() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
-def test_whatever_is_gathered_comes_back_to_whoever_sent_it(counts: list[int]) -> None:
+def test_gathered_rows_are_scattered_to_their_requests(counts: list[int]) -> None:
     plan = plan_of(OUT)
     requests = [request(rows(count, first=100 * index)) for index, count in enumerate(counts)]
     answers = plan.scatter({"OUT": plan.gather(requests)["IN"]}, requests, counts)
@@ -130,7 +130,7 @@ def test_an_optional_input_that_is_left_out_is_not_reshaped() -> None:
         ({"OUT": rows(2), "MORE": rows(2)}, "answered an output 'MORE' that it does not declare"),
     ],
 )
-def test_a_broken_promise_is_the_backends_fault_and_says_what_was_promised(
+def test_wrong_outputs_are_a_backend_error_that_names_the_configured_ones(
     outputs: dict[str, np.ndarray], words: str
 ) -> None:
     with pytest.raises(BackendError, match=words):

@@ -219,7 +219,7 @@ def test_dropped_entries_are_neither_run_nor_expired_nor_counted() -> None:
     assert queue.next_deadline_ns() is None
 
 
-def test_what_was_taken_cannot_be_dropped() -> None:
+def test_a_taken_entry_cannot_be_dropped() -> None:
     queue = queue_of()
     entry = put(queue, "a")
     assert take(queue) == "a"

@@ -264,7 +264,7 @@ def test_of_a_long_cycle_the_first_steps_are_reported() -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_with_the_step_and_the_tensor(case: str) -> None:
+def test_a_misfit_is_refused_with_the_step_and_the_tensor(case: str) -> None:
     inputs, outputs, steps, words = REFUSED[case]
     with pytest.raises(BadModelConfig) as caught:
         graph_of(ensemble(inputs, outputs, steps), ONE, TWO, PAIR, MANY, INT, WIDE, SMALL)

@@ -21,7 +21,7 @@ def serve(choice: FairChoice[str], eligible: list[str], turns: int) -> Counter[s
     return got
 
 
-def test_nobody_is_chosen_where_nobody_is():
+def test_no_member_is_chosen_without_members():
     assert FairChoice[str]().choose([]) is None
 
 

@@ -64,7 +64,7 @@ def test_the_order_of_inputs_does_not_change_the_batch_size() -> None:
         (np.array(4, np.int64), ""),
     ],
 )
-def test_another_shape_is_refused_with_what_was_expected_and_why(sizes: np.ndarray, shown: str) -> None:
+def test_another_shape_is_refused_with_the_expected_one_and_the_reason(sizes: np.ndarray, shown: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         RequestCheck(spec_of()).count_items(request(2, sizes))
     assert caught.value.message == (
@@ -121,7 +121,7 @@ def test_equal_values_do_not_merge_requests_of_other_shapes() -> None:
     assert check.merge_key(narrow) != check.merge_key(request(1, values(4, 6)))
 
 
-def test_values_in_a_gpus_memory_share_a_batch_with_nobody() -> None:
+def test_values_in_gpu_memory_share_no_batch() -> None:
     check = RequestCheck(spec_of())
     there = DeviceTensor("S", DType.INT64, DeviceArray(np.dtype("i8"), (2,), (values(4, 6),)))
     asked = Request("m", {**request(2, values(4, 6)).inputs, "S": there})

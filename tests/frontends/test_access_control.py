@@ -43,7 +43,7 @@ KEYS = ["--http-restricted-api=logging,trace:key=word", "--grpc-restricted-proto
         ([*OPEN, "--allow-grpc=false"], "logging, trace over HTTP"),
     ],
 )
-def test_the_start_line_names_orders_that_any_machine_may_give(flags: list[str], told: str) -> None:
+def test_the_start_line_names_control_requests_open_to_any_machine(flags: list[str], told: str) -> None:
     sentence = find_unprotected_categories(parse_serve(["--model-repository=/m", *flags], {}).config)
     assert sentence == (f"any machine may give orders without a key: {told}" if told else "")
 

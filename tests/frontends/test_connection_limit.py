@@ -92,7 +92,7 @@ def test_with_descriptors_left_no_connection_ends(limit: ConnectionLimit, http: 
     assert http.closed == []
 
 
-def test_who_never_sent_a_request_ends_first_and_then_the_longest_silent(
+def test_connections_without_a_request_are_closed_first_and_then_the_longest_silent(
     limit: ConnectionLimit, http: StubListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limit, "_MIN_SILENCE_S", 0.0)  # each decision searches

@@ -61,7 +61,7 @@ def on_another_thread(work) -> None:
     thread.join()
 
 
-def test_what_was_computed_on_the_loops_thread_is_at_home_already_unless_others_came_before_it():
+def test_a_response_computed_on_the_loops_thread_is_delivered_at_once_unless_others_came_before_it():
     async def scenario():
         home = LoopDispatch(asyncio.get_running_loop())
         seen: list[str] = []

@@ -213,7 +213,7 @@ def test_many_threads_register_pin_and_unregister_without_a_leak(gpu: Any, regio
     assert library.fake_cuda_open_count() == 0
 
 
-def test_who_a_gpu_is_and_how_much_of_it_is_free(gpu: Any, library: Any) -> None:
+def test_the_identity_and_free_memory_of_a_gpu(gpu: Any, library: Any) -> None:
     gpu.tell(used=3 << 20, total=10 << 20)
     devices = cuda_devices.CudaDevices()
     assert devices.memory(0) == (7 << 20, 10 << 20)

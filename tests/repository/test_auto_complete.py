@@ -264,7 +264,7 @@ def test_the_suffix_of_the_models_name_chooses_a_backend_when_nothing_else_does(
         ("m", 'platform: "tensorrt_plan" backend: "onnxruntime"', ["'tensorrt_plan'", "'onnxruntime'"]),
     ],
 )
-def test_a_model_that_nothing_can_open_says_what_was_looked_for(
+def test_a_model_that_nothing_can_open_names_the_expected_files(
     add_model: Any, resolved: Any, name: str, config: str, words: list[str]
 ) -> None:
     add_model(name, config)

@@ -146,7 +146,7 @@ def act(world: World, operation: tuple[str, int, str]) -> None:
 
 
 @given(STEPS)
-def test_after_any_file_operations_just_what_has_settled_counts(
+def test_after_any_file_operations_only_settled_parts_count(
     steps: Iterable[tuple[list[tuple[str, int, str]], float]],
 ) -> None:
     world, settled, now_s = World(), NOTHING, 100.0
@@ -171,7 +171,7 @@ def test_after_any_file_operations_just_what_has_settled_counts(
 
 
 @given(STEPS)
-def test_a_version_that_nobody_touches_counts_all_the_time(
+def test_an_untouched_version_counts_all_the_time(
     steps: Iterable[tuple[list[tuple[str, int, str]], float]],
 ) -> None:
     world, now_s = World({CONFIG: "a", 7: "kept"}), 100.0

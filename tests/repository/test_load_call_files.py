@@ -115,7 +115,7 @@ def test_other_overrides_are_taken_from_other_machines(
     assert source.desired_model("m", given, dict.fromkeys(files, b"x"), may_carry_code=False) is not None
 
 
-def test_a_refused_load_keeps_what_an_earlier_one_brought(source: Any, add_model: Any, tmp_path: Path) -> None:
+def test_a_refused_load_keeps_the_files_of_an_earlier_one(source: Any, add_model: Any, tmp_path: Path) -> None:
     add_model("m", 'backend: "identity"')
     source.desired_model("m", config(backend="identity"), {"1/model.onnx": b"x"})
     with pytest.raises(Forbidden):

@@ -68,7 +68,7 @@ def failure(root: Path) -> Callable[[dict[str, bytes]], str]:
         ),
     ],
 )
-def test_a_file_that_is_no_model_is_called_what_it_is(
+def test_a_file_that_is_no_model_is_reported_with_its_type(
     failure: Callable[[dict[str, bytes]], str], files: dict[str, bytes], reason: str
 ) -> None:
     assert failure(files) == f"model 'm' version 1, {reason}"
@@ -157,7 +157,7 @@ def test_a_model_without_permission_is_named_with_its_owner_and_mode(root: Path)
         ("readme.txt", "files of version 1 are expected in '{m}/1'"),
     ],
 )
-def test_a_folder_without_versions_says_what_it_holds(root: Path, path: str, reason: str) -> None:
+def test_a_folder_without_versions_is_reported_with_its_content(root: Path, path: str, reason: str) -> None:
     file = root / "m" / path
     file.parent.mkdir(parents=True)
     shutil.copy(MODEL, file)

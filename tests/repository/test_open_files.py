@@ -69,7 +69,7 @@ def test_entries_that_are_no_files_or_another_users_are_not_reported_and_not_ope
         assert is_open_for_writing(str(file)) is None
 
 
-def test_asking_while_others_open_it_again_and_again_ends_nobody_and_hinders_nobody(file: Path) -> None:
+def test_a_query_while_others_open_the_file_repeatedly_disturbs_no_process(file: Path) -> None:
     code = f"import sys\nfor _ in range({CALLS}): open(sys.argv[1], 'ab').close()\nprint('done')"
     process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
     answers = set()

@@ -101,7 +101,7 @@ def test_an_onnx_file_that_leaves_the_number_of_values_open_takes_the_stated_one
         ("dims: [ 2 ]", engine((3,), DType.FP32), r"shape tensor 'S' .* is TYPE_FP32.*TYPE_INT32 or TYPE_INT64"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_was_expected_and_given(
+def test_impossible_values_are_refused_with_the_expected_and_the_given(
     values: str, seen: ModelSignature, words: str, resolved: Callable[..., Any]
 ) -> None:
     with pytest.raises(BadModelConfig, match=words):

@@ -145,7 +145,7 @@ def test_a_listed_file_that_is_missing_is_an_unfinished_upload(model: Path, load
         load()
 
 
-def test_required_checksums_refuse_what_has_none_or_lists_not_all(model: Path, load: Any) -> None:
+def test_required_checksums_refuse_models_without_a_complete_list(model: Path, load: Any) -> None:
     with pytest.raises(Untrusted, match=r"model 'm': there is no SHA256SUMS in .* --require-checksums is set"):
         load(REQUIRED)
     sign_model(model, None)

@@ -144,7 +144,7 @@ def test_a_sequence_configuration_without_a_strategy_is_direct(resolved: Callabl
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_what_was_expected_and_given(
+def test_impossible_values_are_refused_with_the_expected_and_the_given(
     resolved: Callable[[str], ModelSpec], config: str, words: list[str]
 ) -> None:
     with pytest.raises(BadModelConfig) as refused:

@@ -58,7 +58,7 @@ def test_the_wished_version_is_the_same_one_with_and_without_a_pin(source: Any, 
     assert source.desired_models()[0]["m"].versions[2] == before
 
 
-def test_a_pin_to_a_version_that_is_gone_says_so_and_asks_for_no_other(source: Any, add_model: Any) -> None:
+def test_a_pin_to_a_missing_version_is_reported_and_no_other_serves(source: Any, add_model: Any) -> None:
     add_model("m", ALL, versions=(1, 2))
     source.pin("m", 7)
     desired_model = source.desired_models()[0]["m"]
@@ -96,9 +96,7 @@ def test_a_desired_state_from_before_a_pin_is_updated(source: Any, add_model: An
     assert source.with_pins(now) == before
 
 
-def test_an_order_counts_on_what_has_come_to_rest_alone_while_the_disk_is_followed(
-    source: Any, add_model: Any, root: Path
-) -> None:
+def test_a_load_call_uses_only_settled_files_while_a_watcher_runs(source: Any, add_model: Any, root: Path) -> None:
     add_model("m", ALL, versions=(1, 2))
     at_rest = source.scanner.scan().models
     (root / "m" / "3").mkdir()

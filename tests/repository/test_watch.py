@@ -424,7 +424,7 @@ def test_how_a_root_is_watched_follows_its_file_system_and_is_said(
     assert observation.is_remote(root) == (kind == "nfs4")
 
 
-def test_a_model_being_read_wakes_nobody(root: Path, add_model: Any) -> None:
+def test_reading_a_model_wakes_no_watcher(root: Path, add_model: Any) -> None:
     path = add_model("m", files={"1/weights": b"1" * 1000})
     observation = FileObservation([root])
     try:
@@ -468,7 +468,7 @@ def test_a_lock_of_gits_from_a_time_to_come_does_not_hold_the_models_back(
     assert follow().becomes({"m": (1,)})
 
 
-def test_a_look_that_fails_as_nobody_foresaw_is_followed_by_others(root: Path, add_model: Any, caplog: Any) -> None:
+def test_a_scan_that_fails_unexpectedly_is_followed_by_others(root: Path, add_model: Any, caplog: Any) -> None:
     told = threading.Condition()
     stated: list[list[str]] = []
 
@@ -593,7 +593,7 @@ def test_a_change_to_one_model_has_no_other_looked_into(
     assert set(looked) == {"m"}
 
 
-def test_what_was_heard_before_a_look_that_failed_is_not_lost(
+def test_events_before_a_failed_scan_are_not_lost(
     root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = add_model("m", "", files={"1/weights": b"one"})

@@ -26,7 +26,7 @@ def test_the_history_is_bounded_and_read_from_a_number_on():
     assert [event.number for event in bus.history(after=4)] == [5]
 
 
-def test_a_failing_subscriber_disturbs_nobody(caplog):
+def test_a_failing_subscriber_does_not_affect_others(caplog):
     bus = EventBus()
     seen = []
 

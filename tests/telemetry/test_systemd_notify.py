@@ -250,7 +250,7 @@ def test_a_reload_is_begun_and_ended_for_the_manager_and_names_what_takes_a_rest
     assert warnings == ["SIGHUP: changed, but needs a restart: log.file"]
 
 
-def test_an_order_to_reload_that_comes_in_the_middle_of_one_is_not_lost(listener: Listener) -> None:
+def test_a_sighup_during_a_reload_is_not_lost(listener: Listener) -> None:
     has_read, may_go_on = threading.Event(), threading.Event()
     files = [ServerConfig(log=LogConfig(format="json")), ServerConfig(log=LogConfig(format="default"))]
 
@@ -307,7 +307,7 @@ def test_one_part_that_fails_to_reload_does_not_keep_the_others_from_it(
     assert len(taken) == 1
 
 
-def test_the_first_order_to_end_is_the_one_that_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_request_to_end_counts(caplog: pytest.LogCaptureFixture) -> None:
     woken: list[None] = []
     end = EndRequest()
     end.notify(lambda: woken.append(None))

@@ -41,7 +41,7 @@ def test_a_stream_takes_no_thread_of_its_own(front_end: Any, make_request: Any) 
     assert {message.infer_response.id for stream in streams for message in stream} == {str(n) for n in range(20)}
 
 
-def test_an_order_that_takes_long_holds_up_nobody_else(front_end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_control_rpc_delays_no_other_call(front_end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     begun = threading.Barrier(4)
 
@@ -60,7 +60,7 @@ def test_an_order_that_takes_long_holds_up_nobody_else(front_end: Any, monkeypat
             order.result(20)
 
 
-def test_a_message_that_takes_long_to_read_holds_up_nobody_else(
+def test_a_message_that_takes_long_to_read_delays_no_other_call(
     front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []

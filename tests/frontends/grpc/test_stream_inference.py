@@ -246,7 +246,7 @@ def test_a_stream_waiting_for_room_ends_when_its_client_leaves(
     assert len(front_end.service.calls) == 2
 
 
-def test_responses_nobody_reads_end_the_stream_before_they_fill_memory(
+def test_unread_responses_end_the_stream_before_they_fill_memory(
     front_end: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MAX_BACKLOG", 50)

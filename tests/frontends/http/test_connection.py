@@ -162,7 +162,7 @@ def test_a_request_may_come_byte_by_byte(client):
     assert client.data() == [3.0]
 
 
-def test_pipelined_requests_are_answered_in_order_whoever_answers_them(client):
+def test_pipelined_requests_are_answered_in_order_by_any_handler(client):
     count = 150
     sent = b"".join(infer([float(i)]) + (LIVE if i % 3 == 0 else b"") for i in range(count))
     threading.Thread(target=client.send, args=(sent,)).start()
@@ -192,7 +192,7 @@ def test_a_request_to_an_endpoint_with_a_body_ends_where_its_length_says(client,
     assert len(begun) == len(range(1, len(index), 7))
 
 
-def test_a_body_that_nobody_reads_is_passed_over(client):
+def test_an_unread_body_is_skipped(client):
     client.send(message(bytes(300_000), path="/v2/nothing/here") + infer([1.0]))
     assert client.error() == (404, "Not Found")
     assert client.data() == [1.0]
@@ -358,7 +358,7 @@ def test_a_slow_body_is_waited_for_while_it_moves_also_by_a_server_that_drains(s
     stopping.result(20)
 
 
-def test_a_server_that_drains_cuts_what_does_not_end(site, connect):
+def test_a_draining_server_cuts_requests_that_do_not_end(site, connect):
     clients = [connect(site), connect(site)]
     clients[0].send(infer([4.0])[:-1])
     one = {"shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}
@@ -438,7 +438,7 @@ def test_a_method_that_is_none_is_refused_however_it_is_cut(client, place):
         infer([1.5] * 100_000),
     ],
 )
-def test_no_answer_tells_versions_of_what_serves_it(site, client, request_bytes):
+def test_no_response_names_versions_of_the_servers_software(site, client, request_bytes):
     client.send(request_bytes)
     _, head, _ = client.answer()
     assert re.findall(r"(?im)^server: *(.*?)\r?$", head) == ["edge-server"]

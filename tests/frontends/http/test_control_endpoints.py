@@ -89,7 +89,7 @@ def test_load_hands_over_the_configuration_and_decoded_files(site):
     "parameters",
     [{"config": 7}, {"file:1/a": "***"}, {"file:1/a": 1}, {"other": "x"}, [], "text"],
 )
-def test_load_refuses_what_it_does_not_understand(site, parameters):
+def test_load_refuses_unknown_parameters(site, parameters):
     assert site.post("/v2/repository/models/m/load", {"parameters": parameters}).status == 400
     assert site.service.loads == []
 
@@ -212,7 +212,7 @@ def test_restricted_groups_need_their_header(open_site):
     assert site.get("/v2/health/live").status == 200
 
 
-def test_an_error_of_the_service_that_nobody_foresaw_is_a_500_in_json(site, caplog):
+def test_an_unexpected_error_of_the_service_is_a_500_in_json(site, caplog):
     def explode() -> None:
         raise KeyError("surprise")
 

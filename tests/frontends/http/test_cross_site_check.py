@@ -91,7 +91,7 @@ def test_the_origin_of_a_browsers_order_must_be_this_server(open_site: Any, host
 
 
 @pytest.mark.parametrize("host", ["192.168.1.4:8000", "[fe80::1]:8000", "LOCALHOST", "box.example:80"])
-def test_a_page_of_this_server_gives_orders(open_site: Any, host: str) -> None:
+def test_a_page_of_this_server_may_send_control_requests(open_site: Any, host: str) -> None:
     site = open_site(allowed_hosts=("Box.example",))
     headers = {"Host": host, "Origin": f"http://{host.lower()}", "Sec-Fetch-Site": "same-origin"}
     for content_type in ("application/json; charset=utf-8", "application/octet-stream"):
@@ -101,7 +101,9 @@ def test_a_page_of_this_server_gives_orders(open_site: Any, host: str) -> None:
     assert len(site.service.loads) == 2
 
 
-def test_a_page_under_the_name_of_this_machine_gives_orders(open_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_under_the_name_of_this_machine_may_send_control_requests(
+    open_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "Jetson-7.lab.example")
     site = open_site()
     for host in ("jetson-7.lab.example:8000", "jetson-7:8000", "jetson-7.local:8000"):
@@ -109,7 +111,9 @@ def test_a_page_under_the_name_of_this_machine_gives_orders(open_site: Any, monk
 
 
 @pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "application/json", "image/jpeg"])
-def test_other_clients_give_orders_under_any_name_of_the_server(open_site: Any, content_type: str | None) -> None:
+def test_other_clients_may_send_control_requests_under_any_name_of_the_server(
+    open_site: Any, content_type: str | None
+) -> None:
     site = open_site(address="0.0.0.0")
     headers = {"Host": "anything.example:8000"} | ({"Content-Type": content_type} if content_type else {})
     assert site.post(LOAD, {}, headers).status == 200

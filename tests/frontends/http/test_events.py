@@ -248,7 +248,7 @@ def test_an_order_that_is_not_understood_is_not_given(site: Any, members: Any) -
     assert site.service.orders == []
 
 
-def test_a_page_of_another_site_gives_no_orders(site: Any) -> None:
+def test_a_page_of_another_site_may_not_send_control_requests(site: Any) -> None:
     reply = site.post("/edge/v1/models/add/rollback", headers={"Origin": "http://evil.example"})
     assert reply.status == 403
     assert "got Origin 'http://evil.example'" in reply.error
@@ -275,7 +275,7 @@ def test_a_page_under_a_name_that_leads_here_is_another_sites(open_site: Any, ho
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "[::1]:8000", "127.0.0.1"])
-def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
+def test_a_page_of_this_machine_may_send_control_requests(site: Any, host: str) -> None:
     reply = site.post("/edge/v1/models/add/rollback", headers={"Host": host, "Origin": f"http://{host}"})
     assert reply.status == 200
 
@@ -296,7 +296,7 @@ def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
         ("192.168.1.4", True, True),
     ],
 )
-def test_without_a_key_orders_are_taken_from_this_machine_alone(
+def test_without_a_key_control_requests_are_accepted_from_this_machine_alone(
     remote: str | None, is_guarded: bool, expected: bool
 ) -> None:
     group = RestrictedGroup(("model-repository",), "x-key", "s3cret")

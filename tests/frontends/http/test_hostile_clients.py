@@ -435,7 +435,7 @@ def closing(left: int, ticks: int) -> tuple[Deaf, int]:
     return asyncio.run(close())
 
 
-def test_who_makes_room_and_has_not_taken_the_last_answer_is_cut_at_once():
+def test_a_connection_closed_for_a_new_one_is_cut_at_once_if_its_last_response_is_unread():
     async def drop() -> Deaf:
         server = connection_module.Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())
         client, served = socket.socketpair()

@@ -205,7 +205,9 @@ def test_a_client_that_is_gone_when_its_refusal_is_sent_leaves_no_connection(sit
     assert errors == []
 
 
-def test_who_sends_requests_and_nonsense_without_reading_gets_all_answers_and_the_refusal(site: Any) -> None:
+def test_a_client_that_sends_requests_and_nonsense_without_reading_gets_all_responses_and_the_refusal(
+    site: Any,
+) -> None:
     client = socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S)
     with contextlib.closing(client):
         client.sendall(LARGE + b"\0\0\0\0 hello")

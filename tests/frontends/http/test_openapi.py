@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def test_nothing_for_pages_and_pictures_is_imported_before_somebody_asks() -> None:
+def test_nothing_for_pages_and_pictures_is_imported_before_its_first_use() -> None:
     code = "import sys, edge_server.process.http_routes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     late = (

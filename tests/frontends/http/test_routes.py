@@ -114,7 +114,7 @@ def test_requests_that_may_change_the_server_are_marked(site: Any) -> None:
 
 
 @pytest.mark.parametrize("uses_aiohttp", [False, True])
-def test_a_handler_sees_the_same_request_whoever_serves_it(open_site: Any, uses_aiohttp: bool) -> None:
+def test_a_handler_sees_the_same_request_from_either_server(open_site: Any, uses_aiohttp: bool) -> None:
     async def show(request: HttpRequest) -> HttpResponse | None:
         if request.head.target.endswith("?stream"):
             await request.begin_stream(201, {"X-Kind": "stream"})

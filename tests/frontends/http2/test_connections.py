@@ -266,7 +266,7 @@ def test_idle_connections_give_way_when_there_are_too_many(serve: Serve) -> None
     assert busy.response(1) == b"still here"
 
 
-def test_who_only_connects_gives_way_before_who_has_called(serve: Serve) -> None:
+def test_connections_without_a_call_are_closed_before_those_with_one(serve: Serve) -> None:
     server = serve(max_connections=2)
     client, silent = server.connect(), server.connect(says_hello=False)
     client.send(client.headers(1), DataFrame(1, b"hello", flags=["END_STREAM"]))

@@ -142,7 +142,7 @@ def test_wrong_data_in_a_known_text_is_refused_in_the_same_words(spec, dtype, da
 
 
 @pytest.mark.parametrize("data", ["[[1],[2]]", "[[1,2]]", "[1,-0.5e-3]", "[NaN,Infinity]", "[1,3.4e38]", "[ 1 , 2 ]\n"])
-def test_unusual_data_in_a_known_text_is_what_it_is_at_first_sight(spec, data):
+def test_unusual_data_in_a_cached_text_decodes_as_without_the_cache(spec, data):
     cache = InferJsonCache(REGIONS)
     for _ in range(4):
         decode(cache, json_text("[1,2]"), None, spec)

@@ -138,7 +138,7 @@ def test_an_error_is_not_kept(core: Any) -> None:
     assert counts(version) == (1, 0, 1, 1)
 
 
-def test_what_does_not_fit_the_model_is_refused_before_the_look(core: Any, cache: ResponseCache) -> None:
+def test_a_request_that_does_not_fit_the_model_is_refused_before_the_lookup(core: Any, cache: ResponseCache) -> None:
     core.load(core.spec(is_cached=True))
     with pytest.raises(InvalidRequest):
         core.submit(3.0, rows=9)
@@ -429,7 +429,7 @@ def test_an_ensemble_forgets_when_a_member_is_reloaded(core: Any) -> None:
     assert ask(core, 3.0, model="both").outputs[0].array[0, 0] == 300.0
 
 
-def test_an_ensemble_of_what_cannot_be_cached_does_not_load(core: Any) -> None:
+def test_an_ensemble_of_members_that_cannot_be_cached_does_not_load(core: Any) -> None:
     core.load(core.spec("a"))
     core.script.on_execute = lambda executions: [item.finish() for item in executions]
     core.load(core.spec("b", is_decoupled=True))

@@ -142,7 +142,7 @@ def test_tensors_are_handed_on_without_a_copy(core: Any) -> None:
     assert all(np.shares_memory(given, item) for item in [*seen, answers[0].outputs[0].array])
 
 
-def test_only_what_was_asked_for_is_answered_and_computed(adding: Any) -> None:
+def test_only_requested_outputs_are_returned_and_computed(adding: Any) -> None:
     steps = [("a", {"IN": "IN"}, {"OUT": "X"}), ("b", {"IN": "IN"}, {"OUT": "Y"})]
     load(adding, ensemble(adding, "e", steps, ["X", "Y"]))
     _, mailbox = adding.submit(0.0, model="e", outputs=("Y",))
@@ -764,7 +764,7 @@ def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new
     assert asked.asked == ["a", "b", "a"]
 
 
-def test_members_out_of_memory_are_brought_back_step_by_step(new_core: Any, eventually: Any) -> None:
+def test_evicted_members_are_loaded_again_step_by_step(new_core: Any, eventually: Any) -> None:
     core = new_core(max_resident_models=1)
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
     for name in "ab":

@@ -66,7 +66,9 @@ def test_open_admission_control_is_not_asked(new_core: Any, held: LimitedAdmissi
     assert held.settled == {}
 
 
-def test_a_refused_request_gets_the_gates_words_and_is_counted(new_core: Any, held: LimitedAdmission) -> None:
+def test_a_refused_request_gets_the_message_of_admission_control_and_is_counted(
+    new_core: Any, held: LimitedAdmission
+) -> None:
     core = new_core(admission=held)
     version = core.load(core.spec())
     held.refuses = True
@@ -89,7 +91,7 @@ def test_the_cost_is_the_time_that_rows_took_before(new_core: Any, held: Limited
     assert held.asked[1][1] > 0
 
 
-def test_what_was_charged_is_settled_with_each_ones_part_of_the_run(
+def test_each_charge_is_corrected_with_the_requests_part_of_the_run(
     new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
 ) -> None:
     core = new_core(admission=held)
@@ -119,7 +121,7 @@ def test_a_failed_batch_is_settled_with_the_time_it_took(
     assert held.took[0] > 0
 
 
-def test_who_waits_and_is_cancelled_took_nothing_and_who_runs_takes_its_time(
+def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_time(
     new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
 ) -> None:
     core = new_core(admission=held)
@@ -140,7 +142,9 @@ def test_who_waits_and_is_cancelled_took_nothing_and_who_runs_takes_its_time(
     assert held.took[0] > 0
 
 
-def test_who_expires_took_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any) -> None:
+def test_an_expired_request_is_charged_nothing(
+    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
+) -> None:
 
     core = new_core(admission=held)
     stop = new_blocker()
@@ -155,7 +159,7 @@ def test_who_expires_took_nothing(new_core: Any, held: LimitedAdmission, new_blo
     eventually(lambda: held.is_settled)
 
 
-def test_who_finds_the_queue_full_took_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
+def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
 
     core = new_core(admission=held)
     stop = new_blocker()

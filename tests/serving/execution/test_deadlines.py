@@ -50,7 +50,7 @@ def test_what_takes_longer_than_there_is_time_is_refused_on_arrival(core: Any) -
     assert core.script.ran == []
 
 
-def test_who_waits_is_given_up_when_it_is_too_late_to_begin_not_when_it_is_too_late(core: Any, blocker: Any) -> None:
+def test_a_waiting_request_expires_when_it_is_too_late_to_begin(core: Any, blocker: Any) -> None:
     learned(core, 30_000)
     core.submit()
     blocker.wait_blocked()

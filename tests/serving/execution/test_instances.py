@@ -52,7 +52,7 @@ def test_every_instance_is_warmed_on_its_own_thread_and_warming_is_not_counted(c
 
 
 @pytest.mark.parametrize("error", [BackendError("out of luck"), ValueError("out of luck"), SystemExit("out of luck")])
-def test_a_failing_warm_up_fails_the_load_in_tritons_words_and_closes_what_was_opened(
+def test_a_failing_warm_up_fails_the_load_in_tritons_words_and_closes_the_sessions(
     core: Any, error: BaseException
 ) -> None:
     def run(name: str, inputs: Any) -> Any:

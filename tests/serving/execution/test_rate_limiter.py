@@ -151,7 +151,7 @@ def test_the_weights_give_the_shares() -> None:
     assert abs(seen["four"] - 100) <= 2
 
 
-def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
+def test_a_late_demand_does_not_catch_up_with_earlier_runs_of_others() -> None:
     limiter = RateLimiter({("R", None): 1})
     old, new = ResourceDemand("old", {R: 1}, 1), ResourceDemand("new", {R: 1}, 1)
     limiter.register(old)
@@ -163,7 +163,7 @@ def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
     assert abs(seen["old"] - seen["new"]) <= 1
 
 
-def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
+def test_a_large_demand_is_not_overtaken_by_small_ones() -> None:
     limiter = RateLimiter({("R", None): 4})
     big = ResourceDemand("big", {R: 4}, 1)
     small = [ResourceDemand(f"small{index}", {R: 1}, 1) for index in range(4)]
@@ -393,7 +393,7 @@ def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any, new_b
     stop.release()
 
 
-def test_a_model_that_asks_for_more_than_there_is_does_not_load_and_leaves_nothing_open(new_core: Any) -> None:
+def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_leaves_nothing_open(new_core: Any) -> None:
     limiter = RateLimiter({("R", None): 3})
     core = new_core(limiter=limiter)
     core.set_desired(core.spec("a", instance_groups=group("a", ("R", 4))))
@@ -433,7 +433,7 @@ def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(
     assert waiting.final().error is None
 
 
-def test_two_groups_of_one_model_each_run_what_was_given_to_them(new_core: Any) -> None:
+def test_two_groups_of_one_model_each_run_their_own_batches(new_core: Any) -> None:
     """The instance freed last may be refused while another one of the same model is granted."""
     core = new_core(limiter=RateLimiter({("R", None): 1}))
     watched = Watched(core, 0.0002)

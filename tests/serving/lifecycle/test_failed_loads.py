@@ -122,7 +122,7 @@ def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(core: An
     assert opens.count == 2
 
 
-def test_an_order_to_load_tries_at_once(core: Any) -> None:
+def test_a_load_call_retries_at_once(core: Any) -> None:
     Failing(core, OutOfMemory("a"))
     core.set_desired(core.spec())
     settle(core)
@@ -198,7 +198,7 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventual
     assert asked == [3, 3]
 
 
-def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_core: Any) -> None:
+def test_a_load_call_below_the_memory_floor_is_refused_with_the_reason(new_core: Any) -> None:
     core = new_core(lambda file, instance_count: "memory is short")
     core.desired["m"] = DesiredModel("m", {1: core.desired_version(core.spec())})
     with pytest.raises(LoadError, match="memory is short"):

@@ -89,7 +89,7 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
     eventually(lambda: "gpu.lost" in [kind for kind, _ in core.events])
 
 
-def test_an_order_to_load_does_not_touch_a_lost_gpu_again(core: Any, eventually: Any) -> None:
+def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any, eventually: Any) -> None:
     core.load(on_gpu(core, "m"))
     core.manager.mark_gpu_lost(0, "NVML: GPU is lost")
     eventually(lambda: [item.state for item in core.manager.versions("m")] == ["FAILED"])

@@ -345,14 +345,14 @@ def test_loading_an_absent_model_or_one_without_versions_is_refused(core: Any) -
     core.service.unload_model("never heard of")
 
 
-def test_the_index_lists_what_was_never_loaded_by_name_alone(core: Any) -> None:
+def test_the_index_lists_models_that_were_never_loaded_by_name_alone(core: Any) -> None:
     core.load(core.spec())
     core.desired["z"] = DesiredModel("z")
     assert core.service.repository_index() == [IndexEntry("m", "1", "READY"), IndexEntry("z")]
     assert core.service.repository_index(only_ready=True) == [IndexEntry("m", "1", "READY")]
 
 
-def test_close_waits_for_what_runs_and_waits_and_reports_a_clean_end(core: Any, blocker: Any) -> None:
+def test_close_waits_for_running_and_queued_requests_and_reports_a_clean_end(core: Any, blocker: Any) -> None:
     core.load(core.spec())
     mailboxes = [core.submit(number)[1] for number in range(3)]
     blocker.wait_blocked()

@@ -48,7 +48,7 @@ def calls_of_a_reload(core: Any, count: int) -> int:
     return calls
 
 
-def test_the_order_to_reload_one_model_asks_next_to_nothing_of_the_others(new_core: Callable[..., Any]) -> None:
+def test_reloading_one_model_costs_the_others_almost_nothing(new_core: Callable[..., Any]) -> None:
     few, many = calls_of_a_reload(new_core(), 10), calls_of_a_reload(new_core(), 110)
     # 3 for each further model when this was written; 224 before there was an index of ensembles.
     assert (many - few) / 100 < 10, (few, many)

@@ -96,7 +96,7 @@ def test_a_scan_that_began_before_a_pin_does_not_take_it_back(core: Any) -> None
     assert ready(core) == [2, 1]
 
 
-def test_orders_by_name_need_explicit_mode_and_pins_a_version_that_is_there(core: Any) -> None:
+def test_load_calls_need_explicit_mode_and_pins_an_existing_version(core: Any) -> None:
     control = make(core, is_explicit=False)
     for order in (control.load, control.unload):
         with pytest.raises(Refusal, match="explicit model load / unload is not allowed"):

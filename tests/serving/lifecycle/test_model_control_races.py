@@ -110,7 +110,7 @@ def test_a_version_that_comes_back_with_the_same_files_is_tried_again(core: Any,
     eventually(lambda: core.service.is_model_ready("m", None))
 
 
-def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(new_core: Any) -> None:
+def test_a_load_call_for_a_serving_model_does_not_keep_it_in_memory_for_ever(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     for name in ("a", "b"):
         core.set_desired(core.spec(name))
@@ -124,7 +124,7 @@ def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(ne
     assert {item.name for item in core.manager.all_ready()} == {"b"}
 
 
-def test_what_was_ordered_by_name_before_the_first_scan_goes_on_serving(core: Any) -> None:
+def test_a_model_loaded_by_name_before_the_first_scan_goes_on_serving(core: Any) -> None:
     core.desired["ordered"] = DesiredModel("ordered", {1: core.desired_version(core.spec("ordered"))})
     core.service.load_model("ordered")
     first = DesiredModel("first", {1: core.desired_version(core.spec("first"))})

@@ -134,7 +134,7 @@ def test_a_version_leaves_the_routes_in_the_step_that_retires_it(steps: Steps) -
     assert steps.events == ["loading", "ready", "loading", "ready", "draining", "unloaded"]
 
 
-def test_a_load_that_nobody_wants_any_more_is_not_begun(steps: Steps) -> None:
+def test_a_load_that_is_no_longer_desired_is_not_begun(steps: Steps) -> None:
     steps.want(1)
     late = steps.take(Load)
     steps.want(1, mark="b")

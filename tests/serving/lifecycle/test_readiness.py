@@ -19,7 +19,7 @@ def fail(core: Any) -> None:
 
 
 @pytest.mark.parametrize("readiness", Readiness)
-def test_no_server_is_ready_before_the_first_desired_state_was_worked_off(new_core: Any, readiness: Readiness) -> None:
+def test_no_server_is_ready_before_the_first_desired_state_is_reached(new_core: Any, readiness: Readiness) -> None:
     core = new_core(readiness=readiness, has_started=False)
     core.load(core.spec())
     assert not core.service.is_ready()

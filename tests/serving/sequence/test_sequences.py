@@ -210,7 +210,7 @@ def test_sequences_beyond_the_slots_wait_and_run_when_one_ends(core: Any) -> Non
     assert answer(waiting[2]) == 40
 
 
-def test_a_client_that_starts_and_cancels_again_and_again_leaves_nothing_and_keeps_nobody_out(core: Any) -> None:
+def test_a_client_that_starts_and_cancels_repeatedly_leaves_nothing_and_blocks_no_other(core: Any) -> None:
     version = load(core, OldestStrategy(1))
     assert walk(core, 1, [1], ends=False) == [1]
     for id in range(2, 3002):
@@ -266,7 +266,7 @@ def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequenc
 @pytest.mark.sample
 @pytest.mark.parametrize("key", ["max_waiting_sequences", "max_waiting_per_sequence"])
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "\u0663", "1000001", "9" * 5000])
-def test_a_limit_of_what_may_wait_that_is_no_such_number_fails_the_load(core: Any, key: str, text: str) -> None:
+def test_an_invalid_limit_of_waiting_requests_fails_the_load(core: Any, key: str, text: str) -> None:
     core.set_desired(core.spec(sequence=batching(), parameters={key: text}))
     assert core.manager.wait_settled(["m"], 20)
     failure = core.manager.failure("m")
@@ -498,7 +498,7 @@ def test_statistics_count_requests_batches_and_only_the_rows_that_were_asked_for
     assert boxes[1].final().batch_size == 2
 
 
-def test_a_reload_finishes_what_was_accepted_and_forgets_live_sequences(core: Any, new_blocker: Any) -> None:
+def test_a_reload_finishes_accepted_requests_and_forgets_live_sequences(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
 
     def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -517,7 +517,7 @@ def test_a_reload_finishes_what_was_accepted_and_forgets_live_sequences(core: An
     assert walk(core, 1, [9, 1]) == [9, 10]
 
 
-def test_closing_answers_for_what_waits_and_leaves_nothing(core: Any, new_blocker: Any) -> None:
+def test_closing_answers_waiting_requests_and_leaves_nothing(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
 
     def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
