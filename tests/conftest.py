@@ -143,7 +143,7 @@ S3_ENVIRONMENT = {
 }
 
 
-class Wire:
+class Relay:
     """A relay to a server on this machine. Cuts connections on request, and counts the bytes that the server sent.
 
     `cut_after`: bytes that the server may send from now on, after which every connection breaks; None: any number.
@@ -234,13 +234,13 @@ class Wire:
 
 
 class Bucket:
-    """One bucket. `url` goes over the wire; what tests put there does not."""
+    """One bucket. `url` goes over the relay; what tests put there does not."""
 
-    def __init__(self, client: Any, wire: Wire) -> None:
+    def __init__(self, client: Any, relay: Relay) -> None:
         self._client = client
-        self.wire = wire
+        self.relay = relay
         self.name = f"models-{uuid.uuid4().hex[:12]}"
-        self.url = f"s3://127.0.0.1:{wire.port}/{self.name}/repository"
+        self.url = f"s3://127.0.0.1:{relay.port}/{self.name}/repository"
         self.environment = S3_ENVIRONMENT
         client.create_bucket(Bucket=self.name)
 
@@ -281,20 +281,20 @@ def s3_address() -> Iterator[tuple[str, int]]:
 
 
 @pytest.fixture
-def wire(s3_address: tuple[str, int]) -> Iterator[Wire]:
-    relay = Wire(s3_address)
+def relay(s3_address: tuple[str, int]) -> Iterator[Relay]:
+    relay = Relay(s3_address)
     yield relay
     relay.close()
 
 
 @pytest.fixture
-def bucket(s3_address: tuple[str, int], wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(s3_address: tuple[str, int], relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     import boto3
 
     for name, value in S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_address[1]}")
-    yield Bucket(client, wire)
+    yield Bucket(client, relay)
     client.close()
 
 
@@ -342,7 +342,7 @@ def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def heated() -> Any:
+def heated_server() -> Any:
     """The module tests/e2e/heated_server.py."""
     return _module("governor_heated_server", Path(__file__).parent / "e2e" / "heated_server.py")
 
@@ -439,9 +439,9 @@ class RedisServer:
         end = time.monotonic() + 20
         while True:
             assert self._process.poll() is None, "Redis ended while it started"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as wire:
-                wire.sendall(b"PING\r\n")
-                if wire.recv(16).startswith(b"+PONG"):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                connection.sendall(b"PING\r\n")
+                if connection.recv(16).startswith(b"+PONG"):
                     return
             assert time.monotonic() < end, "Redis did not come up"
             time.sleep(0.01)

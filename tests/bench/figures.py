@@ -63,7 +63,7 @@ def beside_the_runtime(rounds: int) -> None:
         with harness.server(repository) as where:
             calls = {
                 "bare onnxruntime": lambda: session.run(None, {"input": frame}),
-                **doors(where.http, where.grpc, frame, picture),
+                **calls_by_protocol(where.http, where.grpc, frame, picture),
             }
             results: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(rounds):
@@ -76,7 +76,7 @@ def beside_the_runtime(rounds: int) -> None:
         print(f"{name}: {statistics.median(rates):.1f} requests a second, {ratio:.2f} of the bare runtime")
 
 
-def doors(http: str, grpc: str, frame: np.ndarray, picture: bytes) -> dict[str, Callable[[], object]]:
+def calls_by_protocol(http: str, grpc: str, frame: np.ndarray, picture: bytes) -> dict[str, Callable[[], object]]:
     over_grpc = triton_grpc.InferenceServerClient(grpc)
     over_http = triton_http.InferenceServerClient(http)
     grpc_input = triton_grpc.InferInput("input", list(frame.shape), "FP32")

@@ -73,15 +73,15 @@ def board(folder: Path) -> Any:
     return boards.Board("orin_nano_jp6", folder)
 
 
-def hold_back(box: Any, address: str) -> None:
+def hold_back(machine: Any, address: str) -> None:
     """Warm the machine until the allowed fraction falls a little, then keep it at the set point."""
-    box.set_temperature("tj-thermal", SET_POINT_C + 0.5)
+    machine.set_temperature("tj-thermal", SET_POINT_C + 0.5)
     end_s = time.monotonic() + 60
     while share_of(address) >= 0.99:
         if time.monotonic() > end_s:
             raise SystemExit("the governor does not hold back at the set-point")
         time.sleep(0.1)
-    box.set_temperature("tj-thermal", SET_POINT_C)
+    machine.set_temperature("tj-thermal", SET_POINT_C)
     time.sleep(3.0)
 
 
@@ -151,11 +151,11 @@ def core(repository: Path, way: str) -> Iterator[ServerParts]:
 @contextlib.contextmanager
 def server(repository: Path, way: str, folder: Path) -> Iterator[tuple[str, str, int]]:
     """Yield the addresses of HTTP and gRPC, and the process's id."""
-    box = board(folder)
+    machine = board(folder)
     if way == HELD:
-        box.set_temperature("tj-thermal", SET_POINT_C - 0.1)
+        machine.set_temperature("tj-thermal", SET_POINT_C - 0.1)
     flags = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    flags += [f"--sysfs-root={box.root}", "--log-info=false", "--log-warning=false"]
+    flags += [f"--sysfs-root={machine.root}", "--log-info=false", "--log-warning=false"]
     flags.append(f"--governor={'false' if way == OFF else 'true'}")
     process = subprocess.Popen(
         [str(COMMAND), "serve", f"--model-repository={repository}", *flags], stdout=subprocess.PIPE, text=True
@@ -166,13 +166,13 @@ def server(repository: Path, way: str, folder: Path) -> Iterator[tuple[str, str,
         if found is None:
             raise SystemExit("the server did not start")
         if way == HELD:
-            hold_back(box, found[1])
+            hold_back(machine, found[1])
         yield found[1], found[2], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
         process.stdout.close()
-        box.close()
+        machine.close()
 
 
 def share_of(address: str) -> float:

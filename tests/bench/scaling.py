@@ -66,7 +66,9 @@ def around(calls: Sequence[harness.Call]) -> harness.Call:
 
 
 @contextlib.contextmanager
-def doors(where: harness.Server, models: Sequence[str], connections: int) -> Iterator[dict[str, harness.Call]]:
+def calls_by_protocol(
+    where: harness.Server, models: Sequence[str], connections: int
+) -> Iterator[dict[str, harness.Call]]:
     """Yield one call for each wire. Request n goes to model n, over connection n, each counted round."""
     body, header_length = short.binary_body(SMALL)
     messages = [short.message(model, "INPUT0", SMALL) for model in models]
@@ -137,7 +139,7 @@ def with_models(folder: Path, rounds: int) -> list[Step]:
             for name in names:
                 write_small(folder / str(size), name)
             where = stack.enter_context(harness.server(folder / str(size), "--log-info=false"))
-            steps.append((size, where, stack.enter_context(doors(where, names, 1))))
+            steps.append((size, where, stack.enter_context(calls_by_protocol(where, names, 1))))
         return measure_steps(steps, rounds)
 
 
@@ -147,7 +149,7 @@ def with_versions(folder: Path, rounds: int) -> list[Step]:
         for size in VERSIONS:
             write_small(folder / str(size), "small", size)
             where = stack.enter_context(harness.server(folder / str(size), "--log-info=false"))
-            steps.append((size, where, stack.enter_context(doors(where, ["small"], 1))))
+            steps.append((size, where, stack.enter_context(calls_by_protocol(where, ["small"], 1))))
         return measure_steps(steps, rounds)
 
 
@@ -157,7 +159,7 @@ def with_connections(folder: Path, rounds: int) -> list[Step]:
         steps = []
         for size in CONNECTIONS:
             where = stack.enter_context(harness.server(folder, "--log-info=false"))
-            steps.append((size, where, stack.enter_context(doors(where, ["small"], size))))
+            steps.append((size, where, stack.enter_context(calls_by_protocol(where, ["small"], size))))
         return measure_steps(steps, rounds)
 
 

@@ -39,7 +39,7 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 """
 
-BARE_DOORS = """
+ECHO_SERVERS = """
 import asyncio, concurrent.futures, sys
 import grpc
 from aiohttp import web
@@ -67,9 +67,9 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def bare_doors() -> Iterator[harness.Server]:
+def echo_servers() -> Iterator[harness.Server]:
     """Start the servers that echo."""
-    command = [sys.executable, "-c", BARE_DOORS, METHOD.split("/")[1]]
+    command = [sys.executable, "-c", ECHO_SERVERS, METHOD.split("/")[1]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with harness.ended(process):
         assert process.stdout is not None
@@ -149,7 +149,7 @@ def compare(rounds: int = ROUNDS) -> dict[str, dict[str, list[Load]]]:
         harness.write_model(repository, "small", IDENTITY)
         classifier = cases.write_classifier(repository, "onnxruntime")
         server = stack.enter_context(harness.server(repository, "--log-info=false"))
-        doors = stack.enter_context(bare_doors())
+        echo = stack.enter_context(echo_servers())
 
         def turn(where: harness.Server, opened: contextlib.AbstractContextManager[harness.Call]) -> Any:
             return partial(harness.closed_loop, stack.enter_context(opened), TURN_S, where.cpu_s)
@@ -160,14 +160,13 @@ def compare(rounds: int = ROUNDS) -> dict[str, dict[str, list[Load]]]:
                 partial(harness.closed_loop, cases.raw_call("onnxruntime", image), TURN_S),
             ),
             "identity over gRPC beside a bare echo": tuple(
-                turn(where, over_grpc(where, message("small", "INPUT0", small))) for where in (server, doors)
+                turn(where, over_grpc(where, message("small", "INPUT0", small))) for where in (server, echo)
             ),
             "eight at once over gRPC beside a bare echo": tuple(
-                turn(where, many_over_grpc(where, message("small", "INPUT0", small))) for where in (server, doors)
+                turn(where, many_over_grpc(where, message("small", "INPUT0", small))) for where in (server, echo)
             ),
             "identity over HTTP beside a bare echo": tuple(
-                turn(where, over_http(where, "/v2/models/small/infer", body, header_length))
-                for where in (server, doors)
+                turn(where, over_http(where, "/v2/models/small/infer", body, header_length)) for where in (server, echo)
             ),
         }
         return {

@@ -200,14 +200,14 @@ def test_the_exit_code_follows_expectations_and_waiting(
     # A failed version is asked about again until the time is over, or until it is gone.
     looks: list[dict[str, Any]] = []
 
-    def heal_at_the_third_look(options: Any) -> dict[str, Any]:
+    def recover_at_the_third_poll(options: Any) -> dict[str, Any]:
         looks.append(read_report(options))
         if len(looks) == 2:
             ANSWERS["/v2/repository/index"] = [good]
         return looks[-1]
 
     read_report = status.read_report
-    monkeypatch.setattr(status, "read_report", heal_at_the_third_look)
+    monkeypatch.setattr(status, "read_report", recover_at_the_third_poll)
     monkeypatch.setitem(ANSWERS, "/v2/repository/index", [good, bad])
     assert status.run(["--url", url, "--wait=60"]) == 0
     assert len(looks) == 3

@@ -93,7 +93,7 @@ def write_models(repository: Any) -> None:
 # -- what feels the heat
 
 
-class Box:
+class HeatedMachine:
     """A plant and the sensors that lie in it, warm from the beginning."""
 
     constants: ThermalModelConstants
@@ -107,14 +107,14 @@ class Box:
 
     def __init__(self) -> None:
         self.plant = ThermalModel(self.constants, self.hot_c, sink_c=self.warm_sink_c, chip_c=self.warm_sink_c + 6.0)
-        self.feel()
+        self.write_sensors()
 
-    def feel(self) -> None:
+    def write_sensors(self) -> None:
         """Write the simulated state to the files of the drivers."""
         raise NotImplementedError
 
 
-class Module(Box):
+class Module(HeatedMachine):
     """A Jetson Orin Nano made of files."""
 
     constants = MODULE
@@ -126,7 +126,7 @@ class Module(Box):
         self._board = board
         super().__init__()
 
-    def feel(self) -> None:
+    def write_sensors(self) -> None:
         plant = self.plant
         for kind in ("tj", "cpu", "soc0", "soc1", "soc2"):
             self._board.set_temperature(f"{kind}-thermal", plant.chip_c)
@@ -134,7 +134,7 @@ class Module(Box):
         self._board.write(f"{self._board.cooler('soc0-throttle-alert')}/cur_state", int(plant.is_throttled))
 
 
-class Card(Box):
+class Card(HeatedMachine):
     """An NVIDIA card that the fake library reports: whole degrees, milliwatts, millijoules."""
 
     constants = CARD
@@ -147,7 +147,7 @@ class Card(Box):
         self._nvidia = nvidia
         super().__init__()
 
-    def feel(self) -> None:
+    def write_sensors(self) -> None:
         plant = self.plant
         self._nvidia.set(
             0,
@@ -244,7 +244,9 @@ class HttpCaller:
             return "ok", answer.get("parameters", {}).get("edge_variant", "")
         if reply.status == 429:
             wait, state = reply.headers["Retry-After"], reply.headers["Edge-Governor"]
-            is_well_told = wait.isdecimal() and int(wait) >= 1 and tells(answer["error"], state, self._priority)
+            is_well_told = (
+                wait.isdecimal() and int(wait) >= 1 and is_valid_refusal(answer["error"], state, self._priority)
+            )
             return "shed" if is_well_told else f"429 {dict(reply.headers)} {answer}", ""
         return "late" if reply.status == 503 else f"{reply.status} {answer}", ""
 
@@ -281,7 +283,9 @@ class GrpcCaller:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             pushback, state = trailers.get("grpc-retry-pushback-ms", ""), trailers.get("edge-governor", "")
             is_well_told = (
-                pushback.isdecimal() and int(pushback) >= 50 and tells(error.details(), state, self._priority)
+                pushback.isdecimal()
+                and int(pushback) >= 50
+                and is_valid_refusal(error.details(), state, self._priority)
             )
             return "shed" if is_well_told else f"RESOURCE_EXHAUSTED {trailers} {error.details()}"
         return "late" if error.code() is grpc.StatusCode.UNAVAILABLE else f"{error.code()} {error.details()}"
@@ -290,7 +294,7 @@ class GrpcCaller:
         self._channel.close()
 
 
-def tells(words: str, state: str, priority: int) -> bool:
+def is_valid_refusal(words: str, state: str, priority: int) -> bool:
     """Return whether a refusal names the model and the reason, and its state is one in which work is refused."""
     start = f"model 'detector{{}}' takes no more {NAMES[priority]} requests for now: the box is {state}: "
     is_named = any(words.startswith(start.format(ending)) for ending in ("", "_small"))
@@ -339,7 +343,7 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Moment:
+class TracePoint:
     at_s: float
     chip_c: float
     power_w: float
@@ -353,16 +357,16 @@ class Moment:
 @dataclass
 class Outcome:
     load: Load
-    trace: list[Moment]
-    box: Box
+    trace: list[TracePoint]
+    machine: HeatedMachine
     report: dict[str, Any]
     log: str
 
     def of(self, class_name: str) -> list[Answer]:
         return [answer for answer in self.load.answers if answer.class_name == class_name]
 
-    def between(self, begin_s: float, end_s: float) -> list[Moment]:
-        return [moment for moment in self.trace if begin_s <= moment.at_s < end_s]
+    def between(self, begin_s: float, end_s: float) -> list[TracePoint]:
+        return [point for point in self.trace if begin_s <= point.at_s < end_s]
 
     def shed(self) -> Counter[str]:
         """Return the refusals that the server reports, by class."""
@@ -372,7 +376,7 @@ class Outcome:
         return counts
 
     @property
-    def settled(self) -> list[Moment]:
+    def settled(self) -> list[TracePoint]:
         return self.between(SETTLED_S, STEP_S)
 
 
@@ -393,11 +397,11 @@ def governor(server: Any) -> dict[str, Any]:
     return dict(answer)
 
 
-def run_loop(server: Any, box: Box) -> Outcome:
+def run_loop(server: Any, machine: HeatedMachine) -> Outcome:
     """Let the server heat the plant that it feels, through a change for the better, until nothing is held back."""
-    plant = box.plant
+    plant = machine.plant
     load = Load(server)
-    trace: list[Moment] = []
+    trace: list[TracePoint] = []
     begun_s = then_s = time.monotonic()
     before_s = busy_s(server)
     try:
@@ -407,17 +411,17 @@ def run_loop(server: Any, box: Box) -> Outcome:
             busy = min(1.0, (now_busy_s - before_s) / (now_s - then_s))
             plant.step(busy, now_s - then_s)
             before_s, then_s = now_busy_s, now_s
-            box.feel()
+            machine.write_sensors()
             told = governor(server)
             lighter = told["variants_in_force"].get("detector", "")
-            trace.append(Moment(at_s, plant.chip_c, plant.power_w, busy, told["share"], told["state"], lighter))
+            trace.append(TracePoint(at_s, plant.chip_c, plant.power_w, busy, told["share"], told["state"], lighter))
             if at_s >= STEP_S:
-                plant.ambient_c, load.quiet = box.cold_c, box.quiet
+                plant.ambient_c, load.quiet = machine.cold_c, machine.quiet
             if at_s >= STEP_S and told["share"] >= 1.0:
                 break
     finally:
         load.stop()
-    return Outcome(load, trace, box, governor(server), server.log())
+    return Outcome(load, trace, machine, governor(server), server.log())
 
 
 def infer(server: Any) -> int:

@@ -34,8 +34,8 @@ REST_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def models(heated: Any, module_repository: Any) -> Path:
-    heated.write_models(module_repository)
+def models(heated_server: Any, module_repository: Any) -> Path:
+    heated_server.write_models(module_repository)
     path: Path = module_repository.path
     return path
 
@@ -44,7 +44,7 @@ def models(heated: Any, module_repository: Any) -> Path:
 
 
 @dataclass
-class Pulled:
+class LostSensor:
     """What was seen of one sensor that was pulled."""
 
     before: dict[str, Any]
@@ -69,30 +69,30 @@ LOST = {
 
 
 def pull(
-    heated: Any,
+    heated_server: Any,
     server: Any,
     name: str,
     take_away: Callable[[], None],
     give_back: Callable[[], None],
     back_s: float = 10.0,
-) -> Pulled:
+) -> LostSensor:
     """Take a sensor away under a server that works, until it is missed, and give it back, until nothing is."""
     statuses = []
 
     def wait_until(holds: Callable[[list[str]], bool], limit_s: float) -> tuple[dict[str, Any], float]:
         begun_s = time.monotonic()
         while True:
-            statuses.append(heated.infer(server))
-            told, took_s = heated.governor(server), time.monotonic() - begun_s
-            if holds(told["sensors_lost"]) or took_s > limit_s:
-                return told, took_s
+            statuses.append(heated_server.infer(server))
+            fail_with, took_s = heated_server.governor(server), time.monotonic() - begun_s
+            if holds(fail_with["sensors_lost"]) or took_s > limit_s:
+                return fail_with, took_s
             time.sleep(0.05)
 
-    before = heated.governor(server)
+    before = heated_server.governor(server)
     take_away()
     without, noticed_after_s = wait_until(lambda lost: LOST[name] in lost, 10.0)
     give_back()
-    return Pulled(before, without, wait_until(lambda lost: not lost, back_s)[0], noticed_after_s, statuses)
+    return LostSensor(before, without, wait_until(lambda lost: not lost, back_s)[0], noticed_after_s, statuses)
 
 
 class Folders:
@@ -112,7 +112,7 @@ class Folders:
                 self._board.restore(path)
 
 
-def pull_files(heated: Any, server: Any, board: Any) -> dict[str, Pulled]:
+def pull_files(heated_server: Any, server: Any, board: Any) -> dict[str, LostSensor]:
     parts = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2")
     zones = [board.zone(f"{part}-thermal") for part in (*parts, "tj")]
     alerts = [board.cooler(f"{part}-throttle-alert") for part in parts]
@@ -124,31 +124,31 @@ def pull_files(heated: Any, server: Any, board: Any) -> dict[str, Pulled]:
         "power rails": [board.monitor("ina3221")],
     }
     things = {name: Folders(board, *paths) for name, paths in folders.items()}
-    pulled = {name: pull(heated, server, name, thing.remove, thing.restore) for name, thing in things.items()}
+    pulled = {name: pull(heated_server, server, name, thing.remove, thing.restore) for name, thing in things.items()}
     end_s = time.monotonic() + REST_S
-    while (told := heated.governor(server))["state"] != "NORMAL" and time.monotonic() < end_s:
+    while (fail_with := heated_server.governor(server))["state"] != "NORMAL" and time.monotonic() < end_s:
         time.sleep(0.2)
-    pulled["in the end"] = Pulled(told, told, told, 0.0, [])
+    pulled["in the end"] = LostSensor(fail_with, fail_with, fail_with, 0.0, [])
     return pulled
 
 
-def pull_nvml(heated: Any, server: Any, nvidia: Any, fake: Any) -> dict[str, Pulled]:
-    def told(code: int) -> Callable[[], None]:
+def pull_nvml(heated_server: Any, server: Any, nvidia: Any, fake: Any) -> dict[str, LostSensor]:
+    def fail_with(code: int) -> Callable[[], None]:
         return lambda: nvidia.set(0, temperature0=fake.Error(code), power=fake.Error(code))
 
-    def whole() -> None:
+    def repair() -> None:
         nvidia.set(0, temperature0=50, power=20_000)
 
     def replace_driver() -> None:
         nvidia.set_init(fake.VERSION_MISMATCH)
-        told(fake.VERSION_MISMATCH)()
+        fail_with(fake.VERSION_MISMATCH)()
 
     # A lost card is found by reinitialising the library, every ten seconds.
     return {
-        "temperature": pull(heated, server, "temperature", lambda: nvidia.set(0, temperature0=None), whole),
-        "power": pull(heated, server, "power", lambda: nvidia.set(0, power=fake.Error(fake.TIMEOUT)), whole),
-        "card": pull(heated, server, "card", lambda: nvidia.lose(0), lambda: nvidia.give_back(0), 20.0),
-        "library": pull(heated, server, "library", replace_driver, whole, 0.0),
+        "temperature": pull(heated_server, server, "temperature", lambda: nvidia.set(0, temperature0=None), repair),
+        "power": pull(heated_server, server, "power", lambda: nvidia.set(0, power=fake.Error(fake.TIMEOUT)), repair),
+        "card": pull(heated_server, server, "card", lambda: nvidia.lose(0), lambda: nvidia.give_back(0), 20.0),
+        "library": pull(heated_server, server, "library", replace_driver, repair, 0.0),
     }
 
 
@@ -159,10 +159,10 @@ Work = Callable[[Any, Any], Any]
 
 
 @dataclass
-class Stage:
+class Resources:
     """What the runs need to begin. Boards and folders are made by the test's thread."""
 
-    heated: Any
+    heated_server: Any
     serve: Any
     models: Path
     folder: Path
@@ -182,7 +182,7 @@ class Stage:
 
     def run(self, work: Work, sensed: Any, root: Path, environment: Any = None, *more: str) -> Any:
         """Return what `work` makes of a server and of what it feels."""
-        flags = (f"--sysfs-root={root}", *self.heated.FLAGS, *more)
+        flags = (f"--sysfs-root={root}", *self.heated_server.FLAGS, *more)
         with self.serve(self.models, *flags, environment=environment) as server:
             outcome = work(server, sensed)
             assert server.stop() == 0
@@ -191,27 +191,31 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(heated: Any, serve: Any, models: Path, boards: Any, fake_nvml: Any, tmp_path_factory: Any) -> Iterator[Stage]:
+def resources(
+    heated_server: Any, serve: Any, models: Path, boards: Any, fake_nvml: Any, tmp_path_factory: Any
+) -> Iterator[Resources]:
     with contextlib.ExitStack() as cleanup:
-        yield Stage(heated, serve, models, tmp_path_factory.mktemp("boxes"), boards, fake_nvml, cleanup)
+        yield Resources(heated_server, serve, models, tmp_path_factory.mktemp("boxes"), boards, fake_nvml, cleanup)
 
 
 @pytest.fixture(scope="module")
-def runs(stage: Stage, heated: Any, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
+def runs(resources: Resources, heated_server: Any, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]]]:
     """Everything that runs, begun at once; results by name. Without a C compiler there are none of NVML."""
-    loop, pulled = stage.board("orin_nano_jp6", "loop"), stage.board("orin_nano_jp6", "pulled")
+    loop, pulled = resources.board("orin_nano_jp6", "loop"), resources.board("orin_nano_jp6", "pulled")
     work = {
-        "files": partial(stage.run, heated.run_loop, heated.Module(loop), loop.root),
-        "pulled files": partial(stage.run, partial(pull_files, heated), pulled, pulled.root),
+        "files": partial(resources.run, heated_server.run_loop, heated_server.Module(loop), loop.root),
+        "pulled files": partial(resources.run, partial(pull_files, heated_server), pulled, pulled.root),
     }
     with contextlib.suppress(pytest.skip.Exception):
         library = request.getfixturevalue("nvidia_library")
         # A machine whose only sensor is the card.
-        bare = stage.board("", "bare").root
-        card, other = stage.card("card"), stage.card("pulled card")
-        work["nvml"] = partial(stage.run, heated.run_loop, heated.Card(card), bare, card.environment(library))
-        pulling = partial(pull_nvml, heated, fake=stage.fake)
-        work["pulled nvml"] = partial(stage.run, pulling, other, bare, other.environment(library))
+        bare = resources.board("", "bare").root
+        card, other = resources.card("card"), resources.card("pulled card")
+        work["nvml"] = partial(
+            resources.run, heated_server.run_loop, heated_server.Card(card), bare, card.environment(library)
+        )
+        pulling = partial(pull_nvml, heated_server, fake=resources.fake)
+        work["pulled nvml"] = partial(resources.run, pulling, other, bare, other.environment(library))
     with ThreadPoolExecutor(len(work)) as pool:
         yield {name: pool.submit(run) for name, run in work.items()}
 
@@ -229,16 +233,16 @@ def outcome(request: pytest.FixtureRequest, runs: dict[str, Future[Any]]) -> Any
 
 
 def test_the_temperature_stays_within_two_and_a_half_degrees_of_the_set_point(outcome: Any) -> None:
-    errors = [moment.chip_c - outcome.box.set_point_c for moment in outcome.settled]
-    assert outcome.report["set_point_c"] == outcome.box.set_point_c
+    errors = [point.chip_c - outcome.machine.set_point_c for point in outcome.settled]
+    assert outcome.report["set_point_c"] == outcome.machine.set_point_c
     assert max(map(abs, errors)) <= 2.5, errors
-    assert max(moment.share for moment in outcome.settled) < 1.0, "it is the governor that holds it there"
+    assert max(point.share for point in outcome.settled) < 1.0, "it is the governor that holds it there"
 
 
-def test_the_trip_temperature_is_never_reached_after_two_minutes(heated: Any, outcome: Any) -> None:
-    later = outcome.between(heated.BEGUN_S, float("inf"))
-    assert max(moment.chip_c for moment in later) < outcome.box.constants.trip_c
-    assert not {moment.state for moment in later} & {"THROTTLED", "CRITICAL"}
+def test_the_trip_temperature_is_never_reached_after_two_minutes(heated_server: Any, outcome: Any) -> None:
+    later = outcome.between(heated_server.BEGUN_S, float("inf"))
+    assert max(point.chip_c for point in later) < outcome.machine.constants.trip_c
+    assert not {point.state for point in later} & {"THROTTLED", "CRITICAL"}
 
 
 def test_control_is_answered_in_time(outcome: Any) -> None:
@@ -261,27 +265,27 @@ def test_the_server_counts_refusals_per_class_as_its_clients_do(outcome: Any) ->
 
 
 def test_the_lowest_priority_class_is_shed_first(outcome: Any) -> None:
-    def shed_part(name: str) -> float:
+    def shed_fraction(name: str) -> float:
         words = [answer.word for answer in outcome.of(name)]
         return words.count("shed") / len(words)
 
-    assert shed_part("control") == 0.0
-    assert shed_part("normal") < shed_part("bulk")
+    assert shed_fraction("control") == 0.0
+    assert shed_fraction("normal") < shed_fraction("bulk")
 
 
 def test_the_lighter_variant_takes_over_once_and_is_reported(outcome: Any) -> None:
-    in_force = [moment.lighter for moment in outcome.trace]
+    in_force = [point.lighter for point in outcome.trace]
     changes = sum(before != after for before, after in zip(["", *in_force], in_force, strict=False))
     assert changes <= 1
-    told = {answer.variant for answer in outcome.load.answers if answer.word == "ok"}
-    assert told == {"", "detector_small"} if changes else {""}
+    fail_with = {answer.variant for answer in outcome.load.answers if answer.word == "ok"}
+    assert fail_with == {"", "detector_small"} if changes else {""}
 
 
-def test_the_allowed_rate_recovers_without_oscillation(heated: Any, outcome: Any) -> None:
-    shares = [moment.share for moment in outcome.between(heated.STEP_S + 2.0, float("inf"))]
+def test_the_allowed_rate_recovers_without_oscillation(heated_server: Any, outcome: Any) -> None:
+    shares = [point.share for point in outcome.between(heated_server.STEP_S + 2.0, float("inf"))]
     highest = 0.0
     for share in shares:
-        assert share >= highest - heated.NOISE, shares
+        assert share >= highest - heated_server.NOISE, shares
         highest = max(highest, share)
     assert shares[-1] == 1.0
 
@@ -304,7 +308,7 @@ def test_a_lost_sensor_is_reported_within_five_seconds_and_again_when_it_is_back
     runs: dict[str, Future[Any]], sensor: str
 ) -> None:
     run = "pulled nvml" if sensor in ("temperature", "power", "card", "library") else "pulled files"
-    pulled: Pulled = result_of(runs, run)[sensor]
+    pulled: LostSensor = result_of(runs, run)[sensor]
     assert pulled.before["sensors_lost"] == []
     assert "sensor_lost" not in pulled.before["causes"]
     assert pulled.noticed_after_s <= 5.0
@@ -318,19 +322,22 @@ def test_a_lost_sensor_is_reported_within_five_seconds_and_again_when_it_is_back
 
 
 def test_a_machine_with_all_sensors_back_works_as_before(runs: dict[str, Future[Any]]) -> None:
-    told = result_of(runs, "pulled files")["in the end"].after
-    assert (told["state"], told["share"], told["causes"]) == ("NORMAL", 1.0, ["power_mode"])
+    fail_with = result_of(runs, "pulled files")["in the end"].after
+    assert (fail_with["state"], fail_with["share"], fail_with["causes"]) == ("NORMAL", 1.0, ["power_mode"])
 
 
 def test_without_a_governor_a_hot_machine_serves_at_full_rate_and_reads_no_sensor(
-    stage: Stage, heated: Any, nvidia_library: Path
+    resources: Resources, heated_server: Any, nvidia_library: Path
 ) -> None:
-    board, nvidia = stage.board("orin_nano_jp6", "ungoverned"), stage.card("ungoverned", temperature0=97)
+    board, nvidia = resources.board("orin_nano_jp6", "ungoverned"), resources.card("ungoverned", temperature0=97)
     board.set_temperature("tj-thermal", 103.0)
 
     def work(server: Any, _: Any) -> None:
-        assert heated.governor(server)["enabled"] is False
-        for caller in (heated.HttpCaller(server, heated.BULK), heated.GrpcCaller(server, heated.BULK)):
+        assert heated_server.governor(server)["enabled"] is False
+        for caller in (
+            heated_server.HttpCaller(server, heated_server.BULK),
+            heated_server.GrpcCaller(server, heated_server.BULK),
+        ):
             with contextlib.closing(caller):
                 assert {caller.ask() for _ in range(20)} == {("ok", "")}
         page = server.read_metrics()
@@ -338,4 +345,4 @@ def test_without_a_governor_a_hot_machine_serves_at_full_rate_and_reads_no_senso
         assert "edge_shed_" not in page
         assert nvidia_library.name not in Path(f"/proc/{server.process.pid}/maps").read_text()
 
-    stage.run(work, board, board.root, nvidia.environment(nvidia_library), "--governor=false")
+    resources.run(work, board, board.root, nvidia.environment(nvidia_library), "--governor=false")

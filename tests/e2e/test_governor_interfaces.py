@@ -41,7 +41,7 @@ BULK = {
 }
 
 
-class Box:
+class MachineServer:
     """A server on a board, and the board."""
 
     def __init__(self, server: Any, board: Any, eventually: Callable[..., bool]) -> None:
@@ -84,16 +84,16 @@ class Box:
 @pytest.fixture
 def start(
     serve: Any, repository: Any, identity: Callable[..., str], make_board: Any, eventually: Any
-) -> Iterator[Callable[..., Box]]:
+) -> Iterator[Callable[..., MachineServer]]:
     """Starts a server with one slow model on a board."""
     repository.add("slow", identity("FP32", "4", more=SLOW))
     opened = []
 
-    def begin(name: str = "orin_nano_jp6", *flags: str) -> Box:
+    def begin(name: str = "orin_nano_jp6", *flags: str) -> MachineServer:
         board = make_board(name)
         context = serve(repository.path, f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
         opened.append(context)
-        return Box(context.__enter__(), board, eventually)
+        return MachineServer(context.__enter__(), board, eventually)
 
     yield begin
     for context in opened:
@@ -104,18 +104,18 @@ def start(
 def start_shared(
     serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Box]]:  # fmt: skip
+) -> Iterator[Callable[..., MachineServer]]:  # fmt: skip
     """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
     module_repository.add("slow", identity("FP32", "4", more=SLOW))
     talker = module_repository.add("talker", 'backend: "scripted_llm"')
     (talker / "1/script.json").write_text(json.dumps({"answers": {}}))
     with contextlib.ExitStack() as stack:
 
-        def begin(*flags: str) -> Box:
+        def begin(*flags: str) -> MachineServer:
             board = boards.Board("orin_nano_jp6", tmp_path_factory.mktemp("board") / "files")
             stack.callback(board.close)
             flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
-            made = Box(stack.enter_context(serve(module_repository.path, *flags)), board, eventually)
+            made = MachineServer(stack.enter_context(serve(module_repository.path, *flags)), board, eventually)
             made.until(lambda report: report["temperature_c"] is not None)
             return made
 
@@ -123,19 +123,19 @@ def start_shared(
 
 
 @pytest.fixture(scope="module")
-def cool_box(start_shared: Callable[..., Box]) -> Box:
+def cool_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
     return start_shared()
 
 
 @pytest.fixture(scope="module")
-def hot_box(start_shared: Callable[..., Box]) -> Box:
+def hot_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
     hot = start_shared()
     hot.heat()
     return hot
 
 
 @pytest.fixture(scope="module")
-def limited_box(start_shared: Callable[..., Box]) -> Box:
+def limited_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
     return start_shared("--allow-gpu-metrics=false", "--temperature-limit=60")
 
 
@@ -146,8 +146,8 @@ def status_of(server: Any) -> str:
     return done.stdout
 
 
-def test_a_cool_machine_reports_its_kind_and_its_readings(cool_box: Box) -> None:
-    report = cool_box.report()
+def test_a_cool_machine_reports_its_kind_and_its_readings(cool_machine: MachineServer) -> None:
+    report = cool_machine.report()
     assert (report["state"], report["share"], report["steers_by"]) == ("NORMAL", 1.0, "tj")
     assert report["box"]["board"].startswith("NVIDIA Jetson Orin Nano")
     assert report["box"]["power_mode"]["name"] == "25W"
@@ -158,31 +158,31 @@ def test_a_cool_machine_reports_its_kind_and_its_readings(cool_box: Box) -> None
     assert "nvml" in report["box"]["missing"]
 
 
-def test_heat_is_reported_by_every_interface(hot_box: Box) -> None:
-    hot = hot_box.report()
+def test_heat_is_reported_by_every_interface(hot_machine: MachineServer) -> None:
+    hot = hot_machine.report()
     assert hot["state"] == "HOT"
     assert "to be kept at 95 °C" in hot["detail"]
-    text = status_of(hot_box.server)
+    text = status_of(hot_machine.server)
     assert "governor: HOT" in text
     assert "of 95 °C" in text
     assert "Orin Nano" in text
     # The share moves on while it is read: the heat came in one step, and its slope is forgotten little by little.
-    before = hot_box.report()["share"]
-    metrics = hot_box.metrics()
-    after = hot_box.report()["share"]
+    before = hot_machine.report()["share"]
+    metrics = hot_machine.metrics()
+    after = hot_machine.report()["share"]
     assert metrics["edge_governor_level"] == 2
     assert min(before, after) - 0.01 <= metrics["edge_governor_share"] <= max(before, after) + 0.01
     assert metrics["edge_governor_share"] < 0.5
     assert metrics['edge_temperature_celsius{zone="tj"}'] == 98.5
-    assert [event["level"] for event in hot_box.events("governor.state")][-1] == "HOT"
-    assert "the box is HOT" in hot_box.server.log()
+    assert [event["level"] for event in hot_machine.events("governor.state")][-1] == "HOT"
+    assert "the box is HOT" in hot_machine.server.log()
 
 
-def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_box: Box) -> None:
-    statuses = [hot_box.infer() for _ in range(60)]
+def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_machine: MachineServer) -> None:
+    statuses = [hot_machine.infer() for _ in range(60)]
     assert set(statuses) == {200, 429}
-    assert hot_box.eventually(lambda: hot_box.infer() == 429)
-    line = hot_box.server.connection()
+    assert hot_machine.eventually(lambda: hot_machine.infer() == 429)
+    line = hot_machine.server.connection()
     # Refused in a row: the store is empty now, and another one is as well.
     for _ in range(50):
         line.request("POST", "/v2/models/slow/infer", json.dumps(BULK))
@@ -201,13 +201,13 @@ def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_box:
         assert reply.status == 200
     assert reply.headers["Edge-Governor"] == "HOT"
     line.close()
-    shed = {(item["class"], item["reason"]): item["count"] for item in hot_box.report()["shed"]}
+    shed = {(item["class"], item["reason"]): item["count"] for item in hot_machine.report()["shed"]}
     assert shed["bulk", "heat"] >= statuses.count(429)
-    assert hot_box.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
+    assert hot_machine.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
 
 
-def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_box: Box) -> None:
-    channel = grpc.insecure_channel(hot_box.server.grpc)
+def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_machine: MachineServer) -> None:
+    channel = grpc.insecure_channel(hot_machine.server.grpc)
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
     tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
@@ -222,7 +222,7 @@ def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_box
             refusals.append(error)
         return bool(refusals)
 
-    assert hot_box.eventually(is_refused)
+    assert hot_machine.eventually(is_refused)
     assert refusals[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     trailers = dict(refusals[0].trailing_metadata())
     assert trailers["edge-governor"] == "HOT"
@@ -231,55 +231,55 @@ def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_box
 
 
 @pytest.mark.full
-def test_a_lost_sensor_is_reported_within_five_seconds_and_found_again(cool_box: Box) -> None:
-    path = f"{cool_box.board.zone('tj-thermal')}/temp"
-    cool_box.board.remove(path)
+def test_a_lost_sensor_is_reported_within_five_seconds_and_found_again(cool_machine: MachineServer) -> None:
+    path = f"{cool_machine.board.zone('tj-thermal')}/temp"
+    cool_machine.board.remove(path)
     # The bound is the promise.
-    lost = cool_box.until(lambda report: "sensor_lost" in report["causes"], 5.0)
+    lost = cool_machine.until(lambda report: "sensor_lost" in report["causes"], 5.0)
     assert lost["sensors_lost"] == ["zone tj"]
     assert lost["state"] != "NORMAL"
-    assert cool_box.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
-    assert [event["sensor"] for event in cool_box.events("governor.sensor_lost")] == ["zone tj"]
-    assert cool_box.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
-    assert "SENSOR LOST" in cool_box.server.log()
-    cool_box.board.restore(path)
-    cool_box.until(lambda report: not report["sensors_lost"])
-    assert [event["sensor"] for event in cool_box.events("governor.sensor_back")] == ["zone tj"]
-    cool_box.until(lambda report: report["share"] == 1.0, 40.0)
+    assert cool_machine.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
+    assert [event["sensor"] for event in cool_machine.events("governor.sensor_lost")] == ["zone tj"]
+    assert cool_machine.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
+    assert "SENSOR LOST" in cool_machine.server.log()
+    cool_machine.board.restore(path)
+    cool_machine.until(lambda report: not report["sensors_lost"])
+    assert [event["sensor"] for event in cool_machine.events("governor.sensor_back")] == ["zone tj"]
+    cool_machine.until(lambda report: report["share"] == 1.0, 40.0)
 
 
-def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., Box]) -> None:
-    box = start()
-    box.until(lambda report: report["temperature_c"] is not None)
-    box.board.remove("/sys")
-    box.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
-    assert box.server.get("/v2/health/ready")[0] == 200
-    assert box.infer() in (200, 429)
-    assert box.server.stop() == 0
-    assert "Traceback" not in box.server.log()
+def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., MachineServer]) -> None:
+    machine = start()
+    machine.until(lambda report: report["temperature_c"] is not None)
+    machine.board.remove("/sys")
+    machine.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
+    assert machine.server.get("/v2/health/ready")[0] == 200
+    assert machine.infer() in (200, 429)
+    assert machine.server.stop() == 0
+    assert "Traceback" not in machine.server.log()
 
 
 def test_a_frame_stream_sends_the_state_with_each_result_and_each_drop(
-    start: Callable[..., Box], repository: Any
+    start: Callable[..., MachineServer], repository: Any
 ) -> None:
     repository.add("eyes", EYES)
-    box = start()
-    box.heat()
+    machine = start()
+    machine.heat()
     frames = (Frame(FrameHeader(seq=seq), 8, 8, "rgb8", data=bytes(192)) for seq in range(40))
-    with FrameStream(box.server.grpc, "eyes", keeps_all=True, delivery=Delivery(priority=3, depth=4)) as stream:
+    with FrameStream(machine.server.grpc, "eyes", keeps_all=True, delivery=Delivery(priority=3, depth=4)) as stream:
         results = list(stream.results(frames))
     assert results
     assert {result.governor for result in results} == {"HOT"}
     assert all("to be kept at 95 °C" in result.governor_detail for result in results)
-    dropped = box.metrics()[f'edge_frame_dropped_total{{model="eyes",reason="{DropReason.GOVERNOR.name}"}}']
+    dropped = machine.metrics()[f'edge_frame_dropped_total{{model="eyes",reason="{DropReason.GOVERNOR.name}"}}']
     assert dropped > 0
-    shed = {(item["class"], item["reason"]): item["count"] for item in box.report()["shed"]}
+    shed = {(item["class"], item["reason"]): item["count"] for item in machine.report()["shed"]}
     assert shed["bulk", "heat"] == dropped
 
 
-def test_tritons_gpu_metrics_exist_on_a_jetson(cool_box: Box) -> None:
-    cool_box.until(lambda report: report["energy_j"] is not None)
-    metrics = cool_box.metrics()
+def test_tritons_gpu_metrics_exist_on_a_jetson(cool_machine: MachineServer) -> None:
+    cool_machine.until(lambda report: report["energy_j"] is not None)
+    metrics = cool_machine.metrics()
     label = '{gpu_uuid="igpu"}'
     for name in (
         "nv_gpu_utilization",
@@ -293,67 +293,72 @@ def test_tritons_gpu_metrics_exist_on_a_jetson(cool_box: Box) -> None:
     assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
 
 
-def test_gpu_metrics_can_be_switched_off(limited_box: Box) -> None:
-    names = limited_box.server.read_metrics()
+def test_gpu_metrics_can_be_switched_off(limited_machine: MachineServer) -> None:
+    names = limited_machine.server.read_metrics()
     assert "nv_gpu" not in names
     assert "edge_temperature_celsius" in names
 
 
 @pytest.mark.full
-def test_a_power_budget_is_respected(start: Callable[..., Box]) -> None:
-    box = start("orin_nano_jp6", "--power-budget-watts=12")
-    box.board.set_rail("VDD_IN", 16.0)
-    report = box.until(lambda report: report["share"] < 0.9)
+def test_a_power_budget_is_respected(start: Callable[..., MachineServer]) -> None:
+    machine = start("orin_nano_jp6", "--power-budget-watts=12")
+    machine.board.set_rail("VDD_IN", 16.0)
+    report = machine.until(lambda report: report["share"] < 0.9)
     assert report["limited_by"] == "power_budget"
     assert "the power budget of 12.0 W is used up" in report["detail"]
-    assert box.metrics()["edge_power_budget_watts"] == 12.0
+    assert machine.metrics()["edge_power_budget_watts"] == 12.0
 
 
-def test_a_temperature_limit_is_respected(limited_box: Box) -> None:
-    limited_box.board.set_temperature("tj-thermal", 63.0)
-    assert limited_box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
+def test_a_temperature_limit_is_respected(limited_machine: MachineServer) -> None:
+    limited_machine.board.set_temperature("tj-thermal", 63.0)
+    assert limited_machine.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
 
 def test_a_load_waits_while_the_machine_is_hot_and_is_refused_near_shutdown(
-    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
+    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
 ) -> None:
-    box = start(
+    machine = start(
         "orin_nano_jp6", "--governor-load-wait-secs=1", "--model-control-mode=explicit", "--load-model=slow",
     )  # fmt: skip
-    box.heat()
+    machine.heat()
     repository.add("late", identity("FP32", "4"))
-    assert box.server.ask("/v2/repository/models/late/load", {})[0] == 200
-    assert "is loaded although the box is HOT" in box.server.log()
-    box.board.set_temperature("tj-thermal", 103.0)
-    box.until(lambda report: report["state"] == "CRITICAL")
+    assert machine.server.ask("/v2/repository/models/late/load", {})[0] == 200
+    assert "is loaded although the box is HOT" in machine.server.log()
+    machine.board.set_temperature("tj-thermal", 103.0)
+    machine.until(lambda report: report["state"] == "CRITICAL")
     repository.add("later", identity("FP32", "4"))
-    status, answer = box.server.ask("/v2/repository/models/later/load", {})
+    status, answer = machine.server.ask("/v2/repository/models/later/load", {})
     assert status == 400
     assert "the box is CRITICAL" in answer["error"]
 
 
-def test_a_critical_machine_finishes_text_streams_but_starts_none(start: Callable[..., Box], repository: Any) -> None:
+def test_a_critical_machine_finishes_text_streams_but_starts_none(
+    start: Callable[..., MachineServer], repository: Any
+) -> None:
     text = "word " * 12
     folder = repository.add("talker", 'backend: "scripted_llm"')
     (folder / "1/script.json").write_text(json.dumps({"answers": {"talk": text}, "step_s": 0.01}))
-    box = start("orin_nano_jp6")
+    machine = start("orin_nano_jp6")
     chat = {"model": "talker", "messages": [{"role": "user", "content": "talk"}]}
-    box.until(lambda report: report["power_w"] is not None)
+    machine.until(lambda report: report["power_w"] is not None)
     # Until the energy of its tokens is known.
     for _ in range(20):
-        assert box.server.ask("/v1/chat/completions", {**chat, "max_tokens": 60})[0] == 200
-        costs = [item for item in box.report()["joules_per_inference"] if item["model"] == "talker"]
+        assert machine.server.ask("/v1/chat/completions", {**chat, "max_tokens": 60})[0] == 200
+        costs = [item for item in machine.report()["joules_per_inference"] if item["model"] == "talker"]
         if {item.get("phase") for item in costs} == {"prefill", "decode"}:
             break
     assert {item["phase"] for item in costs} == {"prefill", "decode"}
-    assert any(name.startswith('edge_llm_joules_per_token{model="talker"') for name in box.metrics())
-    with contextlib.closing(box.server.connection()) as streaming, contextlib.closing(box.server.connection()) as other:
+    assert any(name.startswith('edge_llm_joules_per_token{model="talker"') for name in machine.metrics())
+    with (
+        contextlib.closing(machine.server.connection()) as streaming,
+        contextlib.closing(machine.server.connection()) as other,
+    ):
         headers = {"Content-Type": "application/json"}
         streaming.request("POST", "/v1/chat/completions", json.dumps({**chat, "stream": True}), headers)
         stream = streaming.getresponse()
         assert stream.status == 200
-        box.board.set_temperature("tj-thermal", 103.0)
-        box.until(lambda report: report["state"] == "CRITICAL")
+        machine.board.set_temperature("tj-thermal", 103.0)
+        machine.until(lambda report: report["state"] == "CRITICAL")
         other.request("POST", "/v1/chat/completions", json.dumps(chat), headers)
         refused = other.getresponse()
         assert (refused.status, json.load(refused)["error"]["type"]) == (429, "rate_limit_error")
@@ -365,28 +370,28 @@ def test_a_critical_machine_finishes_text_streams_but_starts_none(start: Callabl
 
 
 def test_the_server_stops_while_a_load_waits_for_cooling(
-    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
+    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
 ) -> None:
-    box = start("orin_nano_jp6", "--repository-poll-secs=1")
-    box.heat()
+    machine = start("orin_nano_jp6", "--repository-poll-secs=1")
+    machine.heat()
     repository.add("late", identity("FP32", "4"))
-    assert box.eventually(lambda: "waits for the box to cool" in box.server.log())
-    assert box.server.stop(timeout_s=15) == 0
+    assert machine.eventually(lambda: "waits for the box to cool" in machine.server.log())
+    assert machine.server.stop(timeout_s=15) == 0
 
 
-def test_without_a_governor_its_interfaces_are_absent(start: Callable[..., Box]) -> None:
-    box = start("orin_nano_jp6", "--governor=false")
-    assert box.report()["enabled"] is False
-    assert "governor: off" in status_of(box.server)
-    line = box.server.connection()
+def test_without_a_governor_its_interfaces_are_absent(start: Callable[..., MachineServer]) -> None:
+    machine = start("orin_nano_jp6", "--governor=false")
+    assert machine.report()["enabled"] is False
+    assert "governor: off" in status_of(machine.server)
+    line = machine.server.connection()
     line.request("GET", "/v2/health/ready")
     reply = line.getresponse()
     reply.read()
     assert "Edge-Governor" not in reply.headers
     line.close()
-    assert "edge_governor" not in box.server.read_metrics()
-    box.board.set_temperature("tj-thermal", 103.0)
-    assert {box.infer() for _ in range(20)} == {200}
+    assert "edge_governor" not in machine.server.read_metrics()
+    machine.board.set_temperature("tj-thermal", 103.0)
+    assert {machine.infer() for _ in range(20)} == {200}
 
 
 def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> None:
@@ -459,9 +464,9 @@ ONLY_AT_TIMES = {
 """Families that have samples only once something happened, or with some options; those of the frame streams, too."""
 
 
-def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_box: Box) -> None:
-    cool_box.infer()
-    found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_box.server.read_metrics(), re.MULTILINE)
+def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_machine: MachineServer) -> None:
+    cool_machine.infer()
+    found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_machine.server.read_metrics(), re.MULTILINE)
     known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES | {"up"}
     unknown = {}
     for place, expression in expressions():
@@ -475,14 +480,14 @@ def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_box: B
 
 
 @pytest.mark.full
-def test_promtool_accepts_the_metrics_page(cool_box: Box) -> None:
+def test_promtool_accepts_the_metrics_page(cool_machine: MachineServer) -> None:
     promtool = shutil.which(
         "promtool", path=os.pathsep.join([os.environ.get("EDGE_TEST_PROMETHEUS", ""), *os.get_exec_path()])
     )
     if promtool is None:
         pytest.skip("there is no promtool; tests/fleet/fetch_prometheus.sh brings one")
-    cool_box.infer()
-    page = cool_box.server.read_metrics()
+    cool_machine.infer()
+    page = cool_machine.server.read_metrics()
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     # Warnings about Triton's own names (counters without _total) end it with 3; a page that does not parse with 1.
     assert done.returncode in (0, 3), done.stdout + done.stderr

@@ -82,7 +82,7 @@ def _load(name: str, path: Path) -> Any:
     return module
 
 
-class Box:
+class GpuMachine:
     """A machine with one GPU: the environment of a process, and the switch that breaks the GPU."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,8 +110,8 @@ class Box:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
-    return Box(tmp_path)
+def machine(tmp_path: Path) -> GpuMachine:
+    return GpuMachine(tmp_path)
 
 
 def states(server: Any) -> dict[str, str]:
@@ -124,18 +124,18 @@ def devices(server: Any) -> dict[str, str]:
 
 
 def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
-    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
 ) -> None:
     repository.add("any", CONFIG)
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
     repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
-    with serve(repository.path, "--governor=false", environment=box.environment) as server:
+    with serve(repository.path, "--governor=false", environment=machine.environment) as server:
         assert devices(server) == {"any": "GPU:0", "gpu_only": "GPU:0", "host": "CPU"}
         (statistics,) = server.ask("/v2/models/any/stats")[1]["model_stats"]
         assert statistics["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 64 << 20}]
         assert server.infer("any", BODY)[1]["outputs"][0]["data"] == [2, 4]
         assert server.get("/v2/health/ready")[0] == 200
-        box.broken.touch()
+        machine.broken.touch()
         status, answer = server.infer("gpu_only", BODY)
         assert status == 500, answer
         assert "illegal memory access" in answer["error"]
@@ -152,25 +152,27 @@ def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
         assert server.stop() == 0
 
 
-def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(serve: Any, repository: Any, box: Box) -> None:
+def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(
+    serve: Any, repository: Any, machine: GpuMachine
+) -> None:
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
-    with serve(repository.path, *flags, environment=box.environment) as server:
+    with serve(repository.path, *flags, environment=machine.environment) as server:
         assert server.infer("gpu_only", BODY)[0] == 200
-        box.nvml.lose(0)
+        machine.nvml.lose(0)
         assert server.process.wait(30) == 79
         assert "GPU 0 is lost to this process: NVML" in server.log()
         assert "GPU_LOST" in server.log()
 
 
 def test_the_process_continues_if_all_models_moved_to_another_device(
-    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
 ) -> None:
     repository.add("any", CONFIG)
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
-    with serve(repository.path, *flags, environment=box.environment) as server:
+    with serve(repository.path, *flags, environment=machine.environment) as server:
         assert devices(server) == {"any": "GPU:0"}
-        box.nvml.lose(0)
+        machine.nvml.lose(0)
         assert eventually(lambda: devices(server) == {"any": "CPU"})
         assert server.infer("any", BODY)[0] == 200
         assert server.get("/v2/health/ready")[0] == 200
@@ -178,16 +180,16 @@ def test_the_process_continues_if_all_models_moved_to_another_device(
 
 
 def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
-    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
 ) -> None:
-    box.cuda.tell(used=900 << 20, total=1000 << 20)
+    machine.cuda.tell(used=900 << 20, total=1000 << 20)
     repository.add("any", CONFIG)
     repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
     flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
-    with serve(repository.path, *flags, environment=box.environment) as server:
+    with serve(repository.path, *flags, environment=machine.environment) as server:
         assert states(server) == {"any": "UNAVAILABLE", "host": "READY"}
         (reason,) = [item["reason"] for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "any"]
         assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 90% of its memory is used" in reason
-        box.cuda.tell(used=100 << 20, total=1000 << 20)
+        machine.cuda.tell(used=100 << 20, total=1000 << 20)
         assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
         assert server.stop() == 0

@@ -142,7 +142,7 @@ def test_sighup_renews_the_accepted_client_certificates(
     files.root.write_bytes(old[1].read_bytes())
     with serve(repository.path, *files.flags("-mutual=true")) as server:
 
-        def is_let_in(own: tuple[Path, Path] | None) -> bool:
+        def is_accepted(own: tuple[Path, Path] | None) -> bool:
             with connect(server, pair[1], own) as client:
                 try:
                     return echoes(client)
@@ -151,8 +151,8 @@ def test_sighup_renews_the_accepted_client_certificates(
                         raise
                     return False
 
-        assert [is_let_in(old), is_let_in(new), is_let_in(None)] == [True, False, False]
+        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [True, False, False]
         files.root.write_bytes(new[1].read_bytes())
         server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: is_let_in(new))
-        assert [is_let_in(old), is_let_in(new), is_let_in(None)] == [False, True, False]
+        assert eventually(lambda: is_accepted(new))
+        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [False, True, False]

@@ -62,7 +62,7 @@ class Choice:
         return self.chosen.get(name)
 
 
-class Place:
+class FrontEnds:
     """The serving core of a repository with both front ends in front of it."""
 
     def __init__(self, path: Any) -> None:
@@ -106,7 +106,7 @@ def names(lighter: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(module_repository: Any) -> Iterator[Place]:
+def front_ends(module_repository: Any) -> Iterator[FrontEnds]:
     add = module_repository.add
     add("heavy", names("light"), model=scaled(2, COST))
     add("light", version=3, model=scaled(3, 1))
@@ -114,14 +114,14 @@ def place(module_repository: Any) -> Iterator[Place]:
     add("narrow", model=scaled(7, 1, WIDTH // 2))
     add("vain", names("vain"), model=scaled(9, 1))
     add("alone", names("absent"), model=scaled(11, 1))
-    made = Place(module_repository.path)
+    made = FrontEnds(module_repository.path)
     yield made
     made.close()
 
 
 @pytest.fixture(autouse=True)
-def nothing_stands_in(place: Place) -> None:
-    place.choice.chosen = {}
+def no_active_variant(front_ends: FrontEnds) -> None:
+    front_ends.choice.chosen = {}
 
 
 VALUE = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
@@ -133,9 +133,9 @@ def tensor(client: Any) -> Any:
     return given
 
 
-def ask_grpc(place: Place, model: str, version: str = "") -> tuple[float, str, str, str]:
+def ask_grpc(front_ends: FrontEnds, model: str, version: str = "") -> tuple[float, str, str, str]:
     """Return the factor, and model, version and variant as the answer names them."""
-    with triton.InferenceServerClient(place.grpc) as client:
+    with triton.InferenceServerClient(front_ends.grpc) as client:
         result = client.infer(model, [tensor(triton)], model_version=version)
     told = result.get_response()
     return float(result.as_numpy("OUT")[0, 1]), told.model_name, told.model_version, variant_in(told)
@@ -145,8 +145,8 @@ def variant_in(told: Any) -> str:
     return str(told.parameters["edge_variant"].string_param) if "edge_variant" in told.parameters else ""
 
 
-def ask_http(place: Place, model: str, version: str = "") -> tuple[float, str, str, str]:
-    with triton_http.InferenceServerClient(place.http) as client:
+def ask_http(front_ends: FrontEnds, model: str, version: str = "") -> tuple[float, str, str, str]:
+    with triton_http.InferenceServerClient(front_ends.http) as client:
         result = client.infer(model, [tensor(triton_http)], model_version=version)
     told = result.get_response()
     variant = told.get("parameters", {}).get("edge_variant", "")
@@ -154,16 +154,18 @@ def ask_http(place: Place, model: str, version: str = "") -> tuple[float, str, s
 
 
 @pytest.mark.parametrize("ask", [ask_grpc, ask_http])
-def test_the_lighter_variant_answers_under_the_heavier_models_name(place: Place, ask: Callable[..., Any]) -> None:
-    before = place.counts()
-    assert ask(place, "heavy") == (2.0, "heavy", "1", "")
-    place.choice.chosen = {"heavy": "light"}
-    assert ask(place, "heavy") == (3.0, "heavy", "3", "light")
-    assert ask(place, "light") == (3.0, "light", "3", "")
-    assert ask(place, "heavy", "1") == (2.0, "heavy", "1", ""), "who names a version gets it"
-    place.choice.chosen = {}
-    assert ask(place, "heavy") == (2.0, "heavy", "1", "")
-    after = place.counts()
+def test_the_lighter_variant_answers_under_the_heavier_models_name(
+    front_ends: FrontEnds, ask: Callable[..., Any]
+) -> None:
+    before = front_ends.counts()
+    assert ask(front_ends, "heavy") == (2.0, "heavy", "1", "")
+    front_ends.choice.chosen = {"heavy": "light"}
+    assert ask(front_ends, "heavy") == (3.0, "heavy", "3", "light")
+    assert ask(front_ends, "light") == (3.0, "light", "3", "")
+    assert ask(front_ends, "heavy", "1") == (2.0, "heavy", "1", ""), "who names a version gets it"
+    front_ends.choice.chosen = {}
+    assert ask(front_ends, "heavy") == (2.0, "heavy", "1", "")
+    after = front_ends.counts()
     assert (after["heavy"] - before["heavy"], after["light"] - before["light"]) == (3, 2)
 
 
@@ -176,27 +178,27 @@ def test_the_lighter_variant_answers_under_the_heavier_models_name(place: Place,
     ],
 )
 def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
-    place: Place, model: str, lighter: str, factor: float, words: str
+    front_ends: FrontEnds, model: str, lighter: str, factor: float, words: str
 ) -> None:
-    place.choice.chosen = {model: lighter}
-    assert ask_grpc(place, model) == (factor, model, "1", "")
-    notes = next(report.notes for report in place.service.instance_reports() if report.name == model)
+    front_ends.choice.chosen = {model: lighter}
+    assert ask_grpc(front_ends, model) == (factor, model, "1", "")
+    notes = next(report.notes for report in front_ends.service.instance_reports() if report.name == model)
     assert any(words in note for note in notes), notes
 
 
-def test_available_and_active_variants_can_be_queried(place: Place) -> None:
-    assert place.service.variants.find_pairs() == {"heavy": "light"}
-    assert place.service.variants.find_active() == {}
-    place.choice.chosen = {"heavy": "light"}
-    assert place.service.variants.find_active() == {"heavy": "light"}
+def test_available_and_active_variants_can_be_queried(front_ends: FrontEnds) -> None:
+    assert front_ends.service.variants.find_pairs() == {"heavy": "light"}
+    assert front_ends.service.variants.find_active() == {}
+    front_ends.choice.chosen = {"heavy": "light"}
+    assert front_ends.service.variants.find_active() == {"heavy": "light"}
 
 
-def test_streams_and_shared_memory_work_through_the_variant(place: Place) -> None:
-    place.choice.chosen = {"heavy": "light"}
+def test_streams_and_shared_memory_work_through_the_variant(front_ends: FrontEnds) -> None:
+    front_ends.choice.chosen = {"heavy": "light"}
     handle = shm.create_shared_memory_region("variant_in", "/variant_in", VALUE.nbytes)
     try:
         shm.set_shared_memory_region(handle, [VALUE])
-        with triton.InferenceServerClient(place.grpc) as client:
+        with triton.InferenceServerClient(front_ends.grpc) as client:
             client.register_system_shared_memory("variant_in", "/variant_in", VALUE.nbytes)
             given = triton.InferInput("IN", [1, WIDTH], "FP32")
             given.set_shared_memory("variant_in", VALUE.nbytes)
@@ -215,21 +217,21 @@ def test_streams_and_shared_memory_work_through_the_variant(place: Place) -> Non
         shm.destroy_shared_memory_region(handle)
 
 
-def test_requests_succeed_while_the_lighter_variant_is_loaded_and_unloaded(place: Place) -> None:
-    place.choice.chosen = {"heavy": "light"}
+def test_requests_succeed_while_the_lighter_variant_is_loaded_and_unloaded(front_ends: FrontEnds) -> None:
+    front_ends.choice.chosen = {"heavy": "light"}
     seen: set[float] = set()
     done = threading.Event()
 
-    def come_and_go() -> None:
+    def unload_and_load() -> None:
         for _ in range(3):
-            place.service.unload_model("light")
-            place.service.load_model("light")
+            front_ends.service.unload_model("light")
+            front_ends.service.load_model("light")
         done.set()
 
-    thread = threading.Thread(target=come_and_go)
+    thread = threading.Thread(target=unload_and_load)
     thread.start()
     while not done.is_set():
-        seen.add(ask_grpc(place, "heavy")[0])
+        seen.add(ask_grpc(front_ends, "heavy")[0])
     thread.join(30)
     assert seen <= {2.0, 3.0}
-    assert ask_grpc(place, "heavy") == (3.0, "heavy", "3", "light")
+    assert ask_grpc(front_ends, "heavy") == (3.0, "heavy", "3", "light")

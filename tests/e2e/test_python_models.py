@@ -398,7 +398,7 @@ def test_without_explicit_model_control_a_model_that_loads_others_gets_an_error(
 
 
 @pytest.fixture(scope="module")
-def server_of_brief_models(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server_of_short_models(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     on_callers = 'parameters { key: "execution_thread" value { string_value: "caller" } }'
     repository = tmp_path_factory.mktemp("brief")
     for name, config in (("place", ONE_TO_ONE), ("place_of_callers", ONE_TO_ONE + on_callers)):
@@ -411,9 +411,9 @@ def server_of_brief_models(shared_server: Any, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
 def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
-    server_of_brief_models: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server_of_short_models: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    server = server_of_brief_models
+    server = server_of_short_models
     given = client.InferInput("IN", [1], "FP32")
     given.set_data_from_numpy(np.zeros(1, np.float32))
     address = server.http if client is httpclient else server.grpc

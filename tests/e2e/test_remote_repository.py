@@ -58,11 +58,11 @@ def test_without_network_the_local_copy_is_served_even_after_a_restart(
     bucket.put("echo/config.pbtxt", identity().encode())
     bucket.put("echo/1/note.txt", b"one")
     for mode in ("poll", "none"):
-        bucket.wire.is_down = False
+        bucket.relay.is_down = False
         with serve_bucket(f"--model-control-mode={mode}") as server:
             assert answered_by(server, "echo") == "1"
-            bucket.wire.is_down = True
-            bucket.wire.drop()
+            bucket.relay.is_down = True
+            bucket.relay.drop()
             assert answered_by(server, "echo") == "1"
         with serve_bucket(f"--model-control-mode={mode}") as server:
             assert answered_by(server, "echo") == "1"
@@ -76,11 +76,11 @@ def test_after_an_aborted_download_the_old_version_serves_until_it_is_finished(
     bucket.put("echo/config.pbtxt", identity().encode())
     bucket.put("echo/1/note.txt", b"one")
     with serve_bucket("--model-control-mode=poll") as server:
-        bucket.wire.cut_after = 9 << 20
+        bucket.relay.cut_after = 9 << 20
         bucket.put("echo/2/weights.bin", os.urandom(20 << 20))
-        assert eventually(lambda: bucket.wire.cut_count > 0)
+        assert eventually(lambda: bucket.relay.cut_count > 0)
         assert answered_by(server, "echo") == "1"
-        bucket.wire.cut_after = None
+        bucket.relay.cut_after = None
         assert eventually(lambda: answered_by(server, "echo") == "2"), server.log()
         assert server.log().count("trying again in") == 1
 
@@ -90,8 +90,8 @@ def test_without_copy_and_network_the_server_reports_that_and_serves_later(
 ) -> None:
     bucket.put("echo/config.pbtxt", identity().encode())
     bucket.put("echo/1/note.txt", b"one")
-    bucket.wire.is_down = True
+    bucket.relay.is_down = True
     with serve_bucket("--model-control-mode=poll", "--repository-first-sync-secs=0.5") as server:
         assert "could not be copied within 0.5 s" in server.log()
-        bucket.wire.is_down = False
+        bucket.relay.is_down = False
         assert eventually(lambda: answered_by(server, "echo") == "1"), server.log()

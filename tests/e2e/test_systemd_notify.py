@@ -67,7 +67,7 @@ class Manager:
         lines = [line for _, message in list(self.heard) for line in message if line.startswith("STATUS=")]
         return lines[-1].removeprefix("STATUS=") if lines else ""
 
-    def meals(self) -> list[float]:
+    def watchdog_times(self) -> list[float]:
         return [at for at, lines in list(self.heard) if lines == ["WATCHDOG=1"]]
 
 
@@ -117,7 +117,7 @@ def test_the_watchdog_is_notified_in_time_under_load(
 
         def has_enough() -> bool:
             assert server.infer("same", body())[0] == 200
-            return len(manager.meals()) >= 5
+            return len(manager.watchdog_times()) >= 5
 
         assert eventually(has_enough)
 
@@ -131,12 +131,12 @@ def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(
         (folder / "config.pbtxt").read_text() + 'parameters { key: "warmup_probe" value { string_value: "false" } }'
     )
     with serve(repository.path, environment=manager.environment) as server:
-        assert eventually(lambda: len(manager.meals()) >= 2)
+        assert eventually(lambda: len(manager.watchdog_times()) >= 2)
         assert server.infer("greedy", body())[0] == 200
-        count = len(manager.meals())
-        assert eventually(lambda: len(manager.meals()) >= count + 2)
-        meals = manager.meals()
-        longest_s = max(after - before for before, after in itertools.pairwise(meals))
+        count = len(manager.watchdog_times())
+        assert eventually(lambda: len(manager.watchdog_times()) >= count + 2)
+        watchdog_times = manager.watchdog_times()
+        longest_s = max(after - before for before, after in itertools.pairwise(watchdog_times))
         # The loop stood still for 4 s: no meal came for longer than the watchdog waits.
         assert longest_s > WATCHDOG_S
 
@@ -153,11 +153,11 @@ def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status
         asking.start()
         assert eventually(lambda: "NOT WELL" in manager.status())
         assert "instance stuck" in manager.status()
-        count, at = len(manager.meals()), time.monotonic()
+        count, at = len(manager.watchdog_times()), time.monotonic()
         # All others are served, and nothing is fed, for longer than the watchdog waits.
         while time.monotonic() < at + WATCHDOG_S + 0.5:
             assert server.infer("same", body())[0] == 200
-        assert len(manager.meals()) == count
+        assert len(manager.watchdog_times()) == count
         assert "is not fed" in server.log()
         server.process.terminate()
         asking.join(20)

@@ -128,7 +128,7 @@ def stream_counts(wire: object) -> StreamCounts:
     return StreamCounts(wire.received, wire.answered, summed(wire.dropped))
 
 
-def client_noun(wire: object) -> object:
+def to_client_message(wire: object) -> object:
     if wire.WhichOneof("kind") == "open":
         item, given_returns, given_delivery = wire.open, wire.open.returns, wire.open.delivery
         return StreamRequest(
@@ -154,7 +154,7 @@ def client_noun(wire: object) -> object:
     return None
 
 
-def server_noun(wire: object) -> object:
+def to_server_message(wire: object) -> object:
     kind = wire.WhichOneof("kind")
     if kind == "opened":
         item = wire.opened
@@ -164,10 +164,10 @@ def server_noun(wire: object) -> object:
         )  # fmt: skip
     if kind == "dropped":
         return FrameDropped(header(wire.dropped.header), reason(wire.dropped.reason), wire.dropped.detail)
-    return result_noun(wire.result) if kind == "result" else Credit()
+    return to_frame_result(wire.result) if kind == "result" else Credit()
 
 
-def result_noun(item: object) -> FrameResult:
+def to_frame_result(item: object) -> FrameResult:
     times, mask = item.times, item.mask
     return FrameResult(
         header(item.header),
@@ -224,7 +224,7 @@ def ours_server(octets: bytes) -> object | None:
 
 def theirs_client(octets: bytes) -> object | None:
     try:
-        return client_noun(ClientWire.FromString(octets))
+        return to_client_message(ClientWire.FromString(octets))
     except DecodeError:
         return None
 
@@ -233,7 +233,7 @@ def theirs_server(octets: bytes) -> object | None:
     """None also where the generated class reads a tensor whose shape, type and bytes contradict each other."""
     try:
         wire = ServerWire.FromString(octets)
-        return server_noun(wire), wire.frames_allowed
+        return to_server_message(wire), wire.frames_allowed
     except (DecodeError, InvalidRequest, ValueError):
         return None
 
@@ -241,7 +241,7 @@ def theirs_server(octets: bytes) -> object | None:
 @given(st.one_of(requests, frames))
 def test_client_messages_round_trip_with_the_generated_class(message: object) -> None:
     octets = encode_client_message(message)
-    assert comparable(client_noun(ClientWire.FromString(octets))) == comparable(message)
+    assert comparable(to_client_message(ClientWire.FromString(octets))) == comparable(message)
     again = ClientWire.FromString(octets).SerializeToString()
     assert comparable(decode_client_message(again)) == comparable(message)
 
@@ -251,7 +251,7 @@ def test_server_messages_round_trip_with_the_generated_class(message: object, al
     octets = encode_server_message(message, allowed)
     wire = ServerWire.FromString(octets)
     assert wire.frames_allowed == allowed
-    assert comparable(server_noun(wire)) == comparable(message)
+    assert comparable(to_server_message(wire)) == comparable(message)
     found, found_allowed = decode_server_message(wire.SerializeToString())
     assert (comparable(found), found_allowed) == (comparable(message), allowed)
 

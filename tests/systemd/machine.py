@@ -43,7 +43,7 @@ StandardOutput=journal+console
 """
 
 
-def why_none() -> str:
+def missing_requirement() -> str:
     """Return why no machine can be booted here, "" when one can."""
     if os.geteuid() != 0:
         return "needs root, to boot a container"

@@ -96,7 +96,7 @@ def hang() -> None:
     found["hang_journal"] = journal()
 
 
-def stand_still() -> None:
+def stop_process() -> None:
     """A stopped process."""
     before = show("MainPID", "NRestarts")
     os.kill(int(before["MainPID"]), signal.SIGSTOP)
@@ -132,7 +132,7 @@ def remove() -> None:
 
 
 def main() -> None:
-    for step in (start_and_serve, reload, hang, stand_still, bad_configuration, credentials, remove):
+    for step in (start_and_serve, reload, hang, stop_process, bad_configuration, credentials, remove):
         Path("/results/reached").write_text(step.__name__)
         try:
             step()

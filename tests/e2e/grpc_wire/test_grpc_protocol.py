@@ -46,7 +46,7 @@ def out(data: bytes) -> int:
     return int.from_bytes(stream_response(data).raw_output_contents[0], "little")
 
 
-class Questions:
+class RequestStream:
     """The requests of a stream, put in one by one. `end` half-closes it."""
 
     def __init__(self, *first: bytes) -> None:
@@ -165,7 +165,7 @@ def test_frames_of_two_calls_may_be_interleaved(target: Any) -> None:
 
 
 def test_each_request_of_a_stream_is_answered_before_the_next(target: Any) -> None:
-    questions = Questions()
+    questions = RequestStream()
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
     for count in (27_182, 8, 1_828, 45_904):
         questions.put(target.numbers(count=count, id=str(count)))
@@ -221,7 +221,7 @@ def test_reflection_returns_the_schema(target: Any) -> None:
 
 
 def test_a_frame_stream_answers_frame_by_frame(target: Any) -> None:
-    questions = Questions(encode_client_message(StreamRequest("camera", delivery=Delivery(depth=4))))
+    questions = RequestStream(encode_client_message(StreamRequest("camera", delivery=Delivery(depth=4))))
     answers = target.channel().stream_stream(STREAM_PATH)(iter(questions), timeout=30)
     opened, frames_allowed = decode_server_message(next(answers))
     assert isinstance(opened, StreamOpened)
@@ -250,7 +250,7 @@ def pending(target: Any, model: str) -> float:
 
 
 @pytest.fixture
-def is_taken_back(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
+def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
     """`is_taken_back(call)`: while `slow`, which takes one request at a time, runs one and another waits, make a call
     to it, give it up by what `call` returned, and hold that it is never run."""
 
@@ -273,18 +273,18 @@ def is_taken_back(target: Any, eventually: Callable[..., bool]) -> Callable[[Cal
 
 
 def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
-    target: Any, is_taken_back: Any, eventually: Any
+    target: Any, check_cancelled: Any, eventually: Any
 ) -> None:
     def call() -> Callable[[], None]:
         waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=60)
         assert eventually(lambda: pending(target, "slow") == 2)
         return waiting.cancel
 
-    is_taken_back(call)
+    check_cancelled(call)
 
 
 def test_a_reset_call_is_cancelled_and_its_connection_continues(
-    target: Any, is_taken_back: Any, eventually: Any
+    target: Any, check_cancelled: Any, eventually: Any
 ) -> None:
     wire = target.connect()
 
@@ -295,11 +295,11 @@ def test_a_reset_call_is_cancelled_and_its_connection_continues(
         assert eventually(lambda: pending(target, "slow") == 2)
         return lambda: wire.send(RstStreamFrame(stream, 8))
 
-    is_taken_back(call)
+    check_cancelled(call)
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_a_call_whose_connection_breaks_is_cancelled(target: Any, is_taken_back: Any, eventually: Any) -> None:
+def test_a_call_whose_connection_breaks_is_cancelled(target: Any, check_cancelled: Any, eventually: Any) -> None:
     def call() -> Callable[[], None]:
         wire = target.connect()
         stream = wire.new_stream()
@@ -308,22 +308,22 @@ def test_a_call_whose_connection_breaks_is_cancelled(target: Any, is_taken_back:
         assert eventually(lambda: pending(target, "slow") == 2)
         return wire.close
 
-    is_taken_back(call)
+    check_cancelled(call)
 
 
-def test_a_deadline_that_passes_while_a_call_waits_ends_it(target: Any, is_taken_back: Any) -> None:
+def test_a_deadline_that_passes_while_a_call_waits_ends_it(target: Any, check_cancelled: Any) -> None:
     errors: list[grpc.RpcError] = []
 
     def call() -> Callable[[], None]:
         waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=0.1)
         return lambda: errors.append(waiting.exception())
 
-    is_taken_back(call)
+    check_cancelled(call)
     assert errors[0].code() is Code.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("timeout", ["100m", "100000u", "99999999n"])
-def test_the_server_enforces_the_deadline_itself(target: Any, is_taken_back: Any, timeout: str) -> None:
+def test_the_server_enforces_the_deadline_itself(target: Any, check_cancelled: Any, timeout: str) -> None:
     """A client that sends its deadline and then does nothing."""
     wire = target.connect()
 
@@ -338,7 +338,7 @@ def test_the_server_enforces_the_deadline_itself(target: Any, is_taken_back: Any
 
         return wait
 
-    is_taken_back(call)
+    check_cancelled(call)
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
@@ -361,7 +361,7 @@ def test_a_deadline_that_passed_before_the_call_arrives(target: Any) -> None:
 
 
 def test_a_stream_cancelled_after_its_start(target: Any) -> None:
-    questions = Questions()
+    questions = RequestStream()
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
     answers.cancel()
     assert answers.code() is Code.CANCELLED
@@ -370,7 +370,7 @@ def test_a_stream_cancelled_after_its_start(target: Any) -> None:
 
 def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: Any) -> None:
     failed = failures(target, "repeat")
-    questions = Questions(target.repeat(range(1000), delay_ms=20))
+    questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=60)
     assert out(next(answers)) == 0
     answers.cancel()
@@ -382,7 +382,7 @@ def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: An
 
 def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventually: Any) -> None:
     failed = failures(target, "repeat")
-    questions = Questions(target.repeat(range(1000), delay_ms=20))
+    questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=0.3)
     assert out(next(answers)) == 0
     with pytest.raises(grpc.RpcError) as caught:
@@ -494,7 +494,7 @@ def test_unknown_methods_are_unimplemented(target: Any, path: str) -> None:
 
 
 def test_an_unimplemented_stream_is_refused_before_its_messages(target: Any) -> None:
-    questions = Questions()
+    questions = RequestStream()
     call = target.channel().stream_stream(SERVICE + "Nonsense")(iter(questions), timeout=30)
     with pytest.raises(grpc.RpcError) as caught:
         next(call)

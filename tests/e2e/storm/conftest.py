@@ -79,7 +79,7 @@ def counting_model(version: int, generation: int) -> bytes:
     return bytes(model.SerializeToString())
 
 
-class Shelf:
+class ModelWriter:
     """Writes models whose outputs identify the file that computed them, and records written and deleted files."""
 
     def __init__(self, path: Path, staging: Path) -> None:
@@ -227,8 +227,8 @@ class Storm:
     steady: ClassVar[dict[str, str]] = {"storm_ort": "onnxruntime", "storm_ov": "openvino"}
     guests = ("guest_a", "guest_b")
 
-    def __init__(self, shelf: Shelf, seed: int) -> None:
-        self.shelf = shelf
+    def __init__(self, writer: ModelWriter, seed: int) -> None:
+        self.writer = writer
         self.seed = seed
         self.chance = random.Random(seed)
         self.done: list[str] = []
@@ -247,13 +247,13 @@ class Storm:
             self.upload_slowly: 3,
             self.edit_config: 3,
             self.break_config: 3,
-            self.drop_litter: 1,
-            self.guest: 5,
+            self.write_unrelated_files: 1,
+            self.add_or_remove_model: 5,
         }
 
     def prepare(self) -> None:
         for model, backend in self.steady.items():
-            self.shelf.add_model(model, good_config(backend, self.chance), (1, 2))
+            self.writer.add_model(model, good_config(backend, self.chance), (1, 2))
 
     def step(self) -> None:
         """Do one thing."""
@@ -267,11 +267,11 @@ class Storm:
             self._slow.result()
         self._slow_model = ""
 
-    def calm(self) -> None:
+    def settle_configurations(self) -> None:
         """Rest, and put right the configurations that are bad."""
         self.rest()
-        for model in sorted(self.shelf.bad_configs):
-            self.shelf.configure(model, good_config(self.steady[model], self.chance), is_good=True)
+        for model in sorted(self.writer.bad_configs):
+            self.writer.configure(model, good_config(self.steady[model], self.chance), is_good=True)
 
     def close(self) -> None:
         self._side.shutdown()
@@ -282,49 +282,49 @@ class Storm:
         return self.chance.choice([model for model in self.steady if model != self._slow_model])
 
     def _version(self, model: str) -> int:
-        return self.chance.choice(sorted(self.shelf.contents[model]))
+        return self.chance.choice(sorted(self.writer.contents[model]))
 
     def reload_in_place(self) -> None:
         model = self._model()
-        self.shelf.write(model, self._version(model), overwrite)
+        self.writer.write(model, self._version(model), overwrite)
 
     def reload_by_rename(self) -> None:
         model = self._model()
-        self.shelf.write(model, self._version(model), replace)
+        self.writer.write(model, self._version(model), replace)
 
     def reload_by_folder(self) -> None:
         model = self._model()
-        self.shelf.move_in(model, self._version(model))
+        self.writer.move_in(model, self._version(model))
 
     def reload_by_link(self) -> None:
         model = self._model()
-        self.shelf.swap_link(model, self._version(model))
+        self.writer.swap_link(model, self._version(model))
 
     def touch(self) -> None:
         model = self._model()
-        self.shelf.file(model, self._version(model)).touch()
+        self.writer.file(model, self._version(model)).touch()
 
     def add_version(self) -> None:
         model = self._model()
-        absent = sorted(set(range(2, 8)) - set(self.shelf.contents[model]))
+        absent = sorted(set(range(2, 8)) - set(self.writer.contents[model]))
         if not absent:
             return self.remove_version()
         version = self.chance.choice(absent)
         way = self.chance.choice((overwrite, replace, None))
-        return self.shelf.move_in(model, version) if way is None else self.shelf.write(model, version, way)
+        return self.writer.move_in(model, version) if way is None else self.writer.write(model, version, way)
 
     def remove_version(self) -> None:
         model = self._model()
-        others = sorted(set(self.shelf.contents[model]) - {1})
+        others = sorted(set(self.writer.contents[model]) - {1})
         if others:
-            self.shelf.remove_version(model, self.chance.choice(others))
+            self.writer.remove_version(model, self.chance.choice(others))
 
     def upload_damaged(self) -> None:
         model = self._model()
         whole = counting_model(1, 1)
         content = self.chance.choice((b"", whole[: len(whole) // 2], self.chance.randbytes(300), b"<html>404</html>"))
         version = self.chance.choice((self._version(model), self.chance.randint(2, 7)))
-        self.shelf.damage(model, version, content)
+        self.writer.damage(model, version, content)
 
     def upload_slowly(self) -> None:
         if self._slow is not None and not self._slow.done():
@@ -332,29 +332,29 @@ class Storm:
         model = self._model()
         version = self.chance.choice((self._version(model), self.chance.randint(2, 7)))
         self._slow_model = model
-        self._slow = self._side.submit(self.shelf.write, model, version, trickle)
+        self._slow = self._side.submit(self.writer.write, model, version, trickle)
         return None
 
     def edit_config(self) -> None:
         model = self._model()
-        self.shelf.configure(model, good_config(self.steady[model], self.chance), is_good=True)
+        self.writer.configure(model, good_config(self.steady[model], self.chance), is_good=True)
 
     def break_config(self) -> None:
         model = self._model()
-        self.shelf.configure(model, self.chance.choice(BAD_CONFIGS), is_good=False)
+        self.writer.configure(model, self.chance.choice(BAD_CONFIGS), is_good=False)
 
-    def drop_litter(self) -> None:
+    def write_unrelated_files(self) -> None:
         model = self._model()
-        (self.shelf.path / model / ".DS_Store").write_bytes(b"x")
-        (self.shelf.path / model / "README.txt").write_text(str(self.chance.random()))
-        (self.shelf.path / f".{model}.part").write_bytes(b"x")
+        (self.writer.path / model / ".DS_Store").write_bytes(b"x")
+        (self.writer.path / model / "README.txt").write_text(str(self.chance.random()))
+        (self.writer.path / f".{model}.part").write_bytes(b"x")
 
-    def guest(self) -> None:
+    def add_or_remove_model(self) -> None:
         model = self.chance.choice(self.guests)
-        if model in self.shelf.contents:
-            self.shelf.remove_model(model, at_once=self.chance.random() < 0.5)
+        if model in self.writer.contents:
+            self.writer.remove_model(model, at_once=self.chance.random() < 0.5)
         else:
-            self.shelf.add_model(model, good_config("onnxruntime", self.chance), (1,))
+            self.writer.add_model(model, good_config("onnxruntime", self.chance), (1,))
 
 
 class Client:
@@ -437,7 +437,7 @@ class Load:
             self.answers.append(Answer(model, asked, began, time.monotonic(), version, generation))
 
 
-def refused_though_wished_for(load: Load, shelf: Shelf) -> list[Failure]:
+def refused_while_desired(load: Load, writer: ModelWriter) -> list[Failure]:
     """Return the failures that nothing excuses.
 
     A model that is never deleted must always be answered; another one from the first response of its file until the
@@ -453,7 +453,7 @@ def refused_though_wished_for(load: Load, shelf: Shelf) -> list[Failure]:
         is_absence = failure.status in ("404", "503", "StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE")
         ends, answers = newest.get((failure.model, failure.asked), ([], []))
         position = bisect.bisect_left(ends, failure.began)
-        is_promised = position > 0 and not _is_withdrawn(answers[position - 1], failure, shelf)
+        is_promised = position > 0 and not _is_withdrawn(answers[position - 1], failure, writer)
         if is_steady or is_promised or not is_absence:
             found.append(failure)
     return found
@@ -466,21 +466,21 @@ def _newest_by_end(answers: list[Answer]) -> tuple[list[float], list[Answer]]:
     return [item.ended for item in in_order], newest
 
 
-def _is_withdrawn(answer: Answer, failure: Failure, shelf: Shelf) -> bool:
+def _is_withdrawn(answer: Answer, failure: Failure, writer: ModelWriter) -> bool:
     """Return whether the file that gave an answer was taken away before a request failed."""
-    written = shelf.written[answer.model, answer.version, answer.generation]
+    written = writer.written[answer.model, answer.version, answer.generation]
     return any(
         item.model == failure.model and item.version in (None, failure.asked) and written <= item.when <= failure.ended
-        for item in shelf.withdrawals
+        for item in writer.withdrawals
     )
 
 
-def answered_by_the_wrong_file(answers: list[Answer], shelf: Shelf) -> list[str]:
+def answered_by_the_wrong_file(answers: list[Answer], writer: ModelWriter) -> list[str]:
     """Return the answers computed by a file that was not there yet, or that had been replaced in an earlier answer."""
     found = [
         f"{answer} was computed by a file not written yet"
         for answer in answers
-        if shelf.written.get((answer.model, answer.version, answer.generation), float("inf")) > answer.ended
+        if writer.written.get((answer.model, answer.version, answer.generation), float("inf")) > answer.ended
     ]
     groups = defaultdict(list)
     for answer in answers:
@@ -498,7 +498,7 @@ def answered_by_the_wrong_file(answers: list[Answer], shelf: Shelf) -> list[str]
     return found
 
 
-def differences(server: Any, shelf: Shelf, answers: list[Answer] | None = None) -> list[str]:
+def differences(server: Any, writer: ModelWriter, answers: list[Answer] | None = None) -> list[str]:
     """Return the differences between the served models and the files. Needs a repository at rest, configs good."""
     status, index = server.ask("/v2/repository/index", {})
     assert status == 200, index
@@ -506,9 +506,9 @@ def differences(server: Any, shelf: Shelf, answers: list[Answer] | None = None) 
     found = [
         f"{name} is served though nothing asks for it: {row}"
         for (name, _), row in rows.items()
-        if row["state"] == "READY" and name not in shelf.contents and name not in shelf.others
+        if row["state"] == "READY" and name not in writer.contents and name not in writer.others
     ]
-    for model, versions in shelf.contents.items():
+    for model, versions in writer.contents.items():
         found += _differences_of(server, model, versions, rows, answers)
     return found
 
@@ -522,7 +522,7 @@ def _differences_of(server: Any, model: str, versions: dict[int, int], rows: Any
             if not row.get("reason"):
                 found.append(f"{model} version {version} cannot load and the index does not say why: {row}")
             continue
-        answer = _ask_plainly(server, model, version)
+        answer = _infer_once(server, model, version)
         if answer is None or answer.generation != generation:
             found.append(f"{model} version {version} answers {answer}, its file is generation {generation}")
         elif answers is not None:
@@ -533,7 +533,7 @@ def _differences_of(server: Any, model: str, versions: dict[int, int], rows: Any
     return found
 
 
-def _ask_plainly(server: Any, model: str, version: int) -> Answer | None:
+def _infer_once(server: Any, model: str, version: int) -> Answer | None:
     began = time.monotonic()
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]}
     status, answer = server.ask(f"/v2/models/{model}/versions/{version}/infer", body)
@@ -550,19 +550,19 @@ def storm_model() -> Callable[[int, int], bytes]:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def writer(tmp_path: Path) -> ModelWriter:
     folders = tmp_path / "models", tmp_path / "staging"
     for folder in folders:
         folder.mkdir()
-    return Shelf(*folders)
+    return ModelWriter(*folders)
 
 
 @pytest.fixture
-def new_storm(shelf: Shelf) -> Iterator[Callable[[int], Storm]]:
+def new_storm(writer: ModelWriter) -> Iterator[Callable[[int], Storm]]:
     made: list[Storm] = []
 
     def make(seed: int) -> Storm:
-        made.append(Storm(shelf, seed))
+        made.append(Storm(writer, seed))
         made[-1].prepare()
         return made[-1]
 
@@ -577,13 +577,13 @@ def new_load() -> Callable[[Any, int], Load]:
 
 
 @pytest.fixture(scope="session")
-def judge() -> Callable[[Load, Shelf], None]:
+def check_load() -> Callable[[Load, ModelWriter], None]:
     """Assert that nothing was refused that was wished for, and nothing answered by the wrong file."""
 
-    def check(load: Load, shelf: Shelf) -> None:
+    def check(load: Load, writer: ModelWriter) -> None:
         assert load.errors == []
-        assert refused_though_wished_for(load, shelf) == []
-        assert answered_by_the_wrong_file(load.answers, shelf) == []
+        assert refused_while_desired(load, writer) == []
+        assert answered_by_the_wrong_file(load.answers, writer) == []
 
     return check
 
@@ -592,9 +592,9 @@ def judge() -> Callable[[Load, Shelf], None]:
 def agree() -> Callable[..., None]:
     """Wait until the served models match the files."""
 
-    def wait(server: Any, shelf: Shelf, answers: list[Answer] | None = None) -> None:
+    def wait(server: Any, writer: ModelWriter, answers: list[Answer] | None = None) -> None:
         end = time.monotonic() + PATIENCE_S
-        while found := differences(server, shelf, answers):
+        while found := differences(server, writer, answers):
             assert server.process.poll() is None, f"the server ended:\n{server.log()}"
             assert time.monotonic() < end, "\n".join([*found, server.log()[-6000:]])
             time.sleep(0.1)

@@ -70,13 +70,13 @@ def body() -> dict[str, Any]:
 
 @pytest.mark.timeout(120 + 60 * KILLS)
 def test_after_a_kill_during_a_storm_a_restart_serves_the_desired_state(
-    serve_here: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any
+    serve_here: Any, writer: Any, new_storm: Any, new_load: Any, agree: Any
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_KILLS={KILLS}")
     storm = new_storm(SEED)
     for round_number in range(KILLS):
-        with serve_here(shelf.path, *POLL) as server:
-            agree(server, shelf)
+        with serve_here(writer.path, *POLL) as server:
+            agree(server, writer)
             with new_load(server, SEED + round_number) as load, killed_within(server, storm.chance.uniform(0.1, 3)):
                 while server.process.poll() is None:
                     storm.step()
@@ -85,9 +85,9 @@ def test_after_a_kill_during_a_storm_a_restart_serves_the_desired_state(
         # The world does not wait for the server to come back.
         for _ in range(3):
             storm.step()
-        storm.calm()
-    with serve_here(shelf.path, *POLL) as server:
-        agree(server, shelf)
+        storm.settle_configurations()
+    with serve_here(writer.path, *POLL) as server:
+        agree(server, writer)
         assert server.stop() == 0
         assert "Traceback" not in server.log(), server.log()
 
@@ -125,26 +125,26 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 1.0])
 def test_after_a_kill_during_an_override_load_the_files_on_disk_are_served(
-    serve: Any, serve_here: Any, shelf: Any, temp_folder: Path, seconds: float
+    serve: Any, serve_here: Any, writer: Any, temp_folder: Path, seconds: float
 ) -> None:
-    shelf.add_model("model", 'backend: "onnxruntime"', (1,))
-    on_disk = shelf.contents["model"][1]
-    generation, content = shelf.next_content("model", 1)
+    writer.add_model("model", 'backend: "onnxruntime"', (1,))
+    on_disk = writer.contents["model"][1]
+    generation, content = writer.next_content("model", 1)
     sent = {"config": '{"backend":"onnxruntime"}', "file:1/model.onnx": base64.b64encode(content).decode()}
     load = ("/v2/repository/models/model/load", {"parameters": sent})
     explicit = ("--model-control-mode=explicit", "--load-model=model")
-    with serve_here(shelf.path, *explicit) as server, ThreadPoolExecutor(1) as pool:
+    with serve_here(writer.path, *explicit) as server, ThreadPoolExecutor(1) as pool:
         with killed_within(server, seconds):
             asked = pool.submit(server.ask, *load)
         assert asked.exception(30) is not None or asked.result()[0] == 200
-    with serve_here(shelf.path, *explicit) as server:
+    with serve_here(writer.path, *explicit) as server:
         assert answer_of(server) == on_disk
         assert left_in(temp_folder) == []
         assert server.ask(*load)[0] == 200
         assert answer_of(server) == generation
         written = left_in(temp_folder)
         assert len(written) == 1
-        with serve(shelf.path, *explicit, environment={"TMPDIR": str(temp_folder)}):
+        with serve(writer.path, *explicit, environment={"TMPDIR": str(temp_folder)}):
             assert left_in(temp_folder) == written, "a server that starts took the files of one that lives"
         assert server.stop() == 0
     assert left_in(temp_folder) == []

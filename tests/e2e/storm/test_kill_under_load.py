@@ -264,7 +264,7 @@ def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
     ],
 )
 def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leaves_no_files(
-    kills: int, serve: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
+    kills: int, serve: Any, writer: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
     conv: Any, site: Site, free_ports: Any, eventually: Any, tmp_path: Path,
 ) -> None:  # fmt: skip
     print(f"EDGE_STORM_SEED={SEED} kills={kills}")
@@ -279,20 +279,20 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
         ("camera", CAMERA_CONFIG, "model.onnx", conv.SerializeToString()),
         ("talker", "", "model.gguf", TINY.read_bytes()),
     ):
-        folder = shelf.path / name / "1"
+        folder = writer.path / name / "1"
         folder.mkdir(parents=True)
         if config:
             (folder.parent / "config.pbtxt").write_text(config)
         if file:
             (folder / file).write_bytes(content)
-        shelf.others.add(name)
-    shelf.others.add(PULLED)
+        writer.others.add(name)
+    writer.others.add(PULLED)
     storm = new_storm(SEED)
     chance = random.Random(SEED)
     generation = 1
 
     def pull_whole() -> None:
-        pull = site.pull(shelf.path, generation, environment)
+        pull = site.pull(writer.path, generation, environment)
         assert (pull.communicate(timeout=60)[1], pull.returncode) == ("", 0)
 
     pull_whole()
@@ -310,7 +310,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
 
     for _ in range(kills):
         if chance.random() < 0.2:
-            command = [COMMAND, "serve", f"--model-repository={shelf.path}", *flags]
+            command = [COMMAND, "serve", f"--model-repository={writer.path}", *flags]
             starting = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
             )
@@ -319,14 +319,14 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
             starting.wait()
             totals["early"] += 1
             continue
-        with serve(shelf.path, *flags, environment=environment) as server:
-            agree(server, shelf)
+        with serve(writer.path, *flags, environment=environment) as server:
+            agree(server, writer)
             assert eventually(lambda server=server, whole=installed: pulled_by(server) in whole), installed
             assert say_hello(server) == HELLO
             generation += 1
             with new_load(server, SEED + generation), Traffic(server) as traffic:
                 storm_until(time.monotonic() + chance.uniform(0, 2))
-                pull = site.pull(shelf.path, generation, environment)
+                pull = site.pull(writer.path, generation, environment)
                 storm_until(time.monotonic() + chance.uniform(0.1, 2))
                 is_pull_killed = chance.random() < 0.7
                 if is_pull_killed:
@@ -345,28 +345,28 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
         # Helper processes notice by themselves that the server is gone.
         assert eventually(lambda: not processes_with(str(temp))), processes_with(str(temp))
         assert [name for name in memory if os.path.exists(name)] == []
-        storm.calm()
+        storm.settle_configurations()
         if is_pull_killed and chance.random() < 0.5:
             generation += 1
             pull_whole()
             installed = {generation}
-            assert [path.name for path in shelf.path.glob(".pull-*")] == []
-        elif not (shelf.path / PULLED).exists():
+            assert [path.name for path in writer.path.glob(".pull-*")] == []
+        elif not (writer.path / PULLED).exists():
             # Killed between the two renames: the model comes back with the next pull, whatever that one is for.
             generation += 1
             pull_whole()
             installed = {generation}
     generation += 1
     pull_whole()
-    with serve(shelf.path, *flags, environment=environment) as server:
-        agree(server, shelf)
+    with serve(writer.path, *flags, environment=environment) as server:
+        agree(server, writer)
         assert eventually(lambda: pulled_by(server) == generation)
         assert say_hello(server) == HELLO
         assert server.stop() == 0
         assert "Traceback" not in server.log(), server.log()
     print(totals)
     assert os.listdir(temp) == []
-    assert [path.name for path in shelf.path.glob(".pull-*")] == []
+    assert [path.name for path in writer.path.glob(".pull-*")] == []
     assert eventually(lambda: not processes_with(str(temp))), processes_with(str(temp))
     assert str(temp) not in Path("/proc/net/unix").read_text()
     assert kills < 50 or min(totals.values()) > 0, totals

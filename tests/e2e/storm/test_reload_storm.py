@@ -21,22 +21,22 @@ STEPS_BETWEEN_LOOKS = 25
 
 @pytest.mark.timeout(max(300, 3 * OPERATIONS))
 def test_no_request_fails_and_no_response_is_wrong_while_models_are_reloaded(
-    serve: Any, shelf: Any, new_storm: Any, new_load: Any, judge: Any, agree: Any
+    serve: Any, writer: Any, new_storm: Any, new_load: Any, check_load: Any, agree: Any
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_OPERATIONS={OPERATIONS}")
     storm = new_storm(SEED)
-    with serve(shelf.path) as server:
-        agree(server, shelf)
+    with serve(writer.path) as server:
+        agree(server, writer)
         with new_load(server, SEED) as load:
             for number in range(1, OPERATIONS + 1):
                 storm.step()
                 time.sleep(storm.chance.uniform(0, 0.25))
                 if number % STEPS_BETWEEN_LOOKS == 0:
-                    storm.calm()
-                    agree(server, shelf, load.answers)
-            storm.calm()
-            agree(server, shelf, load.answers)
-        judge(load, shelf)
+                    storm.settle_configurations()
+                    agree(server, writer, load.answers)
+            storm.settle_configurations()
+            agree(server, writer, load.answers)
+        check_load(load, writer)
         print(f"{len(load.answers)} answers, {len(load.failures)} refusals of what was not wished for")
         assert {answer.model for answer in load.answers} >= set(storm.steady)
         assert server.stop() == 0, server.log()[-4000:]

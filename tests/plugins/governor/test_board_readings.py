@@ -28,13 +28,13 @@ def board(make_board: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 @pytest.fixture
-def box(make_board: Callable[[str], Any]) -> Any:
+def machine(make_board: Callable[[str], Any]) -> Any:
     """A machine without any sensor."""
     return make_board("")
 
 
-def sensors(box: Any) -> MachineSensors:
-    return MachineSensors(box.root, nvml=NoNvml())
+def sensors(machine: Any) -> MachineSensors:
+    return MachineSensors(machine.root, nvml=NoNvml())
 
 
 IDENTITY = {
@@ -156,23 +156,23 @@ def test_the_power_of_each_rail_is_counted_once(name: str, board: Any) -> None:
 
 
 def test_thor_without_its_input_monitor_adds_up_its_rails(board: Any) -> None:
-    box = board("thor_jp7")
-    box.remove("/sys/class/hwmon/hwmon1")
-    assert sensors(box).read(100.0).power_mw == 0 + 8611 + 4769
+    machine = board("thor_jp7")
+    machine.remove("/sys/class/hwmon/hwmon1")
+    assert sensors(machine).read(100.0).power_mw == 0 + 8611 + 4769
 
 
 def test_rails_of_an_unknown_board_are_reported_and_not_added_up(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    box.write("/sys/class/hwmon/hwmon1/in1_label", "VDD_SOMETHING")
-    reading = sensors(box).read(100.0)
+    machine = board("orin_nano_jp6")
+    machine.write("/sys/class/hwmon/hwmon1/in1_label", "VDD_SOMETHING")
+    reading = sensors(machine).read(100.0)
     assert reading.power_mw is None
     assert "VDD_SOMETHING, VDD_CPU_GPU_CV, VDD_SOC" in reading.missing["power_mw"]
 
 
 def test_rails_have_their_current_limits_and_alarms(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    box.write("/sys/class/hwmon/hwmon1/curr1_crit_alarm", 1)
-    rail = next(item for item in sensors(box).read(100.0).rails if item.name == "VDD_IN")
+    machine = board("orin_nano_jp6")
+    machine.write("/sys/class/hwmon/hwmon1/curr1_crit_alarm", 1)
+    rail = next(item for item in sensors(machine).read(100.0).rails if item.name == "VDD_IN")
     assert (rail.voltage_mv, rail.current_ma, rail.warn_ma, rail.critical_ma, rail.is_alarmed) == (
         4976, 1096, 6320, 7920, True,
     )  # fmt: skip
@@ -250,38 +250,38 @@ def test_an_idle_machine_is_not_throttled(name: str, board: Any) -> None:
 
 
 def test_a_throttle_alert_counts_as_heat_and_a_hot_surface_does_not(board: Any) -> None:
-    box = board("agx_orin_jp6")
-    sensor = sensors(box)
+    machine = board("agx_orin_jp6")
+    sensor = sensors(machine)
     reading = sensor.read(100.0)
     assert reading.slowed_by == {ThrottleReason.THERMAL}
     assert {item.name: item.state for item in reading.coolers if item.state} == {
         "gpu-throttle-alert": 1, "devfreq-gpu": 3,
     }  # fmt: skip
-    box.write("/sys/class/thermal/cooling_device2/cur_state", 0)
+    machine.write("/sys/class/thermal/cooling_device2/cur_state", 0)
     # The clock cap is still being lifted, step by step; the firmware throttles no more.
     assert sensor.read(101.0).slowed_by == set()
 
 
 def test_over_current_is_reported_as_a_rate(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    sensor = sensors(box)
+    machine = board("orin_nano_jp6")
+    sensor = sensors(machine)
     first = sensor.read(100.0)
     assert {item.name: (item.count, item.per_s) for item in first.over_current} == {
         "oc1": (0, None), "oc2": (0, None), "oc3": (4711, None),
     }  # fmt: skip
-    box.write("/sys/class/hwmon/hwmon2/oc3_event_cnt", 4711 + 15)
+    machine.write("/sys/class/hwmon/hwmon2/oc3_event_cnt", 4711 + 15)
     second = sensor.read(100.5)
     assert {item.name: item.per_s for item in second.over_current} == {"oc1": 0.0, "oc2": 0.0, "oc3": 30.0}
     assert second.slowed_by == {ThrottleReason.OVER_CURRENT}
-    box.write("/sys/class/hwmon/hwmon2/oc1_event_cnt", 1)
+    machine.write("/sys/class/hwmon/hwmon2/oc1_event_cnt", 1)
     assert sensor.read(101.0).slowed_by == {ThrottleReason.UNDER_VOLTAGE}
 
 
 def test_a_burst_of_over_current_is_distinguished_from_a_sustained_one(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    sensor = sensors(box)
+    machine = board("orin_nano_jp6")
+    sensor = sensors(machine)
     for second in range(61):
-        box.write("/sys/class/hwmon/hwmon2/oc3_event_cnt", 4711 + 25 * second)
+        machine.write("/sys/class/hwmon/hwmon2/oc3_event_cnt", 4711 + 25 * second)
         oc3 = sensor.read(100.0 + second).over_current[2]
     assert (oc3.per_s, oc3.sustained_per_s) == (25.0, 25.0)
     oc3 = sensor.read(161.0).over_current[2]
@@ -289,10 +289,10 @@ def test_a_burst_of_over_current_is_distinguished_from_a_sustained_one(board: An
 
 
 def test_the_load_of_a_short_moment_is_smoothed(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    sensor = sensors(box)
+    machine = board("orin_nano_jp6")
+    sensor = sensors(machine)
     sensor.read(100.0)
-    box.write("/sys/devices/platform/gpu.0/load", 1000)
+    machine.write("/sys/devices/platform/gpu.0/load", 1000)
     after = [sensor.read(100.0 + step).gpus[0].utilization for step in (1, 2, 10)]
     assert after[0] == pytest.approx(0.13 + 0.87 * 0.3935, abs=1e-3)
     assert after == sorted(after)
@@ -311,8 +311,8 @@ def test_a_kernel_without_pressure_accounts(board: Any) -> None:
     assert reading.missing["memory_pressure"] == "/proc/pressure/memory is not there"
 
 
-def test_a_machine_without_any_sensor_is_read_and_names_the_missing_ones(box: Any) -> None:
-    reading = sensors(box).read(100.0)
+def test_a_machine_without_any_sensor_is_read_and_names_the_missing_ones(machine: Any) -> None:
+    reading = sensors(machine).read(100.0)
     assert (reading.zones, reading.rails, reading.gpus, reading.heat) == ((), (), (), None)
     assert {"zones", "rails", "memory", "nvml", "power_mw", "power_limit_mw"} <= reading.missing.keys()
 
@@ -339,34 +339,34 @@ def test_the_jetpack_of_a_release() -> None:
 
 
 def test_without_its_file_the_release_is_read_from_the_package_list(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    box.remove("/etc/nv_tegra_release")
-    box.write(
+    machine = board("orin_nano_jp6")
+    machine.remove("/etc/nv_tegra_release")
+    machine.write(
         "/var/lib/dpkg/status",
         "Package: nvidia-l4t-cuda\nVersion: 1.0\n\nPackage: nvidia-l4t-core\nArchitecture: arm64\n"
         "Version: 36.4.7-20250918154033\n\nPackage: zlib1g\nVersion: 1:1.2\n",
     )
-    reading = sensors(box).read(100.0)
+    reading = sensors(machine).read(100.0)
     assert (reading.l4t, reading.jetpack) == ("36.4.7", "6.2.1")
 
 
 def test_attributes_of_a_power_mode_come_in_any_order(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    box.write(
+    machine = board("orin_nano_jp6")
+    machine.write(
         "/etc/nvpmodel.conf",
         "  < POWER_MODEL NAME=MAXN_SUPER ID=1 >\n GPU MAX_FREQ 1020000000\n< PM_CONFIG DEFAULT=1 >",
     )
-    reading = sensors(box).read(100.0)
+    reading = sensors(machine).read(100.0)
     assert reading.power_mode == PowerMode(1, "MAXN_SUPER", 1020000000)
     assert reading.power_limit_mw is None
     assert reading.missing["power_limit_mw"] == "power mode MAXN_SUPER names no watts"
 
 
 def test_an_unknown_power_mode_has_a_reason(board: Any) -> None:
-    box = board("orin_nano_jp6")
-    sensor = sensors(box)
-    box.remove("/var/lib/nvpmodel/status")
+    machine = board("orin_nano_jp6")
+    sensor = sensors(machine)
+    machine.remove("/var/lib/nvpmodel/status")
     assert "nvpmodel has not run" in sensor.read(100.0).missing["power_mode"]
-    box.write("/var/lib/nvpmodel/status", "pmode:0009 fmode:fanNull")
+    machine.write("/var/lib/nvpmodel/status", "pmode:0009 fmode:fanNull")
     reading = sensor.read(105.0)
     assert (reading.power_mode, reading.missing["power_mode"]) == (None, "/etc/nvpmodel.conf has no power mode 9")

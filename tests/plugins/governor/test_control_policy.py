@@ -34,7 +34,7 @@ def always(value: float) -> When:
 
 
 @dataclass
-class World:
+class Conditions:
     """Ambient temperature, requested work, and behaviour of the sensor."""
 
     ambient_c: When = field(default_factory=lambda: always(25.0))
@@ -49,7 +49,7 @@ class World:
 
 
 @dataclass
-class Course:
+class Curves:
     """Curves of a run, one point every half second."""
 
     decisions: list[PolicyDecision] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Course:
     is_throttled: list[bool] = field(default_factory=list)
     power_w: list[float] = field(default_factory=list)
 
-    def after(self, start_s: float, end_s: float = math.inf) -> Course:
+    def after(self, start_s: float, end_s: float = math.inf) -> Curves:
         span = slice(round(start_s / PERIOD_S), None if end_s == math.inf else round(end_s / PERIOD_S))
-        return Course(self.decisions[span], self.chip_c[span], self.is_throttled[span], self.power_w[span])
+        return Curves(self.decisions[span], self.chip_c[span], self.is_throttled[span], self.power_w[span])
 
     def level_changes_in_a_minute(self) -> int:
         changes = [now.level is not then.level for then, now in zip(self.decisions, self.decisions[1:], strict=False)]
@@ -67,11 +67,11 @@ class Course:
         return max(sum(changes[at : at + size]) for at in range(len(changes)))
 
 
-def live(world: World, policy: ControlPolicy, *, knows_power: bool = False) -> Course:
+def live(world: Conditions, policy: ControlPolicy, *, knows_power: bool = False) -> Curves:
     """Run the policy on the thermal model."""
     rnd = random.Random(world.seed)
     plant = ThermalModel(ambient_c=world.ambient_c(0.0))
-    course = Course()
+    course = Curves()
     for index in range(round(world.duration_s / PERIOD_S)):
         now_s = index * PERIOD_S
         plant.ambient_c, plant.fan_factor = world.ambient_c(now_s), world.fan_factor(now_s)
@@ -110,22 +110,22 @@ def _hold(decision: PolicyDecision) -> None:
 
 
 WORLDS = {
-    **{f"ambient {ambient}": World(always(ambient)) for ambient in (25, 30, 35, 40, 45, 50, 55)},
-    "step": World(_step),
-    "dead fan": World(always(30.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0),
-    "dead fan on a hot day": World(always(45.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0),
-    "half load, dead fan": World(always(45.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0, always(0.5)),
-    "low load, dead fan": World(always(55.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0, always(0.3)),
-    "load in bursts": World(always(50.0), load=lambda now_s: 1.0 if now_s % 100 < 50 else 0.1),
-    "sensor reads 2 more": World(always(50.0), offset_c=2.0),
-    "sensor gone for a minute": World(always(50.0), is_gone=lambda now_s: now_s % 600 >= 540),
-    "sensor fails often": World(always(50.0), missing=0.3),
+    **{f"ambient {ambient}": Conditions(always(ambient)) for ambient in (25, 30, 35, 40, 45, 50, 55)},
+    "step": Conditions(_step),
+    "dead fan": Conditions(always(30.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0),
+    "dead fan on a hot day": Conditions(always(45.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0),
+    "half load, dead fan": Conditions(always(45.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0, always(0.5)),
+    "low load, dead fan": Conditions(always(55.0), lambda now_s: 1.8 if now_s >= 1200 else 1.0, always(0.3)),
+    "load in bursts": Conditions(always(50.0), load=lambda now_s: 1.0 if now_s % 100 < 50 else 0.1),
+    "sensor reads 2 more": Conditions(always(50.0), offset_c=2.0),
+    "sensor gone for a minute": Conditions(always(50.0), is_gone=lambda now_s: now_s % 600 >= 540),
+    "sensor fails often": Conditions(always(50.0), missing=0.3),
 }
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_the_temperature_stays_near_the_set_point_and_the_machine_never_throttles(world: World) -> None:
+def test_the_temperature_stays_near_the_set_point_and_the_machine_never_throttles(world: Conditions) -> None:
     course = live(world, ControlPolicy())
     settled = course.after(120)
     assert max(settled.chip_c) <= SET_POINT_C + 2.5
@@ -137,25 +137,25 @@ def test_the_temperature_stays_near_the_set_point_and_the_machine_never_throttle
 
 @pytest.mark.parametrize("ambient_c", [45.0, 50.0, 55.0])
 def test_the_available_thermal_budget_is_used(ambient_c: float) -> None:
-    course = live(World(always(ambient_c)), ControlPolicy()).after(1800)
+    course = live(Conditions(always(ambient_c)), ControlPolicy()).after(1800)
     assert sum(course.chip_c) / len(course.chip_c) == pytest.approx(SET_POINT_C, abs=0.5)
 
 
 def test_a_sensor_that_reads_two_degrees_low_still_prevents_throttling() -> None:
-    course = live(World(always(50.0), offset_c=-2.0), ControlPolicy()).after(120)
+    course = live(Conditions(always(50.0), offset_c=-2.0), ControlPolicy()).after(120)
     assert not any(course.is_throttled)
     assert max(course.chip_c) <= SET_POINT_C + 2.0 + 2.5
 
 
 def test_throttling_reveals_a_sensor_that_reads_far_too_low() -> None:
-    course = live(World(always(50.0), offset_c=-6.0), ControlPolicy()).after(120)
+    course = live(Conditions(always(50.0), offset_c=-6.0), ControlPolicy()).after(120)
     assert sum(course.is_throttled) / len(course.is_throttled) < 0.05
     set_points = [decision.set_point_c for decision in course.decisions]
     assert min(item for item in set_points if item is not None) < SET_POINT_C - 1.0
 
 
 def test_a_cool_machine_is_not_limited() -> None:
-    course = live(World(always(25.0)), ControlPolicy())
+    course = live(Conditions(always(25.0)), ControlPolicy())
     for decision in course.after(0, 300).decisions:
         assert decision == PolicyDecision()._replace(
             temperature_c=decision.temperature_c,
@@ -165,7 +165,7 @@ def test_a_cool_machine_is_not_limited() -> None:
 
 
 def test_the_allowed_rate_rises_monotonically_after_cooling() -> None:
-    course = live(World(_heat_wave, noise_c=0.0, missing=0.0), ControlPolicy())
+    course = live(Conditions(_heat_wave, noise_c=0.0, missing=0.0), ControlPolicy())
     recovery = [decision.share for decision in course.after(2405).decisions]
     assert recovery[0] < 0.7
     assert recovery == sorted(recovery)
@@ -173,7 +173,7 @@ def test_the_allowed_rate_rises_monotonically_after_cooling() -> None:
 
 
 def test_the_allowed_rate_recovers_smoothly_even_with_noise() -> None:
-    shares = [decision.share for decision in live(World(_heat_wave), ControlPolicy()).after(2405).decisions]
+    shares = [decision.share for decision in live(Conditions(_heat_wave), ControlPolicy()).after(2405).decisions]
     highest = 0.0
     for share in shares:
         assert share >= highest - 0.05
@@ -184,7 +184,7 @@ def test_the_allowed_rate_recovers_smoothly_even_with_noise() -> None:
 @pytest.mark.parametrize("budget_w", [8.0, 12.0, 15.0, 20.0])
 def test_mean_power_equals_the_budget(budget_w: float) -> None:
     policy = ControlPolicy(PolicyConstants(power_limit_w=budget_w))
-    course = live(World(always(20.0), duration_s=1200.0), policy, knows_power=True)
+    course = live(Conditions(always(20.0), duration_s=1200.0), policy, knows_power=True)
     assert sum(course.power_w[:1200]) / 1200 == pytest.approx(budget_w, rel=0.01)
     assert sum(course.power_w[1200:]) / 1200 == pytest.approx(budget_w, rel=0.01)
     assert course.decisions[-1].limited_by == "power_budget"

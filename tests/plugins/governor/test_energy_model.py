@@ -55,7 +55,7 @@ def test_energy_charged_to_models_is_never_more_than_was_measured(
         assert 0 <= cost.confidence <= 1
 
 
-class Truth:
+class SimulatedMachine:
     """A machine that draws `idle_w`, plus the given watts while a model is busy."""
 
     def __init__(self, idle_w: float, watts: dict[Key, float], inference_s: dict[Key, float], seed: int) -> None:
@@ -76,49 +76,49 @@ class Truth:
         return self.watts[key] * self.inference_s[key]
 
 
-def truth(seed: int = 1) -> Truth:
+def truth(seed: int = 1) -> SimulatedMachine:
     keys: list[Key] = [("big", 1), ("big", 8), ("small", 1)]
-    return Truth(
+    return SimulatedMachine(
         5.0, dict(zip(keys, (17.0, 22.0, 6.0), strict=True)), dict(zip(keys, (0.01, 0.004, 0.003), strict=True)), seed
     )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_energy_of_models_in_changing_mixtures_is_recovered(seed: int) -> None:
-    box, learner = truth(seed), EnergyModel()
-    learner.learn(box.idle_w * 60, 60.0, {})
+    machine, learner = truth(seed), EnergyModel()
+    learner.learn(machine.idle_w * 60, 60.0, {})
     for _ in range(3000):
-        energy_j, work = box.interval()
+        energy_j, work = machine.interval()
         learner.learn(energy_j, 1.0, work)
-    for key in box.watts:
+    for key in machine.watts:
         cost = learner.cost(*key)
         assert cost is not None
-        assert cost.joules == pytest.approx(box.joules(key), rel=0.05)
-        assert cost.watts == pytest.approx(box.watts[key], rel=0.05)
+        assert cost.joules == pytest.approx(machine.joules(key), rel=0.05)
+        assert cost.watts == pytest.approx(machine.watts[key], rel=0.05)
         assert cost.confidence > 0.95
 
 
 def test_noise_in_the_measurement_averages_out() -> None:
-    box, learner = truth(), EnergyModel()
-    learner.learn(box.idle_w * 60, 60.0, {})
+    machine, learner = truth(), EnergyModel()
+    learner.learn(machine.idle_w * 60, 60.0, {})
     for _ in range(3000):
-        energy_j, work = box.interval(noise=0.05)
+        energy_j, work = machine.interval(noise=0.05)
         learner.learn(energy_j, 1.0, work)
-    for key in box.watts:
+    for key in machine.watts:
         cost = learner.cost(*key)
         assert cost is not None
-        assert cost.joules == pytest.approx(box.joules(key), rel=0.15)
+        assert cost.joules == pytest.approx(machine.joules(key), rel=0.15)
 
 
 def test_missing_measurements_only_lower_the_number_of_samples() -> None:
-    box, learner = truth(), EnergyModel()
-    learner.learn(box.idle_w * 60, 60.0, {})
+    machine, learner = truth(), EnergyModel()
+    learner.learn(machine.idle_w * 60, 60.0, {})
     for second in range(600):
-        energy_j, work = box.interval(only=("big", 1))
+        energy_j, work = machine.interval(only=("big", 1))
         learner.learn(None if second % 3 else energy_j, 1.0, work)
     cost = learner.cost("big", 1)
     assert cost is not None
-    assert cost.joules == pytest.approx(box.joules(("big", 1)), rel=1e-6)
+    assert cost.joules == pytest.approx(machine.joules(("big", 1)), rel=1e-6)
 
 
 def test_the_energy_per_inference_follows_recent_measurements() -> None:
@@ -245,18 +245,18 @@ def test_models_that_never_ran_or_were_forgotten_have_no_estimate() -> None:
 
 
 def test_forgetting_a_model_keeps_the_estimates_of_others() -> None:
-    box, learner = truth(), EnergyModel()
-    learner.learn(box.idle_w * 60, 60.0, {})
+    machine, learner = truth(), EnergyModel()
+    learner.learn(machine.idle_w * 60, 60.0, {})
     for _ in range(600):
-        learner.learn(*_with_second(box.interval()))
+        learner.learn(*_with_second(machine.interval()))
     learner.forget("small")
     for _ in range(600):
-        energy_j, work = box.interval()
-        small_j = box.watts["small", 1] * work.pop(("small", 1)).busy_s
+        energy_j, work = machine.interval()
+        small_j = machine.watts["small", 1] * work.pop(("small", 1)).busy_s
         learner.learn(energy_j - small_j, 1.0, work)
     cost = learner.cost("big", 1)
     assert cost is not None
-    assert cost.joules == pytest.approx(box.joules(("big", 1)), rel=0.05)
+    assert cost.joules == pytest.approx(machine.joules(("big", 1)), rel=0.05)
 
 
 def test_models_that_always_run_together_share_energy_by_busy_time() -> None:

@@ -47,7 +47,7 @@ def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Res
     return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
 
 
-def say_words(request: Request) -> list[Response]:
+def two_words(request: Request) -> list[Response]:
     """Two words and the end, with the logarithm of each."""
     words = ["two", " words"]
     found = [
@@ -70,7 +70,7 @@ def call_twice(request: Request) -> list[Response]:
 
 @pytest.fixture
 def talker(site: Any) -> Any:
-    site.service.models["talker"] = (TALKER, say_words)
+    site.service.models["talker"] = (TALKER, two_words)
     site.service.models["caller"] = (TALKER, call_twice)
     return site
 
@@ -207,11 +207,11 @@ def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch:
     monkeypatch.setattr(endpoints, "_KEEP_ALIVE_S", 0.01)
     has_comment = threading.Event()
 
-    def say_late(request: Request) -> list[Response]:
+    def two_words_late(request: Request) -> list[Response]:
         assert has_comment.wait(30)
-        return say_words(request)
+        return two_words(request)
 
-    talker.service.models["talker"] = (TALKER, say_late)
+    talker.service.models["talker"] = (TALKER, two_words_late)
     body = {**(chat() if "chat" in path else completion()), "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", talker.port, timeout=30)
     try:
@@ -237,7 +237,7 @@ def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch:
 def test_templates_without_the_role_developer_get_system(talker: Any, more: str, role: str) -> None:
     template = ChatTemplate("{{ messages[0].role }}" + more, {})
     spec = replace(TALKER, inputs=TALKER.inputs[:1], chat_template=template)
-    talker.service.models["talker"] = (spec, say_words)
+    talker.service.models["talker"] = (spec, two_words)
     members = chat(messages=[{"role": "developer", "content": "be brief"}])
     assert talker.post("/v1/chat/completions", members).status == 200
     (request,) = talker.service.requests
@@ -280,13 +280,13 @@ def test_without_parallel_tool_calls_a_response_has_the_first_call_only(talker: 
 
 
 def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(talker: Any) -> None:
-    def say_counts(request: Request) -> list[Response]:
+    def token_counts(request: Request) -> list[Response]:
         counts = (("num_input_tokens", 9), ("num_cached_tokens", 4))
         outputs = tuple(Tensor(name, DType.UINT32, np.array([count], np.uint32)) for name, count in counts)
         return [Response(request.model, 1, request.id, outputs=outputs)]
 
     assert "prompt_tokens_details" not in talker.post("/v1/chat/completions", chat()).json["usage"]
-    talker.service.models["talker"] = (TALKER, say_counts)
+    talker.service.models["talker"] = (TALKER, token_counts)
     body = completion(prompt=["a", "b"], n=2)
     expected = {"prompt_tokens": 18, "completion_tokens": 0, "total_tokens": 18,
                 "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip

@@ -457,7 +457,7 @@ def test_one_invalid_request_of_a_step_fails_alone(
     served = serve()
     step = served.engine.step
 
-    def step_and_blame() -> list[TokenEvent]:
+    def step_with_one_error() -> list[TokenEvent]:
         events = step()
         bad = [number for number in served.engine.added if number % 2 and number in served.engine._left]
         for number in bad:
@@ -466,7 +466,7 @@ def test_one_invalid_request_of_a_step_fails_alone(
             TokenEvent(number, error="bad grammar") for number in bad
         ]
 
-    monkeypatch.setattr(served.engine, "step", step_and_blame)
+    monkeypatch.setattr(served.engine, "step", step_with_one_error)
     bad, good = served.ask("count", json_schema='{"type": "object"}'), served.ask("count")
     with pytest.raises(InvalidRequest, match="bad grammar"):
         _ = bad.text

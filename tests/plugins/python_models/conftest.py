@@ -20,7 +20,7 @@ from edge_server.process.composition_root import build
 from edge_server.telemetry.log import LogSettings
 
 
-class PythonHouse:
+class PythonCore:
     """The whole serving core over a repository of Python models, without front ends."""
 
     def __init__(self, path: Path) -> None:
@@ -93,12 +93,12 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
 
 
 @pytest.fixture
-def python_house(tmp_path: Path) -> Iterator[PythonHouse]:
+def python_core(tmp_path: Path) -> Iterator[PythonCore]:
     path = tmp_path / "models"
     path.mkdir()
-    house = PythonHouse(path)
-    yield house
-    house.core.close(5.0)
+    models = PythonCore(path)
+    yield models
+    models.core.close(5.0)
     left = [name for name in sys.modules if name.startswith("_edge_model_")]
     assert left == []
 

@@ -59,8 +59,8 @@ def test_a_model_is_unloaded_while_other_threads_import(tmp_path: Path, quick_sw
             thread.join()
 
 
-def test_modules_of_an_isolated_model_have_plain_names(python_house: Any) -> None:
-    folder = python_house.write(
+def test_modules_of_an_isolated_model_have_plain_names(python_core: Any) -> None:
+    folder = python_core.write(
         "m",
         """
         import importlib, pickle
@@ -93,8 +93,8 @@ def test_modules_of_an_isolated_model_have_plain_names(python_house: Any) -> Non
     (version / "plugins").mkdir()
     (version / "plugins" / "__init__.py").touch()
     (version / "plugins" / "double.py").touch()
-    python_house.service.load_model("m")
-    assert python_house.value("m") == [1.0]
+    python_core.service.load_model("m")
+    assert python_core.value("m") == [1.0]
     assert "audit_helper" not in sys.modules
 
 
@@ -168,22 +168,22 @@ def by_name():
 """
 
 
-def test_models_in_one_process_import_their_own_modules_by_name(python_house: Any) -> None:
+def test_models_in_one_process_import_their_own_modules_by_name(python_core: Any) -> None:
     words = {"first": "own", "second": "another"}
     for name, word in words.items():
-        version = python_house.write(name, f"WORD = {word!r}\n{BY_NAME}")
+        version = python_core.write(name, f"WORD = {word!r}\n{BY_NAME}")
         (version / "audit_helper.py").write_text(f"WORD = {word!r}\n{HELPER}")
         (version / "plugins").mkdir()
         (version / "plugins" / "__init__.py").touch()
         (version / "plugins" / "double.py").touch()
     for name in words:
-        python_house.service.load_model(name)
+        python_core.service.load_model(name)
     for name, word in words.items():
-        assert python_house.value(name) == [len(word)]
+        assert python_core.value(name) == [len(word)]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("audit_helper")
-    python_house.service.unload_model("first")
-    assert python_house.value("second") == [len("another")]
+    python_core.service.unload_model("first")
+    assert python_core.value("second") == [len("another")]
     assert "audit_helper" not in sys.modules
 
 

@@ -53,39 +53,39 @@ def calling(target: str) -> str:
     return f"TARGET = '{target}'\n{CALLER}"
 
 
-def test_a_model_calls_another_as_a_client_would(python_house: Any) -> None:
-    python_house.add("double", DOUBLE)
-    python_house.add("caller", calling("double"))
-    assert python_house.value("caller", [5.0]) == [11.0]
-    (counted,) = python_house.service.statistics("double", None)
+def test_a_model_calls_another_as_a_client_would(python_core: Any) -> None:
+    python_core.add("double", DOUBLE)
+    python_core.add("caller", calling("double"))
+    assert python_core.value("caller", [5.0]) == [11.0]
+    (counted,) = python_core.service.statistics("double", None)
     assert counted.success.count == 1
 
 
 @pytest.mark.parametrize(
     ("target", "expected"), [("absent", "Request for unknown model: 'absent'"), ("counter", r"exec\(decoupled=True\)")]
 )
-def test_an_invalid_call_is_an_error_response(python_house: Any, decoupled: str, target: str, expected: str) -> None:
-    python_house.add("counter", COUNTER, decoupled)
-    python_house.add("caller", calling(target))
+def test_an_invalid_call_is_an_error_response(python_core: Any, decoupled: str, target: str, expected: str) -> None:
+    python_core.add("counter", COUNTER, decoupled)
+    python_core.add("caller", calling(target))
     with pytest.raises(AssertionError, match=expected):
-        raise AssertionError(python_house.error("caller"))
+        raise AssertionError(python_core.error("caller"))
 
 
-def test_a_model_that_calls_itself_with_one_instance_gets_an_error_at_once(python_house: Any) -> None:
-    python_house.add("caller", calling("caller"))
-    assert "every instance of 'caller' is waiting" in python_house.error("caller")
+def test_a_model_that_calls_itself_with_one_instance_gets_an_error_at_once(python_core: Any) -> None:
+    python_core.add("caller", calling("caller"))
+    assert "every instance of 'caller' is waiting" in python_core.error("caller")
 
 
-def test_models_that_call_each_other_in_a_cycle_get_an_error(python_house: Any) -> None:
-    python_house.add("a", calling("b"))
-    python_house.add("b", calling("c"))
-    python_house.add("c", calling("a"))
-    assert "every instance of 'a' is waiting" in python_house.error("a")
-    started = [python_house.start(name) for name in "abcabc"]
+def test_models_that_call_each_other_in_a_cycle_get_an_error(python_core: Any) -> None:
+    python_core.add("a", calling("b"))
+    python_core.add("b", calling("c"))
+    python_core.add("c", calling("a"))
+    assert "every instance of 'a' is waiting" in python_core.error("a")
+    started = [python_core.start(name) for name in "abcabc"]
     assert all(final.wait(20) for _, final, _ in started)
 
 
-def test_recursion_works_up_to_the_number_of_instances(python_house: Any) -> None:
+def test_recursion_works_up_to_the_number_of_instances(python_core: Any) -> None:
     code = """
     class TritonPythonModel:
         def execute(self, requests):
@@ -105,19 +105,19 @@ def test_recursion_works_up_to_the_number_of_instances(python_house: Any) -> Non
     output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
     instance_group { count: 3 }
     """
-    python_house.add("m", code, config)
-    assert python_house.value("m", [2.0]) == [2.0]
-    assert "every instance of 'm'" in python_house.error("m", [3.0])
-    assert python_house.value("m", [2.0]) == [2.0]
+    python_core.add("m", code, config)
+    assert python_core.value("m", [2.0]) == [2.0]
+    assert "every instance of 'm'" in python_core.error("m", [3.0])
+    assert python_core.value("m", [2.0]) == [2.0]
 
 
-def test_concurrent_calls_run_in_parallel(python_house: Any) -> None:
+def test_concurrent_calls_run_in_parallel(python_core: Any) -> None:
     config = """
     input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
     output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
     instance_group { count: 2 }
     """
-    python_house.add(
+    python_core.add(
         "meet",
         """
         class TritonPythonModel:
@@ -129,7 +129,7 @@ def test_concurrent_calls_run_in_parallel(python_house: Any) -> None:
         """,
         config,
     )
-    python_house.add(
+    python_core.add(
         "caller",
         """
         class TritonPythonModel:
@@ -148,13 +148,13 @@ def test_concurrent_calls_run_in_parallel(python_house: Any) -> None:
     module.barrier = threading.Barrier(2)  # type: ignore[attr-defined]
     sys.modules["tests_barrier"] = module
     try:
-        assert python_house.value("caller") == [1.0, 2.0]
+        assert python_core.value("caller") == [1.0, 2.0]
     finally:
         del sys.modules["tests_barrier"]
 
 
-def test_a_coroutine_that_awaits_itself_gets_an_error(python_house: Any) -> None:
-    python_house.add(
+def test_a_coroutine_that_awaits_itself_gets_an_error(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -165,19 +165,19 @@ def test_a_coroutine_that_awaits_itself_gets_an_error(python_house: Any) -> None
                 return [pb_utils.InferenceResponse(error=response.error())]
         """,
     )
-    assert "every instance of 'm' is waiting" in python_house.error("m")
+    assert "every instance of 'm' is waiting" in python_core.error("m")
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_decoupled_model_sends_any_number_of_responses(python_house: Any, decoupled: str, count: int) -> None:
-    python_house.add("counter", COUNTER, decoupled)
-    responses = python_house.ask("counter", [count])
+def test_a_decoupled_model_sends_any_number_of_responses(python_core: Any, decoupled: str, count: int) -> None:
+    python_core.add("counter", COUNTER, decoupled)
+    responses = python_core.ask("counter", [count])
     assert [item.outputs[0].array.tolist() for item in responses[:-1]] == [[float(n)] for n in range(count)]
     assert responses[-1].is_empty
 
 
-def test_a_decoupled_model_responds_later_from_other_threads(python_house: Any, decoupled: str) -> None:
-    python_house.add(
+def test_a_decoupled_model_responds_later_from_other_threads(python_core: Any, decoupled: str) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -196,7 +196,7 @@ def test_a_decoupled_model_responds_later_from_other_threads(python_house: Any, 
         """,
         decoupled,
     )
-    started = [python_house.start("m", [float(number)]) for number in (1, 2)]
+    started = [python_core.start("m", [float(number)]) for number in (1, 2)]
     for number, (responses, final, _) in zip((1, 2), started, strict=True):
         assert final.wait(20)
         assert responses[0].error.message == "first"
@@ -217,9 +217,9 @@ def test_a_decoupled_model_responds_later_from_other_threads(python_house: Any, 
     ],
 )
 def test_an_erroneous_decoupled_model_leaves_no_caller_waiting(
-    python_house: Any, decoupled: str, code: str, expected: str
+    python_core: Any, decoupled: str, code: str, expected: str
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         f"""
         class TritonPythonModel:
@@ -228,12 +228,12 @@ def test_an_erroneous_decoupled_model_leaves_no_caller_waiting(
         """,
         decoupled,
     )
-    last = python_house.ask("m")[-1]
+    last = python_core.ask("m")[-1]
     assert (last.error.message if last.error else "").find(expected) >= 0
 
 
-def test_coroutines_of_a_decoupled_model_run_concurrently(python_house: Any, decoupled: str) -> None:
-    python_house.add(
+def test_coroutines_of_a_decoupled_model_run_concurrently(python_core: Any, decoupled: str) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -251,15 +251,15 @@ def test_coroutines_of_a_decoupled_model_run_concurrently(python_house: Any, dec
         """,
         decoupled,
     )
-    started = [python_house.start("m", [float(number)]) for number in range(3)]
+    started = [python_core.start("m", [float(number)]) for number in range(3)]
     assert all(final.wait(20) for _, final, _ in started)
     assert "one of three" in started[0][0][0].error.message
     assert [responses[0].outputs[0].array.tolist() for responses, _, _ in started[1:]] == [[1.0], [2.0]]
 
 
-def test_responses_of_a_decoupled_model_are_iterated_as_they_arrive(python_house: Any, decoupled: str) -> None:
-    python_house.add("counter", COUNTER, decoupled)
-    python_house.add(
+def test_responses_of_a_decoupled_model_are_iterated_as_they_arrive(python_core: Any, decoupled: str) -> None:
+    python_core.add("counter", COUNTER, decoupled)
+    python_core.add(
         "caller",
         """
         class TritonPythonModel:
@@ -271,7 +271,7 @@ def test_responses_of_a_decoupled_model_are_iterated_as_they_arrive(python_house
                 return [answer(np.concatenate(found))]
         """,
     )
-    assert python_house.value("caller", [4.0]) == [0.0, 1.0, 2.0, 3.0]
+    assert python_core.value("caller", [4.0]) == [0.0, 1.0, 2.0, 3.0]
 
 
 FLAG_BESIDE_THE_LAST = """
@@ -335,20 +335,20 @@ class TritonPythonModel:
 @pytest.mark.parametrize("caller", [WAITING, AWAITING], ids=["exec", "async_exec"])
 @pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])
 def test_only_a_stream_that_ends_with_the_final_flag_has_an_empty_last_response(
-    python_house: Any, one_to_one: str, decoupled: str, isolation: str, caller: str
+    python_core: Any, one_to_one: str, decoupled: str, isolation: str, caller: str
 ) -> None:
-    python_house.add("caller", caller, one_to_one + isolation)
-    python_house.add("called", COUNTER, decoupled + isolation)
-    assert python_house.value("caller", [3.0]) == [0.0, 1.0, 2.0, -1.0]
-    assert python_house.value("caller", [0.0]) == [-1.0]
-    python_house.add("called", FLAG_BESIDE_THE_LAST, decoupled)
-    assert python_house.value("caller", [3.0]) == [0.0, 1.0, 2.0]
-    python_house.add("called", FAILING_AT_LAST, decoupled)
-    assert python_house.value("caller", [1.0]) == [0.0, -2.0]
-    python_house.add("called", DOUBLE, one_to_one)
-    assert python_house.value("caller", [3.0]) == [6.0]
-    python_house.service.unload_model("called")
-    assert python_house.value("caller", [3.0]) == [-2.0]
+    python_core.add("caller", caller, one_to_one + isolation)
+    python_core.add("called", COUNTER, decoupled + isolation)
+    assert python_core.value("caller", [3.0]) == [0.0, 1.0, 2.0, -1.0]
+    assert python_core.value("caller", [0.0]) == [-1.0]
+    python_core.add("called", FLAG_BESIDE_THE_LAST, decoupled)
+    assert python_core.value("caller", [3.0]) == [0.0, 1.0, 2.0]
+    python_core.add("called", FAILING_AT_LAST, decoupled)
+    assert python_core.value("caller", [1.0]) == [0.0, -2.0]
+    python_core.add("called", DOUBLE, one_to_one)
+    assert python_core.value("caller", [3.0]) == [6.0]
+    python_core.service.unload_model("called")
+    assert python_core.value("caller", [3.0]) == [-2.0]
 
 
 ENDLESS = """
@@ -367,10 +367,10 @@ class TritonPythonModel:
 
 
 def test_cancelling_the_caller_cancels_its_calls(
-    python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    python_house.add("endless", ENDLESS, decoupled)
-    python_house.add(
+    python_core.add("endless", ENDLESS, decoupled)
+    python_core.add(
         "caller",
         """
         class TritonPythonModel:
@@ -383,17 +383,17 @@ def test_cancelling_the_caller_cancels_its_calls(
                 return [pb_utils.InferenceResponse(error=last.error())]
         """,
     )
-    responses, final, ticket = python_house.start("caller")
+    responses, final, ticket = python_core.start("caller")
     assert eventually(lambda: any("(run)" in thread.name for thread in threading.enumerate()))
     ticket.cancel()
     assert final.wait(20)
     assert isinstance(responses[-1].error, Cancelled)
-    python_house.service.unload_model("endless")
+    python_core.service.unload_model("endless")
     assert eventually(lambda: not any("(run)" in thread.name for thread in threading.enumerate()))
 
 
-def test_a_deadline_applies_to_nested_calls(python_house: Any) -> None:
-    python_house.add(
+def test_a_deadline_applies_to_nested_calls(python_core: Any) -> None:
+    python_core.add(
         "inner",
         """
         class TritonPythonModel:
@@ -402,14 +402,14 @@ def test_a_deadline_applies_to_nested_calls(python_house: Any) -> None:
                 return [answer(given(request)) for request in requests]
         """,
     )
-    python_house.add("caller", calling("inner"))
-    assert python_house.value("inner") == [1.0]
-    assert "deadline" in python_house.error("caller", deadline_ns=time.monotonic_ns() + 100_000_000)
+    python_core.add("caller", calling("inner"))
+    assert python_core.value("inner") == [1.0]
+    assert "deadline" in python_core.error("caller", deadline_ns=time.monotonic_ns() + 100_000_000)
 
 
-def test_a_model_loads_and_unloads_another(python_house: Any) -> None:
-    python_house.write("double", DOUBLE)
-    python_house.add(
+def test_a_model_loads_and_unloads_another(python_core: Any) -> None:
+    python_core.write("double", DOUBLE)
+    python_core.add(
         "keeper",
         """
         class TritonPythonModel:
@@ -426,7 +426,7 @@ def test_a_model_loads_and_unloads_another(python_house: Any) -> None:
                 return [answer(said)]
         """,
     )
-    assert python_house.value("keeper") == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert python_core.value("keeper") == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 
 
 ENSEMBLE = """
@@ -467,24 +467,24 @@ class TritonPythonModel:
     [("OUT", 1, 1.0, None), ("OUT", 2, 1.0, 1.0), ("OUT", 2, 2.0, None), ("OTHER", 1, 1.0, 10.0 + 1)],
 )
 def test_a_model_that_calls_itself_through_an_ensemble_never_waits_forever(
-    python_house: Any, isolation: str, wanted: str, instances: int, value: float, expected: float | None
+    python_core: Any, isolation: str, wanted: str, instances: int, value: float, expected: float | None
 ) -> None:
     tensors = """
     input { name: "IN" data_type: TYPE_FP32 dims: [-1] } output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
     """
-    python_house.add("plain", """
+    python_core.add("plain", """
         class TritonPythonModel:
             def execute(self, requests):
                 return [answer(given(request) + 10) for request in requests]
         """)  # fmt: skip
     group = f"instance_group {{ count: {instances} kind: KIND_CPU }}"
-    python_house.add("loop", f"WANTED = {wanted!r}" + IN_CIRCLES, tensors + group + isolation)
-    (python_house.path / "circle" / "1").mkdir(parents=True)
-    (python_house.path / "circle" / "config.pbtxt").write_text(ENSEMBLE)
-    python_house.service.load_model("circle")
+    python_core.add("loop", f"WANTED = {wanted!r}" + IN_CIRCLES, tensors + group + isolation)
+    (python_core.path / "circle" / "1").mkdir(parents=True)
+    (python_core.path / "circle" / "config.pbtxt").write_text(ENSEMBLE)
+    python_core.service.load_model("circle")
     if expected is None:
-        words = python_house.error("loop", [value])
+        words = python_core.error("loop", [value])
         assert "model 'loop' called ensemble 'circle'" in words
         assert "nobody is left to answer" in words
     else:
-        assert python_house.value("loop", [value]) == [expected]
+        assert python_core.value("loop", [value]) == [expected]

@@ -53,8 +53,8 @@ class TritonPythonModel:
 """
 
 
-def test_an_isolated_model_runs_in_another_process_with_equal_outputs(python_house: Any) -> None:
-    python_house.add(
+def test_an_isolated_model_runs_in_another_process_with_equal_outputs(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -66,14 +66,14 @@ def test_an_isolated_model_runs_in_another_process_with_equal_outputs(python_hou
         ISOLATED,
     )
     for size in (1, 3, 50_000, 3_000_000, 10):
-        (response,) = python_house.ask("m", np.arange(size), parameters={"a": 1})
+        (response,) = python_core.ask("m", np.arange(size), parameters={"a": 1})
         np.testing.assert_array_equal(response.outputs[0].array, np.arange(size, dtype=np.float32) * 2)
         assert response.parameters["pid"] != os.getpid()
         assert response.parameters["said"] == '{"a": 1}'
 
 
-def test_strings_and_errors_pass_between_the_processes(python_house: Any) -> None:
-    python_house.add(
+def test_strings_and_errors_pass_between_the_processes(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -91,7 +91,7 @@ def test_strings_and_errors_pass_between_the_processes(python_house: Any) -> Non
 
     def ask(*words: bytes) -> Any:
         array = np.array(words, dtype=object)
-        return python_house.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, array)})[-1]
+        return python_core.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, array)})[-1]
 
     assert ask(b"a", b"b").outputs[0].array.tolist() == [b"b", b"a"]
     assert (ask(b"bad").error.message, ask(b"bad").error.code.value) == ("so", "NOT_FOUND")
@@ -102,30 +102,30 @@ def test_strings_and_errors_pass_between_the_processes(python_house: Any) -> Non
     ("value", "expected"), [(-1.0, "ended with exit code 7"), (-2.0, "signal SIGSEGV"), (-3.0, "signal SIGKILL")]
 )
 def test_a_crash_fails_one_batch_with_its_reason_and_the_process_restarts(
-    python_house: Any, value: float, expected: str
+    python_core: Any, value: float, expected: str
 ) -> None:
-    python_house.add("m", CRASHER, ISOLATED)
-    (first,) = python_house.value("m")
-    (response,) = python_house.ask("m", [value])
+    python_core.add("m", CRASHER, ISOLATED)
+    (first,) = python_core.value("m")
+    (response,) = python_core.ask("m", [value])
     assert isinstance(response.error, SessionLost)
     assert expected in response.error.message
-    (second,) = python_house.value("m")
+    (second,) = python_core.value("m")
     assert second != first
 
 
-def test_restarts_after_repeated_crashes_are_delayed_exponentially(python_house: Any) -> None:
-    python_house.add("m", CRASHER, ISOLATED)
+def test_restarts_after_repeated_crashes_are_delayed_exponentially(python_core: Any) -> None:
+    python_core.add("m", CRASHER, ISOLATED)
     # The first restart comes at once, the second after half a second: there is time to be refused, or the third has it.
-    errors = [python_house.ask("m", [-1.0])[0].error for _ in range(2)]
+    errors = [python_core.ask("m", [-1.0])[0].error for _ in range(2)]
     while not isinstance(errors[-1], Refusal) and len(errors) < 8:
-        errors.append(python_house.ask("m", [-1.0])[0].error)
+        errors.append(python_core.ask("m", [-1.0])[0].error)
     *lost, error = errors
     assert all(isinstance(one, SessionLost) for one in lost)
     assert isinstance(error, Refusal)
     assert len(lost) >= 2
     assert 0 < error.retry_after_s <= 0.5 * 2 ** (len(lost) - 2)
     end = time.monotonic() + 20
-    while (response := python_house.ask("m")[0]).error is not None and time.monotonic() < end:
+    while (response := python_core.ask("m")[0]).error is not None and time.monotonic() < end:
         time.sleep(0.05)
     assert response.error is None
 
@@ -141,42 +141,42 @@ def limited(what: int, soft: int) -> Iterator[None]:
         resource.setrlimit(what, before)
 
 
-def test_a_failed_process_start_is_retried(python_house: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
-    python_house.add("m", CRASHER, ISOLATED)
+def test_a_failed_process_start_is_retried(python_core: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+    python_core.add("m", CRASHER, ISOLATED)
     said: list[str] = []
 
     def refused() -> bool:
-        said.append(python_house.error("m"))
+        said.append(python_core.error("m"))
         return "cannot be started: [Errno 24] Too many open files" in said[-1]
 
     with limited(resource.RLIMIT_NOFILE, 3):
-        assert isinstance(python_house.ask("m", [-1.0])[0].error, SessionLost)
+        assert isinstance(python_core.ask("m", [-1.0])[0].error, SessionLost)
         assert eventually(refused), said
-    assert eventually(lambda: python_house.ask("m")[0].error is None)
+    assert eventually(lambda: python_core.ask("m")[0].error is None)
 
 
 def test_a_batch_that_exceeds_shared_memory_ends_its_process_and_fails(
-    python_house: Any, caplog: pytest.LogCaptureFixture
+    python_core: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    python_house.add("m", CRASHER, ISOLATED)
-    (first,) = python_house.value("m")
+    python_core.add("m", CRASHER, ISOLATED)
+    (first,) = python_core.value("m")
     with limited(resource.RLIMIT_FSIZE, 2 << 20), caplog.at_level(logging.ERROR):
-        error = python_house.ask("m", np.ones(3 << 20))[0].error
+        error = python_core.ask("m", np.ones(3 << 20))[0].error
     assert isinstance(error, SessionLost)
     assert any("nothing can be sent to its process any more: [Errno 27]" in line for line in caplog.messages)
-    (second,) = python_house.value("m")
+    (second,) = python_core.value("m")
     assert second != first
 
 
-def test_other_instances_continue_while_one_crashes(python_house: Any) -> None:
-    python_house.add("m", CRASHER, ISOLATED + "instance_group { count: 2 }")
-    started = [python_house.start("m", [-1.0 if number == 3 else 1.0]) for number in range(10)]
+def test_other_instances_continue_while_one_crashes(python_core: Any) -> None:
+    python_core.add("m", CRASHER, ISOLATED + "instance_group { count: 2 }")
+    started = [python_core.start("m", [-1.0 if number == 3 else 1.0]) for number in range(10)]
     assert all(final.wait(20) for _, final, _ in started)
     assert [number for number, (responses, _, _) in enumerate(started) if responses[0].error] == [3]
 
 
 def test_processes_and_their_shared_memory_are_removed(
-    python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     def held() -> tuple[int, int]:
         """Return how many files are open, and how many mappings of such memory there are."""
@@ -190,16 +190,16 @@ def test_processes_and_their_shared_memory_are_removed(
         def finalize(self):
             pb_utils.Logger.log_warn("finalized in %d" % os.getpid())
     """
-    python_house.add("m", code, ISOLATED)
+    python_core.add("m", code, ISOLATED)
     (files, mappings), threads = held(), threading.active_count()
     assert mappings
     pids = []
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            pids.append(int(python_house.value("m", np.zeros(100_000))[0]))
-            path = python_house.path / "m" / "config.pbtxt"
+            pids.append(int(python_core.value("m", np.zeros(100_000))[0]))
+            path = python_core.path / "m" / "config.pbtxt"
             path.write_text(path.read_text() + "\n#")
-            python_house.service.load_model("m")
+            python_core.service.load_model("m")
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert eventually(lambda: held()[0] <= files), held()
     assert eventually(lambda: held()[1] <= mappings), held()
@@ -208,18 +208,18 @@ def test_processes_and_their_shared_memory_are_removed(
         assert any(f"finalized in {pid}" in line for line in caplog.messages)
 
 
-def test_a_model_that_fails_or_crashes_while_loading_has_its_reason(python_house: Any) -> None:
-    python_house.write("m", "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
+def test_a_model_that_fails_or_crashes_while_loading_has_its_reason(python_core: Any) -> None:
+    python_core.write("m", "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
                             "    def execute(self, requests): pass", ISOLATED)  # fmt: skip
     with pytest.raises(LoadError, match="ValueError: no weights"):
-        python_house.service.load_model("m")
-    python_house.write("n", "os._exit(5)", ISOLATED)
+        python_core.service.load_model("m")
+    python_core.write("n", "os._exit(5)", ISOLATED)
     with pytest.raises(LoadError, match="its process ended with exit code 5"):
-        python_house.service.load_model("n")
+        python_core.service.load_model("n")
 
 
-def test_auto_complete_config_runs_in_a_process_too(python_house: Any) -> None:
-    python_house.write(
+def test_auto_complete_config_runs_in_a_process_too(python_core: Any) -> None:
+    python_core.write(
         "m",
         f"""
         assert os.getpid() != {os.getpid()}
@@ -234,12 +234,12 @@ def test_auto_complete_config_runs_in_a_process_too(python_house: Any) -> None:
         """,
         PROCESS,
     )
-    python_house.service.load_model("m")
-    assert python_house.value("m", [3.0]) == [3.0]
+    python_core.service.load_model("m")
+    assert python_core.value("m", [3.0]) == [3.0]
 
 
-def test_an_isolated_model_calls_others_and_a_call_to_itself_is_an_error(python_house: Any) -> None:
-    python_house.add(
+def test_an_isolated_model_calls_others_and_a_call_to_itself_is_an_error(python_core: Any) -> None:
+    python_core.add(
         "double",
         """
         class TritonPythonModel:
@@ -247,18 +247,18 @@ def test_an_isolated_model_calls_others_and_a_call_to_itself_is_an_error(python_
                 return [answer(given(request) * 2) for request in requests]
         """,
     )
-    python_house.add("caller", "TARGET = 'double'" + CALLER, ISOLATED)
-    np.testing.assert_array_equal(python_house.value("caller", np.full(40_000, 2)), np.full(40_000, 5))
-    python_house.add("absent", "TARGET = 'nobody'" + CALLER, ISOLATED)
-    assert "unknown model: 'nobody'" in python_house.error("absent")
-    python_house.add("self", "TARGET = 'self'" + CALLER, ISOLATED)
-    assert "every instance of 'self' is waiting" in python_house.error("self")
+    python_core.add("caller", "TARGET = 'double'" + CALLER, ISOLATED)
+    np.testing.assert_array_equal(python_core.value("caller", np.full(40_000, 2)), np.full(40_000, 5))
+    python_core.add("absent", "TARGET = 'nobody'" + CALLER, ISOLATED)
+    assert "unknown model: 'nobody'" in python_core.error("absent")
+    python_core.add("self", "TARGET = 'self'" + CALLER, ISOLATED)
+    assert "every instance of 'self' is waiting" in python_core.error("self")
 
 
 def test_an_isolated_decoupled_model_streams_and_sees_cancellation(
-    python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -277,7 +277,7 @@ def test_an_isolated_decoupled_model_streams_and_sees_cancellation(
         """,
         decoupled + PROCESS,
     )
-    responses = python_house.ask("m", [4.0])
+    responses = python_core.ask("m", [4.0])
     assert [item.outputs[0].array[0] for item in responses[:-1]] == [0, 1, 2, 3]
     assert responses[-1].is_empty
     records: list[str] = []
@@ -285,7 +285,7 @@ def test_an_isolated_decoupled_model_streams_and_sees_cancellation(
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("edge_server.model").addHandler(handler)
     try:
-        got, final, ticket = python_house.start("m", [-1.0])
+        got, final, ticket = python_core.start("m", [-1.0])
         assert eventually(lambda: len(got) > 3)
         ticket.cancel()
         assert final.wait(20)
@@ -295,9 +295,9 @@ def test_an_isolated_decoupled_model_streams_and_sees_cancellation(
 
 
 def test_metrics_of_an_isolated_model_are_on_the_metrics_page(
-    python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -309,10 +309,10 @@ def test_metrics_of_an_isolated_model_are_on_the_metrics_page(
         """,
         ISOLATED,
     )
-    python_house.value("m")
-    assert eventually(lambda: [view.samples[0].value for view in python_house.service.model_families()] == [1.0])
-    python_house.service.unload_model("m")
-    assert eventually(lambda: python_house.service.model_families() == [])
+    python_core.value("m")
+    assert eventually(lambda: [view.samples[0].value for view in python_core.service.model_families()] == [1.0])
+    python_core.service.unload_model("m")
+    assert eventually(lambda: python_core.service.model_families() == [])
 
 
 def test_shared_memory_is_reused_and_grows_if_needed() -> None:
@@ -331,8 +331,8 @@ def test_shared_memory_is_reused_and_grows_if_needed() -> None:
     reader.close()
 
 
-def test_the_process_ends_with_the_server(python_house: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
-    python_house.add(
+def test_the_process_ends_with_the_server(python_core: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -342,11 +342,11 @@ def test_the_process_ends_with_the_server(python_house: Any, eventually: Callabl
         """,
         ISOLATED,
     )
-    pid = int(python_house.value("m")[0])
+    pid = int(python_core.value("m")[0])
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGINT)
-    assert int(python_house.value("m")[0]) == pid
-    python_house.core.close(5.0)
+    assert int(python_core.value("m")[0]) == pid
+    python_core.core.close(5.0)
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
@@ -358,7 +358,7 @@ class TritonPythonModel:
 
 
 def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
-    python_house: Any, monkeypatch: pytest.MonkeyPatch
+    python_core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
 
@@ -368,9 +368,9 @@ def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
 
     monkeypatch.setattr(child_process, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }\n'
-    python_house.write("m", HANGING, ISOLATED + limit)
+    python_core.write("m", HANGING, ISOLATED + limit)
     with pytest.raises(LoadError, match=r"model 'm'.*for 1 s it read nothing and took no more.*initialize_timeout_s"):
-        python_house.service.load_model("m")
+        python_core.service.load_model("m")
     # The last one; another may have been asked to complete the configuration.
     assert started[-1].returncode == -signal.SIGKILL
 
@@ -386,20 +386,20 @@ class TritonPythonModel:
 """
 
 
-def test_an_initialize_above_the_time_limit_that_makes_progress_may_finish(python_house: Any) -> None:
+def test_an_initialize_above_the_time_limit_that_makes_progress_may_finish(python_core: Any) -> None:
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "2" } }\n'
-    python_house.write("m", SLOW, ISOLATED + limit)
-    python_house.service.load_model("m")
-    assert python_house.value("m") == [1.0]
+    python_core.write("m", SLOW, ISOLATED + limit)
+    python_core.service.load_model("m")
+    assert python_core.value("m") == [1.0]
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "soon"])
-def test_an_invalid_limit_on_initialize_is_refused(python_house: Any, word: str) -> None:
+def test_an_invalid_limit_on_initialize_is_refused(python_core: Any, word: str) -> None:
     limit = f'parameters {{ key: "initialize_timeout_s" value {{ string_value: "{word}" }} }}\n'
-    python_house.write("m", HANGING, ISOLATED + limit)
+    python_core.write("m", HANGING, ISOLATED + limit)
     before = children()
     with pytest.raises(LoadError, match="initialize_timeout_s must be a whole number from 1"):
-        python_house.service.load_model("m")
+        python_core.service.load_model("m")
     assert children() <= before
 
 

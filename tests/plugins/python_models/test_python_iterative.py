@@ -48,33 +48,33 @@ def seen(responses: list[Any]) -> list[float]:
 
 @pytest.mark.parametrize("code", [COUNTDOWN, COUNTDOWN.replace("def execute", "async def execute")])
 @pytest.mark.parametrize("place", ["", PROCESS])
-def test_a_request_is_rescheduled_until_the_model_releases_it(python_house: Any, place: str, code: str) -> None:
-    python_house.add("m", code, DECOUPLED + place)
-    started = [python_house.start("m", [[float(value)]]) for value in (40, 3, 25, 1, 30)]
+def test_a_request_is_rescheduled_until_the_model_releases_it(python_core: Any, place: str, code: str) -> None:
+    python_core.add("m", code, DECOUPLED + place)
+    started = [python_core.start("m", [[float(value)]]) for value in (40, 3, 25, 1, 30)]
     for _, final, _ in started:
         assert final.wait(20)
     counts = [[float(value) for value in range(most, 0, -1)] for most in (40, 3, 25, 1, 30)]
     assert [seen(responses) for responses, _, _ in started] == counts
-    (statistics,) = python_house.service.statistics("m", None)
+    (statistics,) = python_core.service.statistics("m", None)
     assert statistics.success.count == statistics.inference_count == 5
     assert 40 <= statistics.execution_count <= 99
 
 
 @pytest.mark.parametrize("place", ["", PROCESS])
 def test_a_cancelled_request_is_not_rescheduled(
-    python_house: Any, place: str, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, place: str, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    python_house.add("m", COUNTDOWN, DECOUPLED + place)
-    responses, final, ticket = python_house.start("m", [[1e6]])
+    python_core.add("m", COUNTDOWN, DECOUPLED + place)
+    responses, final, ticket = python_core.start("m", [[1e6]])
     assert eventually(lambda: len(responses) > 2)
     ticket.cancel()
     assert final.wait(20)
     assert isinstance(responses[-1].error, Cancelled)
-    assert eventually(lambda: python_house.service.statistics("m", None)[0].pending_count == 0)
-    assert seen(python_house.ask("m", [[2.0]])) == [2, 1]
+    assert eventually(lambda: python_core.service.statistics("m", None)[0].pending_count == 0)
+    assert seen(python_core.ask("m", [[2.0]])) == [2, 1]
 
 
-def test_without_streams_a_model_responds_once_after_any_number_of_runs(python_house: Any) -> None:
+def test_without_streams_a_model_responds_once_after_any_number_of_runs(python_core: Any) -> None:
     code = """
     class TritonPythonModel:
         def initialize(self, args):
@@ -91,12 +91,12 @@ def test_without_streams_a_model_responds_once_after_any_number_of_runs(python_h
                 return None
             return answer(self.sums.pop(id))
     """
-    python_house.add("m", code, ITERATIVE)
-    assert python_house.value("m", [[30.0]]) == [[120]]
-    assert python_house.value("m", [[200.0]]) == [[200]]
+    python_core.add("m", code, ITERATIVE)
+    assert python_core.value("m", [[30.0]]) == [[120]]
+    assert python_core.value("m", [[200.0]]) == [[200]]
 
 
-def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(python_house: Any) -> None:
+def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(python_core: Any) -> None:
     code = """
     class TritonPythonModel:
         def execute(self, requests):
@@ -107,10 +107,10 @@ def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(pyth
                 request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
             return [answer([[1]]) for request in requests]
     """
-    python_house.add("m", code, ITERATIVE)
-    assert python_house.value("m", [[1.0]]) == [[1]]
-    assert "below zero" in python_house.error("m", [[-1.0]])
-    assert python_house.value("m", [[1.0]]) == [[1]]
+    python_core.add("m", code, ITERATIVE)
+    assert python_core.value("m", [[1.0]]) == [[1]]
+    assert "below zero" in python_core.error("m", [[-1.0]])
+    assert python_core.value("m", [[1.0]]) == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -121,19 +121,19 @@ def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(pyth
         (ITERATIVE, 2, "answer([[1]])", "execute must return None for a request that it reschedules"),
     ],
 )
-def test_errors_of_a_model_are_reported(python_house: Any, config: str, flags: int, returned: str, words: str) -> None:
+def test_errors_of_a_model_are_reported(python_core: Any, config: str, flags: int, returned: str, words: str) -> None:
     code = f"""
     class TritonPythonModel:
         def execute(self, requests):
             requests[0].set_release_flags({flags})
             return [{returned}]
     """
-    python_house.add("m", code, config + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
-    assert re.search(words, python_house.error("m", [[1.0]]))
+    python_core.add("m", code, config + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
+    assert re.search(words, python_core.error("m", [[1.0]]))
 
 
 def test_an_answered_request_is_not_rescheduled_and_its_sender_is_closed(
-    python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -152,24 +152,24 @@ def test_an_answered_request_is_not_rescheduled_and_its_sender_is_closed(
             except pb_utils.TritonModelException:
                 sender.send(answer([[7]]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     """
-    python_house.add("m", code, DECOUPLED + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
+    python_core.add("m", code, DECOUPLED + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
     with caplog.at_level(logging.WARNING):
-        assert seen(python_house.ask("m", [[1.0]])) == [7]
+        assert seen(python_core.ask("m", [[1.0]])) == [7]
         # It is reported once execute has returned, after the response.
         assert eventually(lambda: "reschedules a request that it has answered" in caplog.text)
 
 
-def test_an_ensemble_passes_the_stream_of_an_iterative_member_on(python_house: Any) -> None:
-    python_house.add("m", COUNTDOWN, DECOUPLED)
-    folder = python_house.path / "whole"
+def test_an_ensemble_passes_the_stream_of_an_iterative_member_on(python_core: Any) -> None:
+    python_core.add("m", COUNTDOWN, DECOUPLED)
+    folder = python_core.path / "whole"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(
         'platform: "ensemble"\nmax_batch_size: 8\ninput { name: "A" data_type: TYPE_FP32 dims: [-1] }\n'
         'output { name: "B" data_type: TYPE_FP32 dims: [-1] }\nensemble_scheduling { step { model_name: "m" '
         'input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "B" } } }\n'
     )
-    python_house.service.load_model("whole")
+    python_core.service.load_model("whole")
     inputs = {"A": Tensor("A", DType.FP32, np.array([[3.0]], np.float32))}
-    responses = python_house.ask("whole", inputs=inputs)
+    responses = python_core.ask("whole", inputs=inputs)
     assert seen(responses) == [3, 2, 1]
     assert [dict(response.parameters) for response in responses] == [{}] * 4

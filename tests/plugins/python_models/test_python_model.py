@@ -35,8 +35,8 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_gets_tritons_arguments_and_responds_in_order(python_house: Any) -> None:
-    python_house.add(
+def test_a_model_gets_tritons_arguments_and_responds_in_order(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -63,7 +63,7 @@ def test_a_model_gets_tritons_arguments_and_responds_in_order(python_house: Any)
         """,
     )
     step = SequenceStep("cam", is_start=True, is_end=True)
-    (response,) = python_house.ask(
+    (response,) = python_core.ask(
         "m", [3.0], id="seven", parameters={"a": 1, "b": "x", "c": 0.5, "d": True}, sequence=step, timeout_us=9_000_000
     )
     assert response.outputs[0].array.tolist() == [3.0]
@@ -79,8 +79,8 @@ def test_a_model_gets_tritons_arguments_and_responds_in_order(python_house: Any)
     }  # fmt: skip
 
 
-def test_requests_of_one_batch_fail_or_succeed_independently(python_house: Any) -> None:
-    python_house.add(
+def test_requests_of_one_batch_fail_or_succeed_independently(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -96,8 +96,8 @@ def test_requests_of_one_batch_fail_or_succeed_independently(python_house: Any) 
         """,
         BATCHED,
     )
-    good, good_final, _ = python_house.start("m", [[5.0]])
-    bad, bad_final, _ = python_house.start("m", [[-5.0]])
+    good, good_final, _ = python_core.start("m", [[5.0]])
+    bad, bad_final, _ = python_core.start("m", [[-5.0]])
     assert good_final.wait(20)
     assert bad_final.wait(20)
     assert good[0].outputs[0].array.tolist() == [[7.0]]
@@ -106,8 +106,8 @@ def test_requests_of_one_batch_fail_or_succeed_independently(python_house: Any) 
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CANCELLED"])
-def test_the_code_of_an_error_reaches_the_caller(python_house: Any, code: str) -> None:
-    python_house.add(
+def test_the_code_of_an_error_reaches_the_caller(python_core: Any, code: str) -> None:
+    python_core.add(
         "m",
         f"""
         class TritonPythonModel:
@@ -115,7 +115,7 @@ def test_the_code_of_an_error_reaches_the_caller(python_house: Any, code: str) -
                 return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so", pb_utils.TritonError.{code}))]
         """,
     )
-    error = python_house.ask("m")[0].error
+    error = python_core.ask("m")[0].error
     assert error.code is ErrorCode[code]
 
 
@@ -142,9 +142,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_an_error_of_a_model_is_reported_and_fails_only_its_batch(python_house: Any, case: str) -> None:
+def test_an_error_of_a_model_is_reported_and_fails_only_its_batch(python_core: Any, case: str) -> None:
     action, expected = WRONG[case]
-    python_house.add(
+    python_core.add(
         "m",
         f"""
         class TritonPythonModel:
@@ -154,12 +154,12 @@ def test_an_error_of_a_model_is_reported_and_fails_only_its_batch(python_house: 
         """,
     )
     with pytest.raises(AssertionError, match=expected):
-        raise AssertionError(python_house.error("m", [0.0], id="r1"))
-    assert python_house.value("m", [4.0]) == [4.0]
+        raise AssertionError(python_core.error("m", [0.0], id="r1"))
+    assert python_core.value("m", [4.0]) == [4.0]
 
 
-def test_undeclared_and_unrequested_outputs_are_omitted(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
-    python_house.add(
+def test_undeclared_and_unrequested_outputs_are_omitted(python_core: Any, caplog: pytest.LogCaptureFixture) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -169,14 +169,14 @@ def test_undeclared_and_unrequested_outputs_are_omitted(python_house: Any, caplo
         """,
     )
     with caplog.at_level(logging.WARNING):
-        (response,) = python_house.ask("m")
-        python_house.ask("m")
+        (response,) = python_core.ask("m")
+        python_core.ask("m")
     assert [tensor.name for tensor in response.outputs] == ["OUT"]
     assert sum("'EXTRA', which its configuration does not declare" in line for line in caplog.messages) == 1
 
 
-def test_strings_come_as_bytes_and_leave_as_utf8(python_house: Any) -> None:
-    python_house.add(
+def test_strings_come_as_bytes_and_leave_as_utf8(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -193,12 +193,12 @@ def test_strings_come_as_bytes_and_leave_as_utf8(python_house: Any) -> None:
         """,
     )
     words = np.array([b"a", b"", "grüß".encode()], dtype=object)
-    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, words)})
+    (response,) = python_core.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, words)})
     assert response.outputs[0].array.tolist() == ["aß".encode(), "ß".encode(), "grüßß".encode()]
 
 
-def test_bf16_is_passed_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
-    python_house.add(
+def test_bf16_is_passed_by_dlpack_and_not_by_numpy(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -219,12 +219,12 @@ def test_bf16_is_passed_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
         """,
     )
     bits = np.array([0x3F80, 0xC000], dtype=np.uint16)
-    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.BF16, bits)})
+    (response,) = python_core.ask("m", inputs={"IN": Tensor("IN", DType.BF16, bits)})
     assert response.outputs[0].dtype is DType.BF16
     assert response.outputs[0].array.tolist() == bits.tolist()
 
 
-def test_writes_of_a_model_to_its_inputs_are_private(python_house: Any) -> None:
+def test_writes_of_a_model_to_its_inputs_are_private(python_core: Any) -> None:
     code = """
         class TritonPythonModel:
             def execute(self, requests):
@@ -232,13 +232,13 @@ def test_writes_of_a_model_to_its_inputs_are_private(python_house: Any) -> None:
                 array *= 2
                 return [answer(array)]
         """
-    python_house.add("m", code)
+    python_core.add("m", code)
     array = np.array([3.0], dtype=np.float32)
     array.flags.writeable = False
-    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.FP32, array)})
+    (response,) = python_core.ask("m", inputs={"IN": Tensor("IN", DType.FP32, array)})
     assert (response.outputs[0].array.tolist(), array.tolist()) == ([6.0], [3.0])
     views = 'parameters { key: "read_only_inputs" value { string_value: "true" } }'
-    python_house.add(
+    python_core.add(
         "views",
         code,
         f"""
@@ -247,11 +247,11 @@ def test_writes_of_a_model_to_its_inputs_are_private(python_house: Any) -> None:
         {views}
         """,
     )
-    assert "read_only_inputs" in python_house.error("views")
+    assert "read_only_inputs" in python_core.error("views")
 
 
-def test_a_response_is_copied_before_the_model_can_change_it(python_house: Any) -> None:
-    python_house.add(
+def test_a_response_is_copied_before_the_model_can_change_it(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -262,14 +262,14 @@ def test_a_response_is_copied_before_the_model_can_change_it(python_house: Any) 
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.buffer[:])])]
         """,
     )
-    first = python_house.ask("m", [1.0])[0].outputs[0].array
-    second = python_house.ask("m", [2.0])[0].outputs[0].array
+    first = python_core.ask("m", [1.0])[0].outputs[0].array
+    second = python_core.ask("m", [2.0])[0].outputs[0].array
     assert (first.tolist(), second.tolist()) == ([1.0], [2.0])
 
 
-def test_modules_beside_a_model_are_its_own(python_house: Any) -> None:
+def test_modules_beside_a_model_are_its_own(python_core: Any) -> None:
     for name, number in (("a", 1), ("b", 2)):
-        folder = python_house.write(
+        folder = python_core.write(
             name,
             """
             import helper
@@ -292,16 +292,16 @@ def test_modules_beside_a_model_are_its_own(python_house: Any) -> None:
         (folder.parent / "above.py").write_text("ABOVE = 1000\n")
         (folder / "json.py").write_text("raise AssertionError('the standard library means itself')\n")
         before = list(sys.path)
-        python_house.service.load_model(name)
+        python_core.service.load_model(name)
         assert sys.path == before
-    assert python_house.value("a") == [1111.0]
-    assert python_house.value("b") == [1122.0]
+    assert python_core.value("a") == [1111.0]
+    assert python_core.value("b") == [1122.0]
     assert not any(name in sys.modules for name in ("helper", "inner", "late", "above"))
-    assert not list(python_house.path.rglob("__pycache__"))
+    assert not list(python_core.path.rglob("__pycache__"))
 
 
-def test_each_instance_has_its_own_object_module_and_thread(python_house: Any) -> None:
-    python_house.add(
+def test_each_instance_has_its_own_object_module_and_thread(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         opened = []
@@ -320,7 +320,7 @@ def test_each_instance_has_its_own_object_module_and_thread(python_house: Any) -
         instance_group { count: 3 }
         """,
     )
-    started = [python_house.start("m") for _ in range(12)]
+    started = [python_core.start("m") for _ in range(12)]
     assert all(final.wait(20) for _, final, _ in started)
     assert len({responses[0].outputs[0].array.tobytes() for responses, _, _ in started}) == 3
 
@@ -344,15 +344,15 @@ def test_each_instance_has_its_own_object_module_and_thread(python_house: Any) -
     ],
 )
 def test_a_model_that_fails_to_load_has_its_reason_and_leaves_nothing(
-    python_house: Any, code: str, expected: str
+    python_core: Any, code: str, expected: str
 ) -> None:
-    python_house.write("m", code)
+    python_core.write("m", code)
     with pytest.raises(LoadError, match=expected):
-        python_house.service.load_model("m")
+        python_core.service.load_model("m")
     assert [name for name in sys.modules if name.startswith("_edge_model_")] == []
 
 
-def test_auto_complete_config_fills_missing_configuration(python_house: Any) -> None:
+def test_auto_complete_config_fills_missing_configuration(python_core: Any) -> None:
     code = """
         class TritonPythonModel:
             @staticmethod
@@ -366,21 +366,21 @@ def test_auto_complete_config_fills_missing_configuration(python_house: Any) -> 
             def execute(self, requests):
                 return [answer(given(request)) for request in requests]
         """
-    folder = python_house.write("m", code)
+    folder = python_core.write("m", code)
     (folder.parent / "config.pbtxt").unlink()
-    python_house.service.load_model("m")
-    spec = python_house.service.find("m", None).spec
+    python_core.service.load_model("m")
+    spec = python_core.service.find("m", None).spec
     assert (spec.max_batch_size, spec.inputs[0].dims, spec.backend) == (8, (2,), "python")
     assert spec.dynamic_batching is not None
     (folder.parent / "config.pbtxt").write_text(
         'input { name: "IN" data_type: TYPE_INT32 dims: [2] }\noutput { name: "OUT" data_type: TYPE_FP32 dims: [2] }'
     )
     with pytest.raises(LoadError, match=r"input 'IN' data_type: the configuration states TYPE_INT32"):
-        python_house.service.load_model("m")
+        python_core.service.load_model("m")
 
 
-def test_is_ready_decides_the_readiness_of_the_model(python_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    python_house.add(
+def test_is_ready_decides_the_readiness_of_the_model(python_core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -395,11 +395,11 @@ def test_is_ready_decides_the_readiness_of_the_model(python_house: Any, monkeypa
                 return [answer([0])]
         """,
     )
-    assert python_house.service.is_model_ready("m", None)
+    assert python_core.service.is_model_ready("m", None)
     monkeypatch.setattr("edge_server.plugins.python_models.health_check.HealthCheck.is_healthy.__defaults__", (0.2,))
     for mood in (0, 2, 3):
-        python_house.value("m", [mood])
-        assert not python_house.service.is_model_ready("m", None)
+        python_core.value("m", [mood])
+        assert not python_core.service.is_model_ready("m", None)
 
 
 def test_concurrent_health_checks_share_one_result() -> None:
@@ -420,9 +420,9 @@ def test_during_a_hung_health_check_the_model_is_not_ready(eventually: Any) -> N
 
 
 def test_metrics_of_a_model_are_on_the_metrics_page_until_it_is_unloaded(
-    python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -438,8 +438,8 @@ def test_metrics_of_a_model_are_on_the_metrics_page_until_it_is_unloaded(
                 return [answer([self.calls.value()])]
         """,
     )
-    assert python_house.value("m") == [2.0]
-    found = {view.name: view for view in python_house.service.model_families()}
+    assert python_core.value("m") == [2.0]
+    found = {view.name: view for view in python_core.service.model_families()}
     assert {name: view.kind for name, view in found.items()} == {
         "calls": "counter", "depth": "gauge", "sizes": "histogram",
     }  # fmt: skip
@@ -447,8 +447,8 @@ def test_metrics_of_a_model_are_on_the_metrics_page_until_it_is_unloaded(
     assert [(s.part, s.labels.get("le"), s.value) for s in found["sizes"].samples] == [
         ("_bucket", "1.0", 0), ("_bucket", "2.0", 1), ("_bucket", "+Inf", 1), ("_sum", None, 1.5), ("_count", None, 1),
     ]  # fmt: skip
-    python_house.service.unload_model("m")
-    assert eventually(lambda: python_house.service.model_families() == [])
+    python_core.service.unload_model("m")
+    assert eventually(lambda: python_core.service.model_families() == [])
 
 
 @pytest.mark.parametrize(
@@ -462,9 +462,9 @@ def test_metrics_of_a_model_are_on_the_metrics_page_until_it_is_unloaded(
     ids=["method", "function", "partial", "class"],
 )
 def test_threads_that_a_model_leaves_running_are_named(
-    python_house: Any, caplog: pytest.LogCaptureFixture, start: str
+    python_core: Any, caplog: pytest.LogCaptureFixture, start: str
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         f"""
         import functools
@@ -486,14 +486,14 @@ def test_threads_that_a_model_leaves_running_are_named(
         """,
     )
     with caplog.at_level(logging.WARNING):
-        python_house.core.close(5.0)
+        python_core.core.close(5.0)
     assert any("left 1 thread(s) running" in line and "straggler" in line for line in caplog.messages)
     assert any("failed to finalize" in line and "no end" in line for line in caplog.messages)
 
 
 @pytest.mark.soak
-def test_reloads_leak_nothing(python_house: Any) -> None:
-    python_house.write(
+def test_reloads_leak_nothing(python_core: Any) -> None:
+    python_core.write(
         "m",
         """
         class TritonPythonModel:
@@ -517,8 +517,8 @@ def test_reloads_leak_nothing(python_house: Any) -> None:
         return sum(type(item).__name__ == "TritonPythonModel" for item in objects())
 
     def reload() -> None:
-        python_house.service.load_model("m")
-        path = python_house.path / "m" / "config.pbtxt"
+        python_core.service.load_model("m")
+        path = python_core.path / "m" / "config.pbtxt"
         path.write_text(path.read_text() + "\n# again")
 
     reloads = 40
@@ -528,15 +528,15 @@ def test_reloads_leak_nothing(python_house: Any) -> None:
     count = len(objects())
     for _ in range(reloads):
         reload()
-    assert python_house.value("m") == [1.0]
+    assert python_core.value("m") == [1.0]
     assert models() <= loaded + 1, "all but one that may still be closing"
     assert len(sys.modules) == modules
     assert threading.active_count() <= threads + 2
     assert len(objects()) < count + 15 * reloads
 
 
-def test_a_coroutine_may_be_awaited_in_execute(python_house: Any) -> None:
-    python_house.add(
+def test_a_coroutine_may_be_awaited_in_execute(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -545,15 +545,15 @@ def test_a_coroutine_may_be_awaited_in_execute(python_house: Any) -> None:
                 return [answer(given(request) + 1) for request in requests]
         """,
     )
-    assert python_house.value("m", [1.0]) == [2.0]
+    assert python_core.value("m", [1.0]) == [2.0]
 
 
 @pytest.mark.parametrize("thread", ["own", "caller"])
 @pytest.mark.parametrize("raised", ["asyncio.CancelledError('so')", "GeneratorExit('so')"])
 def test_a_base_exception_fails_its_batch_and_not_the_instance(
-    python_house: Any, one_to_one: str, thread: str, raised: str
+    python_core: Any, one_to_one: str, thread: str, raised: str
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         f"""
         class TritonPythonModel:
@@ -563,21 +563,21 @@ def test_a_base_exception_fails_its_batch_and_not_the_instance(
         """,
         one_to_one + f'parameters {{ key: "execution_thread" value {{ string_value: "{thread}" }} }}\n',
     )
-    assert raised.partition("(")[0].removeprefix("asyncio.") + ": so" in python_house.error("m", [-1.0])
-    assert python_house.value("m", [2.0]) == [4.0]
+    assert raised.partition("(")[0].removeprefix("asyncio.") + ": so" in python_core.error("m", [-1.0])
+    assert python_core.value("m", [2.0]) == [4.0]
 
 
-def test_a_load_whose_initialize_is_cancelled_fails_with_that_reason(python_house: Any) -> None:
+def test_a_load_whose_initialize_is_cancelled_fails_with_that_reason(python_core: Any) -> None:
     code = "class TritonPythonModel:\n    def METHOD: raise asyncio.CancelledError('so')\n"
     for method in ("initialize(self, args)", "auto_complete_config(config)"):
         with pytest.raises(LoadError, match="CancelledError: so"):
-            python_house.add("m", code.replace("METHOD", method) + "    def execute(self, requests): pass\n")
+            python_core.add("m", code.replace("METHOD", method) + "    def execute(self, requests): pass\n")
 
 
 def test_a_coroutine_without_an_available_thread_fails_only_its_batch(
-    python_house: Any, monkeypatch: pytest.MonkeyPatch
+    python_core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -592,8 +592,8 @@ def test_a_coroutine_without_an_available_thread_fails_only_its_batch(
 
     with monkeypatch.context() as patched:
         patched.setattr(coroutine_loop, "threading", SimpleNamespace(Thread=Refused))
-        assert "can't start new thread" in python_house.error("m")
-    assert python_house.value("m", [2.0]) == [4.0]
+        assert "can't start new thread" in python_core.error("m")
+    assert python_core.value("m", [2.0]) == [4.0]
 
 
 def test_a_health_check_without_an_available_thread_fails_once(
@@ -609,8 +609,8 @@ def test_a_health_check_without_an_available_thread_fails_once(
     assert check.is_healthy(lambda: True, 60)
 
 
-def test_ragged_inputs_keep_the_shape_of_their_request(python_house: Any) -> None:
-    python_house.add(
+def test_ragged_inputs_keep_the_shape_of_their_request(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -628,7 +628,7 @@ def test_ragged_inputs_keep_the_shape_of_their_request(python_house: Any) -> Non
         dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 5000000 }
         """,
     )
-    asked = [python_house.start("m", values) for values in ([[1.0, 2.0]], [[3.0, 4.0, 5.0]])]
+    asked = [python_core.start("m", values) for values in ([[1.0, 2.0]], [[3.0, 4.0, 5.0]])]
     told = []
     for responses, final, _ in asked:
         assert final.wait(20)
@@ -641,7 +641,7 @@ def test_ragged_inputs_keep_the_shape_of_their_request(python_house: Any) -> Non
 
 
 @pytest.mark.parametrize("place", ["", 'parameters { key: "isolation" value { string_value: "process" } }'])
-def test_a_model_may_have_no_inputs_or_no_outputs(python_house: Any, place: str) -> None:
+def test_a_model_may_have_no_inputs_or_no_outputs(python_core: Any, place: str) -> None:
     source = """
         class TritonPythonModel:
             def execute(self, requests):
@@ -653,10 +653,10 @@ def test_a_model_may_have_no_inputs_or_no_outputs(python_house: Any, place: str)
                 given(requests[0])
                 return [pb_utils.InferenceResponse([]) for request in requests]
     """
-    python_house.add("source", source, place + 'output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }')
-    python_house.add("sink", sink, place + 'input { name: "IN" data_type: TYPE_FP32 dims: [-1] }')
-    assert python_house.value("source", inputs={}) == [0.0]
-    (response,) = python_house.ask("sink")
+    python_core.add("source", source, place + 'output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }')
+    python_core.add("sink", sink, place + 'input { name: "IN" data_type: TYPE_FP32 dims: [-1] }')
+    assert python_core.value("source", inputs={}) == [0.0]
+    (response,) = python_core.ask("sink")
     assert (response.error, response.outputs, response.is_final, response.is_empty) == (None, (), True, False)
-    metadata = python_house.service.model_metadata("source", None)
+    metadata = python_core.service.model_metadata("source", None)
     assert (metadata.inputs, [tensor.name for tensor in metadata.outputs]) == ((), ["OUT"])

@@ -116,27 +116,27 @@ def refusing(granted: int, module: Any) -> Any:
     return SimpleNamespace(**{**vars(module.threading), "Thread": Thread})
 
 
-def test_subclasses_of_str_int_and_ndarray_reach_the_server(python_house: Any) -> None:
-    python_house.add("m", OWN_TYPES, ISOLATED)
-    (response,) = python_house.ask("m", [1.5])
+def test_subclasses_of_str_int_and_ndarray_reach_the_server(python_core: Any) -> None:
+    python_core.add("m", OWN_TYPES, ISOLATED)
+    (response,) = python_core.ask("m", [1.5])
     assert response.error is None
     assert response.outputs[0].array.tolist() == [3.0]
     assert response.parameters == {"OUT": "OUT", "seven": 7, "half": 0.5, "yes": True}
     assert [type(value) for value in response.parameters.values()] == [str, int, float, bool]
 
 
-def test_a_call_with_subclasses_of_str_reaches_the_other_model(python_house: Any) -> None:
-    python_house.add("target", PLAIN)
-    python_house.add("m", CALLER, ISOLATED)
-    assert python_house.value("m", [4.0]) == [9.0]
+def test_a_call_with_subclasses_of_str_reaches_the_other_model(python_core: Any) -> None:
+    python_core.add("target", PLAIN)
+    python_core.add("m", CALLER, ISOLATED)
+    assert python_core.value("m", [4.0]) == [9.0]
 
 
-def test_a_process_that_sends_invalid_data_fails_its_batch_and_is_replaced(python_house: Any) -> None:
-    python_house.add("m", BABBLER, ISOLATED)
-    (first,) = python_house.value("m", [2.0])
-    (response,) = python_house.ask("m", [1.0])
+def test_a_process_that_sends_invalid_data_fails_its_batch_and_is_replaced(python_core: Any) -> None:
+    python_core.add("m", BABBLER, ISOLATED)
+    (first,) = python_core.value("m", [2.0])
+    (response,) = python_core.ask("m", [1.0])
     assert isinstance(response.error, SessionLost)
-    (second,) = python_house.value("m", [2.0])
+    (second,) = python_core.value("m", [2.0])
     assert second != first
 
 
@@ -147,12 +147,12 @@ def test_invalid_data_at_the_start_of_a_message_is_detected(pair: tuple[Channel,
         other.receive()
 
 
-def test_an_isolated_model_ignores_gpu_output_memory(python_house: Any) -> None:
+def test_an_isolated_model_ignores_gpu_output_memory(python_core: Any) -> None:
     piece = SimpleNamespace(device_id=0, address=4096, byte_size=4, lock=threading.Lock())
     with pytest.raises(TypeError):
         pickle.dumps(piece)
-    python_house.add("m", PLAIN, ISOLATED)
-    assert python_house.value("m", [4.0], targets={"OUT": piece}) == [8.0]
+    python_core.add("m", PLAIN, ISOLATED)
+    assert python_core.value("m", [4.0], targets={"OUT": piece}) == [8.0]
 
 
 class LostPiece:
@@ -166,17 +166,17 @@ class LostPiece:
 
 
 def test_an_unreadable_input_fails_its_request_and_leaks_nothing(
-    python_house: Any, monkeypatch: pytest.MonkeyPatch
+    python_core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[RequestsInProcess] = []
     monkeypatch.setattr(
         model_process_client, "RequestsInProcess", lambda arena: made.append(RequestsInProcess(arena)) or made[-1]
     )
-    python_house.add("m", PLAIN, ISOLATED)
+    python_core.add("m", PLAIN, ISOLATED)
     lost = DeviceTensor("IN", DType.FP32, DeviceArray(DType.FP32.numpy, (1,), (LostPiece(),)))  # type: ignore[arg-type]
-    assert "launch failure" in python_house.error("m", inputs={"IN": lost})
+    assert "launch failure" in python_core.error("m", inputs={"IN": lost})
     assert made[-1].open_executions() == {}
-    assert python_house.value("m", [4.0]) == [8.0]
+    assert python_core.value("m", [4.0]) == [8.0]
 
 
 def test_after_a_failed_write_freed_memory_is_reported_with_the_next_message(
@@ -213,11 +213,11 @@ def test_a_blocked_writer_does_not_delay_the_reader(pair: tuple[Channel, Channel
 
 
 def test_inputs_do_not_change_until_execute_returns(
-    python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+    python_core: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     """Also those of requests that have had their last answer by then."""
-    python_house.add("filler", PLAIN.replace("given(request) * 2", "np.full(1 << 16, 7)"))
-    python_house.add(
+    python_core.add("filler", PLAIN.replace("given(request) * 2", "np.full(1 << 16, 7)"))
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -233,14 +233,14 @@ def test_inputs_do_not_change_until_execute_returns(
         """,
         ISOLATED + "model_transaction_policy { decoupled: true }\n",
     )  # fmt: skip
-    python_house.ask("m", np.full(1 << 16, 3.0))
+    python_core.ask("m", np.full(1 << 16, 3.0))
     assert eventually(lambda: "seen" in caplog.text)
     assert "seen 3.0 3.0" in caplog.text
 
 
 @pytest.fixture
-def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) -> OpenJob:
-    folder = python_house.write("m", PLAIN, ISOLATED)
+def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_core: Any) -> OpenJob:
+    folder = python_core.write("m", PLAIN, ISOLATED)
     return job(ModelFile(folder / "model.py", folder.parent, 1))
 
 
@@ -286,9 +286,9 @@ def test_without_available_threads_the_process_is_ended_and_the_load_fails(
 
 
 def test_without_an_available_thread_a_crashed_process_restarts_later(
-    python_house: Any, monkeypatch: pytest.MonkeyPatch
+    python_core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -300,7 +300,7 @@ def test_without_an_available_thread_a_crashed_process_restarts_later(
     )
     with monkeypatch.context() as patched:
         patched.setattr(isolated_session, "threading", refusing(0, isolated_session))
-        (response,) = python_house.ask("m", [-1.0])
+        (response,) = python_core.ask("m", [-1.0])
         assert isinstance(response.error, SessionLost)
-        assert "started again" in python_house.error("m", [2.0])
-    assert python_house.value("m", [2.0]) == [4.0]
+        assert "started again" in python_core.error("m", [2.0])
+    assert python_core.value("m", [2.0]) == [4.0]

@@ -76,14 +76,14 @@ def parameter(value: str, name: str = "execution_thread") -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
 
-def add(house: Any, name: str, code: str, config: str = CONFIG) -> None:
+def add(models: Any, name: str, code: str, config: str = CONFIG) -> None:
     """Load a model without the tests' usual imports, of which some belong to threads."""
-    house.write(name, "", config)
-    (house.path / name / "1" / "model.py").write_text(textwrap.dedent(code))
-    house.service.load_model(name)
+    models.write(name, "", config)
+    (models.path / name / "1" / "model.py").write_text(textwrap.dedent(code))
+    models.service.load_model(name)
 
 
-def ask_here(house: Any, model: str, **more: Any) -> Response:
+def ask_here(models: Any, model: str, **more: Any) -> Response:
     """Return the answer, which the calling thread may compute."""
     came: list[Response] = []
     final = threading.Event()
@@ -94,14 +94,14 @@ def ask_here(house: Any, model: str, **more: Any) -> Response:
             final.set()
 
     inputs = {"IN": Tensor("IN", DType.FP32, np.ones(4, np.float32))}
-    house.service.submit(Request(model, inputs, **more), take, hold_us=math.inf)
+    models.service.submit(Request(model, inputs, **more), take, hold_us=math.inf)
     assert final.wait(20), "no final answer came"
     return came[-1]
 
 
-def executed_by(house: Any, model: str) -> tuple[int, int]:
+def executed_by(models: Any, model: str) -> tuple[int, int]:
     """Return the threads that executed and that initialized."""
-    response = ask_here(house, model)
+    response = ask_here(models, model)
     assert response.error is None, response.error
     executed, initialized = response.outputs[0].array.tolist()
     return int(executed), int(initialized)
@@ -120,8 +120,8 @@ def doubt(tmp_path: Path, code: str, parameters: dict[str, str] | None = None, *
     return needs_own_thread(model, execute, file, lambda name: (tmp_path / f"{name}.py").exists())
 
 
-def test_a_model_of_plain_arithmetic_runs_inline(python_house: Any) -> None:
-    add(python_house, "m", SCALE)
+def test_a_model_of_plain_arithmetic_runs_inline(python_core: Any) -> None:
+    add(python_core, "m", SCALE)
     threads: list[int] = []
 
     def take(response: Response) -> None:
@@ -130,17 +130,17 @@ def test_a_model_of_plain_arithmetic_runs_inline(python_house: Any) -> None:
         threads.append(threading.get_ident())
 
     request = Request("m", {"IN": Tensor("IN", DType.FP32, np.array([1, 2], np.float32))})
-    python_house.service.submit(request, take, hold_us=math.inf)
+    python_core.service.submit(request, take, hold_us=math.inf)
     assert threads == [threading.get_ident()]
 
 
-def test_a_model_with_unknown_imports_runs_on_the_thread_that_initialized_it(python_house: Any) -> None:
-    add(python_house, "m", TELLS.format(imports="", body=""), THREADS)
-    executed, initialized = executed_by(python_house, "m")
+def test_a_model_with_unknown_imports_runs_on_the_thread_that_initialized_it(python_core: Any) -> None:
+    add(python_core, "m", TELLS.format(imports="", body=""), THREADS)
+    executed, initialized = executed_by(python_core, "m")
     assert executed == initialized != threading.get_ident()
 
 
-def test_an_sqlite_connection_of_initialize_works_in_execute(python_house: Any) -> None:
+def test_an_sqlite_connection_of_initialize_works_in_execute(python_core: Any) -> None:
     code = """
         import sqlite3
         import numpy as np
@@ -154,31 +154,31 @@ def test_an_sqlite_connection_of_initialize_works_in_execute(python_house: Any) 
                 (row,) = self.base.execute("select 3.0")
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(row, np.float32))])]
     """
-    add(python_house, "m", code)
-    response = ask_here(python_house, "m")
+    add(python_core, "m", code)
+    response = ask_here(python_core, "m")
     assert response.error is None, response.error
     assert response.outputs[0].array.tolist() == [3.0]
 
 
-def test_the_configured_execution_thread_overrides_the_detected_one(python_house: Any) -> None:
+def test_the_configured_execution_thread_overrides_the_detected_one(python_core: Any) -> None:
     code = TELLS.format(imports="", body="")
-    add(python_house, "caller", code, THREADS + parameter("caller"))
-    add(python_house, "own", code, THREADS + parameter("own"))
-    assert executed_by(python_house, "caller")[0] == threading.get_ident()
-    assert executed_by(python_house, "own")[0] != threading.get_ident()
+    add(python_core, "caller", code, THREADS + parameter("caller"))
+    add(python_core, "own", code, THREADS + parameter("own"))
+    assert executed_by(python_core, "caller")[0] == threading.get_ident()
+    assert executed_by(python_core, "own")[0] != threading.get_ident()
 
 
-def test_a_model_instance_never_executes_concurrently(python_house: Any) -> None:
+def test_a_model_instance_never_executes_concurrently(python_core: Any) -> None:
     code = TELLS.format(
         imports="inside = []",
         body="inside.append(1); assert len(inside) == 1; sum(range(2000)); inside.pop()",
     )
-    add(python_house, "m", code, THREADS + parameter("caller"))
+    add(python_core, "m", code, THREADS + parameter("caller"))
     errors: list[object] = []
 
     def work() -> None:
         for _ in range(50):
-            errors.append(ask_here(python_house, "m").error)
+            errors.append(ask_here(python_core, "m").error)
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
@@ -186,18 +186,18 @@ def test_a_model_instance_never_executes_concurrently(python_house: Any) -> None
     for thread in threads:
         thread.join()
     assert errors == [None] * 300
-    (counted,) = python_house.service.statistics("m", None)
+    (counted,) = python_core.service.statistics("m", None)
     assert counted.success.count == 300
 
 
-def test_a_model_has_its_own_context_on_any_thread(python_house: Any) -> None:
+def test_a_model_has_its_own_context_on_any_thread(python_core: Any) -> None:
     code = TELLS.format(
         imports="import contextvars\nseen = contextvars.ContextVar('seen', default=0)",
         body="seen.set(seen.get() + 1); same = np.array([seen.get(), 0], np.float64)",
     )
-    add(python_house, "m", code, THREADS + parameter("caller"))
-    counts = [executed_by(python_house, "m")[0]]
-    thread = threading.Thread(target=lambda: counts.append(executed_by(python_house, "m")[0]))
+    add(python_core, "m", code, THREADS + parameter("caller"))
+    counts = [executed_by(python_core, "m")[0]]
+    thread = threading.Thread(target=lambda: counts.append(executed_by(python_core, "m")[0]))
     thread.start()
     thread.join()
     assert counts == [1, 2]
@@ -210,15 +210,15 @@ CALLS_OTHERS = {
 
 
 @pytest.mark.parametrize("what", CALLS_OTHERS)
-def test_an_inline_model_that_calls_others_gets_an_error(python_house: Any, what: str) -> None:
-    add(python_house, "m", TELLS.format(imports="", body=CALLS_OTHERS[what]), THREADS + parameter("caller"))
-    response = ask_here(python_house, "m")
+def test_an_inline_model_that_calls_others_gets_an_error(python_core: Any, what: str) -> None:
+    add(python_core, "m", TELLS.format(imports="", body=CALLS_OTHERS[what]), THREADS + parameter("caller"))
+    response = ask_here(python_core, "m")
     assert response.error is not None
     assert 'execution_thread: "own"' in response.error.message
 
 
-def test_a_model_that_calls_others_runs_on_its_own_thread(python_house: Any) -> None:
-    add(python_house, "scale", SCALE)
+def test_a_model_that_calls_others_runs_on_its_own_thread(python_core: Any) -> None:
+    add(python_core, "scale", SCALE)
     code = """
         import triton_python_backend_utils as pb_utils
 
@@ -229,23 +229,23 @@ def test_a_model_that_calls_others_runs_on_its_own_thread(python_house: Any) -> 
                     model_name="scale", requested_output_names=["OUT"], inputs=request.inputs())
                 return [inner.exec()]
     """
-    add(python_house, "m", code)
-    response = ask_here(python_house, "m")
+    add(python_core, "m", code)
+    response = ask_here(python_core, "m")
     assert response.error is None, response.error
     assert response.outputs[0].array.tolist() == [2.0] * 4
 
 
-def test_an_exception_of_an_inline_model_fails_only_its_request(python_house: Any) -> None:
-    add(python_house, "m", TELLS.format(imports="import sys", body="sys.exit(3)"), THREADS + parameter("caller"))
-    first = ask_here(python_house, "m")
+def test_an_exception_of_an_inline_model_fails_only_its_request(python_core: Any) -> None:
+    add(python_core, "m", TELLS.format(imports="import sys", body="sys.exit(3)"), THREADS + parameter("caller"))
+    first = ask_here(python_core, "m")
     assert first.error is not None
     assert "SystemExit" in first.error.message
-    assert ask_here(python_house, "m").error is not None
+    assert ask_here(python_core, "m").error is not None
 
 
-def test_a_request_can_be_cancelled_while_it_executes_inline(python_house: Any) -> None:
+def test_a_request_can_be_cancelled_while_it_executes_inline(python_core: Any) -> None:
     code = TELLS.format(imports="import sys", body="entered, go = sys.gates; entered.set(); assert go.wait(20)")
-    add(python_house, "m", code, THREADS + parameter("caller"))
+    add(python_core, "m", code, THREADS + parameter("caller"))
     entered, go = threading.Event(), threading.Event()
     import sys
 
@@ -259,13 +259,13 @@ def test_a_request_can_be_cancelled_while_it_executes_inline(python_house: Any) 
 
     def submit() -> None:
         inputs = {"IN": Tensor("IN", DType.FP32, np.ones(1, np.float32))}
-        python_house.service.submit(Request("m", inputs), take, hold_us=math.inf)
+        python_core.service.submit(Request("m", inputs), take, hold_us=math.inf)
 
     try:
         thread = threading.Thread(target=submit)
         thread.start()
         assert entered.wait(20)
-        (version,) = python_house.core.service._manager.ready_versions("m")
+        (version,) = python_core.core.service._manager.ready_versions("m")
         (ticket,) = version._scheduler._in_flight
         ticket.cancel()
         assert answered.wait(20), "the caller was not told while its thread executes"
@@ -275,14 +275,14 @@ def test_a_request_can_be_cancelled_while_it_executes_inline(python_house: Any) 
         thread.join(20)
         del sys.gates  # type: ignore[attr-defined]
     assert len(came) == 1
-    assert python_house.service.statistics("m", None)[0].failures["CANCELED"] == 1
+    assert python_core.service.statistics("m", None)[0].failures["CANCELED"] == 1
 
 
-def test_a_reload_waits_for_inline_execution_and_finalizes_on_the_models_thread(python_house: Any) -> None:
+def test_a_reload_waits_for_inline_execution_and_finalizes_on_the_models_thread(python_core: Any) -> None:
     code = TELLS.format(imports="", body="")
     for _ in range(3):
-        add(python_house, "m", code, THREADS + parameter("caller"))
-        assert executed_by(python_house, "m")[0] == threading.get_ident()
+        add(python_core, "m", code, THREADS + parameter("caller"))
+        assert executed_by(python_core, "m")[0] == threading.get_ident()
         code += "\n# changed\n"
 
 
@@ -329,10 +329,10 @@ def test_a_decoupled_model_always_has_its_own_thread(tmp_path: Path) -> None:
         doubt(tmp_path, "", {"execution_thread": "caller"}, is_decoupled=True)
 
 
-def test_a_coroutine_always_has_its_own_thread(python_house: Any) -> None:
+def test_a_coroutine_always_has_its_own_thread(python_core: Any) -> None:
     code = "class TritonPythonModel:\n    async def execute(self, requests):\n        return []\n"
     with pytest.raises(LoadError, match="its execute is a coroutine"):
-        add(python_house, "m", code, CONFIG + parameter("caller"))
+        add(python_core, "m", code, CONFIG + parameter("caller"))
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_a_coroutine_always_has_its_own_thread(python_house: Any) -> None:
         (parameter("caller") + parameter("process", "isolation"), "execution_thread is caller, but with isolation"),
     ],
 )
-def test_an_invalid_or_contradictory_execution_thread_fails_the_load(python_house: Any, more: str, words: str) -> None:
+def test_an_invalid_or_contradictory_execution_thread_fails_the_load(python_core: Any, more: str, words: str) -> None:
     with pytest.raises(LoadError, match=words):
-        add(python_house, "m", SCALE, CONFIG + more)
+        add(python_core, "m", SCALE, CONFIG + more)
 
 
 def test_the_example_of_this_file_can_run_inline(tmp_path: Path) -> None:

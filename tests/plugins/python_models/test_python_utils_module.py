@@ -21,10 +21,10 @@ BOTH = pytest.mark.parametrize("config", [ONE_TO_ONE, ONE_TO_ONE + ISOLATED], id
 
 @BOTH
 def test_each_level_of_the_logger_is_a_level_of_the_log(
-    python_house: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
+    python_core: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
 ) -> None:
     caplog.set_level(logging.DEBUG, "edge_server.model")
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -36,7 +36,7 @@ def test_each_level_of_the_logger_is_a_level_of_the_log(
         """,
         config,
     )
-    assert python_house.value("m") == [0.0]
+    assert python_core.value("m") == [0.0]
     said = [
         (logging.DEBUG, "one"), (logging.INFO, "two"), (logging.WARNING, "three"), (logging.ERROR, "four"),
         (logging.INFO, "five"), (logging.WARNING, "six"), (logging.ERROR, "se\nven"),
@@ -51,10 +51,10 @@ def test_each_level_of_the_logger_is_a_level_of_the_log(
 
 @BOTH
 def test_messages_of_a_model_follow_the_current_log_level(
-    python_house: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
+    python_core: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
 ) -> None:
     caplog.set_level(logging.WARNING, "edge_server.model")
-    python_house.add(
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -66,7 +66,7 @@ def test_messages_of_a_model_follow_the_current_log_level(
     )
 
     def said(words: str) -> bool:
-        python_house.value("m")
+        python_core.value("m")
         return any(words in one.getMessage() for one in caplog.records)
 
     assert eventually(lambda: said("heard"))
@@ -76,9 +76,9 @@ def test_messages_of_a_model_follow_the_current_log_level(
 
 
 @pytest.mark.full
-def test_tensors_share_memory_between_numpy_and_torch(python_house: Any) -> None:
+def test_tensors_share_memory_between_numpy_and_torch(python_core: Any) -> None:
     pytest.importorskip("torch")
-    python_house.add(
+    python_core.add(
         "m",
         """
         import torch
@@ -96,15 +96,15 @@ def test_tensors_share_memory_between_numpy_and_torch(python_house: Any) -> None
         """,
     )
     given = np.array([1.0, 2.0], np.float32)
-    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.FP32, given)})
+    (response,) = python_core.ask("m", inputs={"IN": Tensor("IN", DType.FP32, given)})
     assert response.error is None, response.error
     assert response.outputs[0].array.tolist() == [0, 3, 1, 4, 2, 5, 2, 3]
     assert given.tolist() == [1, 2]
 
 
 @BOTH
-def test_a_model_is_loaded_with_the_callers_configuration_and_files(python_house: Any, config: str) -> None:
-    python_house.write("other", "class TritonPythonModel: pass")
+def test_a_model_is_loaded_with_the_callers_configuration_and_files(python_core: Any, config: str) -> None:
+    python_core.write("other", "class TritonPythonModel: pass")
     code = """
     import triton_python_backend_utils as pb_utils
     class TritonPythonModel:
@@ -121,7 +121,7 @@ def test_a_model_is_loaded_with_the_callers_configuration_and_files(python_house
             "parameters": {"factor": {"string_value": "2.5"}},
         }
     )  # fmt: skip
-    python_house.add(
+    python_core.add(
         "keeper",
         f"""
         import textwrap
@@ -142,12 +142,12 @@ def test_a_model_is_loaded_with_the_callers_configuration_and_files(python_house
         """,
         config,
     )
-    assert python_house.value("keeper", [2.0, 4.0]) == [5.0, 10.0, 1.0]
+    assert python_core.value("keeper", [2.0, 4.0]) == [5.0, 10.0, 1.0]
 
 
 @BOTH
-def test_health_checks_work_in_process_and_isolated(python_house: Any, config: str) -> None:
-    python_house.add(
+def test_health_checks_work_in_process_and_isolated(python_core: Any, config: str) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -161,14 +161,14 @@ def test_health_checks_work_in_process_and_isolated(python_house: Any, config: s
         config,
     )
     for is_well in (True, False, True):
-        python_house.value("m", [is_well])
-        assert python_house.service.is_model_ready("m", None) is is_well
+        python_core.value("m", [is_well])
+        assert python_core.service.is_model_ready("m", None) is is_well
 
 
 @BOTH
 @pytest.mark.parametrize("number", [-(2**63) - 1, 2**64])
-def test_a_parameter_that_no_protocol_carries_fails_only_its_batch(python_house: Any, config: str, number: int) -> None:
-    python_house.add(
+def test_a_parameter_that_no_protocol_carries_fails_only_its_batch(python_core: Any, config: str, number: int) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -177,12 +177,12 @@ def test_a_parameter_that_no_protocol_carries_fails_only_its_batch(python_house:
         """.replace("NUMBER", str(number)),
         config,
     )
-    assert "expected integers of 64 bits, got 'n' with" in python_house.error("m", [1.0])
-    assert python_house.value("m", [0.0]) == [0.0]
+    assert "expected integers of 64 bits, got 'n' with" in python_core.error("m", [1.0])
+    assert python_core.value("m", [0.0]) == [0.0]
 
 
 @BOTH
-def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, config: str) -> None:
+def test_a_model_finds_its_own_version_folder_at_each_stage(python_core: Any, config: str) -> None:
     code = """
         AT_IMPORT = pb_utils.get_model_dir()
         class TritonPythonModel:
@@ -200,11 +200,11 @@ def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, c
                 assert found == [AT_IMPORT] == [pb_utils.get_model_dir()]
                 return [answer([[7]]) for _ in requests]
         """
-    folder = python_house.write("m", code, config)
+    folder = python_core.write("m", code, config)
     (folder.parent / "1" / "size.txt").write_text("3")
-    python_house.service.load_model("m")
-    assert python_house.service.find("m", None).spec.max_batch_size == 3
-    assert python_house.value("m", [[1.0]]) == [[7.0]]
+    python_core.service.load_model("m")
+    assert python_core.service.find("m", None).spec.max_batch_size == 3
+    assert python_core.value("m", [[1.0]]) == [[7.0]]
 
 
 def test_outside_of_models_there_is_no_model_folder() -> None:
@@ -214,8 +214,8 @@ def test_outside_of_models_there_is_no_model_folder() -> None:
         pb_utils.get_model_dir()
 
 
-def test_shapes_are_lists_that_models_may_add_to(python_house: Any) -> None:
-    python_house.add(
+def test_shapes_are_lists_that_models_may_add_to(python_core: Any) -> None:
+    python_core.add(
         "m",
         """
         class TritonPythonModel:
@@ -227,7 +227,7 @@ def test_shapes_are_lists_that_models_may_add_to(python_house: Any) -> None:
                 return [answer(shape)]
         """,
     )
-    assert python_house.value("m", [1.0, 2.0]) == [1, 2, 9]
+    assert python_core.value("m", [1.0, 2.0]) == [1, 2, 9]
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_shapes_are_lists_that_models_may_add_to(python_house: Any) -> None:
         ("pb_utils.InferenceResponse([], parameters={1: 1})", "got 1 with int"),
     ],
 )
-def test_values_that_no_protocol_carries_raise_tritons_exception(python_house: Any, made: str, words: str) -> None:
-    python_house.add(
+def test_values_that_no_protocol_carries_raise_tritons_exception(python_core: Any, made: str, words: str) -> None:
+    python_core.add(
         "m",
         f"""
         class TritonPythonModel:
@@ -250,6 +250,6 @@ def test_values_that_no_protocol_carries_raise_tritons_exception(python_house: A
                     return [pb_utils.InferenceResponse(error=pb_utils.TritonError("refused: " + str(error)))]
         """,
     )
-    said = python_house.error("m")
+    said = python_core.error("m")
     assert said.startswith("refused: ")
     assert words in said

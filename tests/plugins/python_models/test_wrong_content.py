@@ -21,21 +21,21 @@ READS_WEIGHTS = """
 """
 
 
-def failure(house: Any, model: str) -> str:
+def failure(models: Any, model: str) -> str:
     with pytest.raises(EdgeServerError) as caught:
-        house.service.load_model(model)
+        models.service.load_model(model)
     return caught.value.message
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_weights_that_a_python_model_reads_are_named_before_its_own_error(python_house: Any, isolation: str) -> None:
-    folder = python_house.write("m", READS_WEIGHTS)
+def test_weights_that_a_python_model_reads_are_named_before_its_own_error(python_core: Any, isolation: str) -> None:
+    folder = python_core.write("m", READS_WEIGHTS)
     with open(folder.parent / "config.pbtxt", "a") as config:
         config.write(f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}')
     (folder / "page.html").write_text("<!doctype html><html></html>")
     (folder / "weights.pt").write_bytes(b"PK")
-    assert ": model 'm' version 1, file 'model.py': ValueError: no weights: b'PK'" in failure(python_house, "m")
+    assert ": model 'm' version 1, file 'model.py': ValueError: no weights: b'PK'" in failure(python_core, "m")
     (folder / "weights.pt").write_bytes(POINTER)
-    message = failure(python_house, "m")
+    message = failure(python_core, "m")
     assert f": model 'm' version 1, file 'weights.pt' {NAMED}; " in message
     assert "ValueError: no weights: b'vers'" in message

@@ -77,11 +77,11 @@ def test_the_copy_equals_the_bucket(bucket: Any, mirror_of: Any) -> None:
 def test_unchanged_files_are_not_downloaded_again(bucket: Any, mirror_of: Any) -> None:
     bucket.put("m/1/model.onnx", os.urandom(MIB))
     mirror_of(bucket.url).sync()
-    before = bucket.wire.sent_bytes
+    before = bucket.relay.sent_bytes
     mirror = mirror_of(bucket.url)
     bucket.put("m/2/model.onnx", b"two")
     assert mirror.sync()
-    assert bucket.wire.sent_bytes - before < 100_000
+    assert bucket.relay.sent_bytes - before < 100_000
     assert tree(mirror.root)["m/2/model.onnx"] == b"two"
 
 
@@ -90,10 +90,10 @@ def test_only_changed_files_of_a_version_are_downloaded(bucket: Any, mirror_of: 
     bucket.put("m/1/model.xml", b"old")
     mirror = mirror_of(bucket.url)
     mirror.sync()
-    before = bucket.wire.sent_bytes
+    before = bucket.relay.sent_bytes
     bucket.put("m/1/model.xml", b"new")
     assert mirror.sync()
-    assert bucket.wire.sent_bytes - before < 100_000
+    assert bucket.relay.sent_bytes - before < 100_000
     assert tree(mirror.root)["m/1/model.xml"] == b"new"
     assert len(tree(mirror.root)["m/1/weights.bin"]) == MIB
 
@@ -102,18 +102,18 @@ def test_an_interrupted_download_is_resumed_and_published_when_complete(bucket: 
     content = os.urandom(3 * MIB)
     bucket.put("m/1/model.onnx", content)
     mirror = mirror_of(bucket.url)
-    bucket.wire.cut_after = 2 * MIB
+    bucket.relay.cut_after = 2 * MIB
     with pytest.raises(RemoteUnavailable, match=r"model\.onnx"):
         mirror.sync()
-    assert bucket.wire.cut_count > 0
+    assert bucket.relay.cut_count > 0
     assert tree(mirror.root) == {}
     assert not mirror.is_warm
     # After a restart too: what came is on the disk.
-    bucket.wire.cut_after, before = None, bucket.wire.sent_bytes
+    bucket.relay.cut_after, before = None, bucket.relay.sent_bytes
     mirror = mirror_of(bucket.url)
     assert mirror.sync()
     assert tree(mirror.root) == {"m/1/model.onnx": content}
-    assert bucket.wire.sent_bytes - before < 2 * MIB
+    assert bucket.relay.sent_bytes - before < 2 * MIB
 
 
 def test_a_file_replaced_during_its_download_is_never_published_mixed(bucket: Any, mirror_of: Any) -> None:
@@ -163,11 +163,11 @@ def test_nothing_is_deleted_if_a_download_failed(bucket: Any, mirror_of: Any) ->
     mirror.sync()
     bucket.delete("m/1/model.onnx")
     bucket.put("m/2/model.onnx", os.urandom(2 * MIB))
-    bucket.wire.cut_after = MIB
+    bucket.relay.cut_after = MIB
     with pytest.raises(RemoteUnavailable):
         mirror.sync()
     assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
-    bucket.wire.cut_after = None
+    bucket.relay.cut_after = None
     assert mirror.sync()
     assert list(tree(mirror.root)) == ["m/2/model.onnx"]
 
@@ -189,11 +189,11 @@ def test_a_corrupted_listing_changes_nothing(bucket: Any, mirror_of: Any, garble
     mirror = mirror_of(bucket.url)
     mirror.sync()
     bucket.put("m/2/model.onnx", b"two")
-    bucket.wire.garble = garble
+    bucket.relay.garble = garble
     with pytest.raises(RemoteUnavailable):
         mirror.sync()
     assert tree(mirror.root) == files
-    bucket.wire.garble = None
+    bucket.relay.garble = None
     assert mirror.sync()
     assert tree(mirror.root) == {**files, "m/2/model.onnx": b"two"}
 
@@ -293,17 +293,17 @@ def test_an_unreachable_store_is_retried_until_it_is_back(
 ) -> None:
     monkeypatch.setattr(mirror_module, "_FIRST_RETRY_S", 0.05)
     fill(bucket)
-    bucket.wire.is_down = True
+    bucket.relay.is_down = True
     mirror = mirror_of(bucket.url)
     mirror.start()
     assert not mirror.wait_first(30, needs_success=False)
-    bucket.wire.is_down = False
+    bucket.relay.is_down = False
     assert mirror.wait_first(60, needs_success=True)
     assert (mirror.root / "m/1/model.onnx").is_file()
 
 
 def test_without_the_store_the_start_waits_for_the_timeout_only(bucket: Any, tmp_path: Path) -> None:
-    bucket.wire.is_down = True
+    bucket.relay.is_down = True
     config = RepositoryConfig(
         (bucket.url,), cache_dir=str(tmp_path / "cache"), control_mode="none", poll_s=0.05, first_sync_s=0.5
     )

@@ -42,7 +42,7 @@ def job(folder: Path, ordered: EngineOrder) -> dict[str, object]:
     }  # fmt: skip
 
 
-class Told:
+class BuildRecord:
     """What was reported, and the orders given meanwhile."""
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Told:
         self.cancel = ""
         self.pause = ""
 
-    def orders(self) -> BuildControl:
+    def control(self) -> BuildControl:
         return BuildControl(
-            lambda: self.cancel, lambda: self.pause, lambda *said: self.phases.append(said), self.pauses.append
+            lambda: self.cancel, lambda: self.pause, lambda *values: self.phases.append(values), self.pauses.append
         )
 
 
@@ -79,14 +79,14 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_an_engine_is_built_for_the_classifier_and_its_progress_reported(tmp_path: Path) -> None:
-    told = Told()
-    outcome = run_child(job(tmp_path, order()), PLENTY, told.orders())
+    record = BuildRecord()
+    outcome = run_child(job(tmp_path, order()), PLENTY, record.control())
     assert (outcome.end, outcome.reason) == ("built", "")
     plan = tmp_path / "engine.plan"
     assert plan.stat().st_size > 10_000_000
     assert hashlib.sha256(plan.read_bytes()).hexdigest() == outcome.facts["plan_sha256"]
-    percents = [percent for _, percent in told.phases]
-    assert len({phase for phase, _ in told.phases}) >= 3
+    percents = [percent for _, percent in record.phases]
+    assert len({phase for phase, _ in record.phases}) >= 3
     assert percents == sorted(percents)
     assert [path.name for path in tmp_path.iterdir()] == ["engine.plan"]
     assert children() == []
@@ -94,10 +94,10 @@ def test_an_engine_is_built_for_the_classifier_and_its_progress_reported(tmp_pat
 
 @pytest.mark.parametrize("when", ["before it listens", "while it builds"])
 def test_a_cancelled_build_ends_and_leaves_no_file(when: str, tmp_path: Path) -> None:
-    told = Told()
-    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
-    wait_for(children if when == "before it listens" else lambda: told.phases)
-    told.cancel = "taken back"
+    record = BuildRecord()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
+    wait_for(children if when == "before it listens" else lambda: record.phases)
+    record.cancel = "taken back"
     thread.join(60)
     assert [item.end for item in found] == ["cancelled"]
     assert list(tmp_path.iterdir()) == []
@@ -106,9 +106,9 @@ def test_a_cancelled_build_ends_and_leaves_no_file(when: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_crash_is_reported_with_its_signal(number: signal.Signals, tmp_path: Path) -> None:
-    told = Told()
-    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
-    wait_for(lambda: told.phases)
+    record = BuildRecord()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
+    wait_for(lambda: record.phases)
     for pid in children():
         os.kill(pid, number)
     thread.join(60)
@@ -119,49 +119,49 @@ def test_a_crash_is_reported_with_its_signal(number: signal.Signals, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("bounds", "values"),
     [
         (Bounds(timeout_s=0.1), r"took longer than 0.1 s \(--engine-build-timeout-secs\)"),
         (Bounds(100, memory_bytes=50 << 20), r"MiB of memory, more than the 50 MiB .* \(--engine-build-memory-mb\)"),
         (Bounds(100, floor_bytes=1 << 50), "MiB of memory left, out of memory"),
     ],
 )
-def test_a_build_that_exceeds_its_memory_is_ended_and_reported(bounds: Bounds, said: str, tmp_path: Path) -> None:
-    outcome = run_child(job(tmp_path, order()), bounds, Told().orders())
+def test_a_build_that_exceeds_its_memory_is_ended_and_reported(bounds: Bounds, values: str, tmp_path: Path) -> None:
+    outcome = run_child(job(tmp_path, order()), bounds, BuildRecord().control())
     assert outcome.end == "failed"
     assert not outcome.is_final
-    assert re.search(said, outcome.reason), outcome.reason
+    assert re.search(values, outcome.reason), outcome.reason
     assert children() == []
 
 
 def test_a_paused_build_continues_and_its_timeout_stands_still(tmp_path: Path) -> None:
-    told = Told()
-    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
-    wait_for(lambda: told.phases)
-    told.pause = "the box is HOT"
-    wait_for(lambda: told.pauses)
+    record = BuildRecord()
+    thread, found = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
+    wait_for(lambda: record.phases)
+    record.pause = "the box is HOT"
+    wait_for(lambda: record.pauses)
     (pid,) = children()
     # The kernel stops it a moment after the signal was sent.
     wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-    told.pause = ""
+    record.pause = ""
     thread.join(100)
-    assert told.pauses == ["the box is HOT", ""]
+    assert record.pauses == ["the box is HOT", ""]
     assert [item.end for item in found] == ["built"]
 
 
 def test_the_builder_has_the_lowest_priority_and_the_highest_oom_score(tmp_path: Path) -> None:
-    told = Told()
-    thread, _ = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, told.orders()))
-    wait_for(lambda: told.phases)
+    record = BuildRecord()
+    thread, _ = in_background(lambda: run_child(job(tmp_path, order()), PLENTY, record.control()))
+    wait_for(lambda: record.phases)
     (pid,) = children()
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
-    told.cancel = "seen"
+    record.cancel = "seen"
     thread.join(60)
 
 
 @pytest.mark.parametrize(
-    ("content", "more", "said"),
+    ("content", "more", "values"),
     [
         (b"", {}, "the model cannot be read: cannot mmap an empty file"),
         (b"hello world\n" * 99, {}, "the model cannot be read: not a"),
@@ -170,15 +170,15 @@ def test_the_builder_has_the_lowest_priority_and_the_highest_oom_score(tmp_path:
         (None, {"profiles": ({"input": Range((1, 3, 9, 9), (1, 3, 9, 9), (1, 3, 9, 9))},)}, "profile has min=9, opt=9"),
     ],
 )
-def test_an_impossible_build_is_reported(content: bytes | None, more: Any, said: str, tmp_path: Path) -> None:
+def test_an_impossible_build_is_reported(content: bytes | None, more: Any, values: str, tmp_path: Path) -> None:
     path = CLASSIFIER
     if content is not None:
         path = tmp_path / "model.onnx"
         path.write_bytes(content)
-    outcome = run_child(job(tmp_path / "work", order(path, **more)), PLENTY, Told().orders())
+    outcome = run_child(job(tmp_path / "work", order(path, **more)), PLENTY, BuildRecord().control())
     assert outcome.end == "failed"
     assert outcome.is_final
-    assert said in outcome.reason
+    assert values in outcome.reason
 
 
 def test_a_builder_whose_server_ended_does_not_start(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def order(tmp_path: Path) -> EngineOrder:
 
 
 @pytest.fixture
-def works(
+def make_queue(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[[Server], EngineBuildQueue]]:
     """Return a function that makes works, each with a cache of its own on one folder; they are closed in the end."""
@@ -102,8 +102,8 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def state(works: EngineBuildQueue) -> str:
-    return works.report().engines[0].state
+def state(make_queue: EngineBuildQueue) -> str:
+    return make_queue.report().engines[0].state
 
 
 def children() -> list[int]:
@@ -113,11 +113,11 @@ def children() -> list[int]:
 
 
 def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
     server.gpus.mark_lost(0, "it has fallen off the bus")
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
     wait_for(lambda: state(mine) == "failed")
@@ -132,9 +132,9 @@ def test_no_engine_is_built_for_a_lost_gpu_and_the_reason_is_reported(
     assert state(mine) == "failed"
 
 
-def test_a_build_ends_if_its_gpu_is_lost(works: Callable[[Server], EngineBuildQueue], order: EngineOrder) -> None:
+def test_a_build_ends_if_its_gpu_is_lost(make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder) -> None:
     server = Server()
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
     wait_for(children)
@@ -154,11 +154,11 @@ def test_a_build_ends_if_its_gpu_is_lost(works: Callable[[Server], EngineBuildQu
 
 
 def test_a_lost_gpu_does_not_prevent_a_build_for_another(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
     server.gpus.mark_lost(1, "it has fallen off the bus")
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
     mine.start()
     wait_for(lambda: server.renewed)
@@ -167,10 +167,10 @@ def test_a_lost_gpu_does_not_prevent_a_build_for_another(
 
 
 def test_of_two_servers_with_one_cache_one_builds_and_both_reload(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     servers = Server(), Server()
-    both = [works(server) for server in servers]
+    both = [make_queue(server) for server in servers]
     for one in both:
         assert one.find(order) is None
     for one in both:
@@ -184,10 +184,10 @@ def test_of_two_servers_with_one_cache_one_builds_and_both_reload(
 
 
 def test_waiting_for_another_process_can_be_cancelled(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
     other = EngineCache(mine.cache._folder)
     (build,) = mine._registry.all()
@@ -202,11 +202,11 @@ def test_waiting_for_another_process_can_be_cancelled(
 
 
 def test_an_unwritable_cache_is_not_retried_forever(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_registry._FIRST_RETRY_S", 0.0)
     server = Server()
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
 
     def full(key: object) -> None:
@@ -221,10 +221,10 @@ def test_an_unwritable_cache_is_not_retried_forever(
 
 
 def test_a_model_on_a_failing_disk_waits_while_others_are_built(
-    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+    make_queue: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
-    mine = works(server)
+    mine = make_queue(server)
     assert mine.find(order) is None
     plain = Path.exists
     is_away = True
@@ -269,13 +269,13 @@ def test_without_an_available_thread_no_process_is_left_running(monkeypatch: pyt
 
 
 def test_a_hung_builder_does_not_delay_the_stop(
-    works: Callable[[Server], EngineBuildQueue],
+    make_queue: Callable[[Server], EngineBuildQueue],
     order: EngineOrder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("edge_server.plugins.tensorrt.builds.build_queue._END_TIMEOUT_S", 0.01, raising=False)
-    mine = works(Server())
+    mine = make_queue(Server())
     assert mine.find(order) is None
     is_stuck, is_over = threading.Event(), threading.Event()
 

@@ -29,8 +29,8 @@ def order(tmp_path: Path) -> EngineOrder:
     return EngineOrder("seen", 1, path, "tensorrt", "10.3.0", 0, "fp16", (profile,), {"trt_dla_core": "0"})
 
 
-def key(order: EngineOrder, device: CudaDevice = DEVICE, box: GpuIdentity = BOX) -> EngineKey:
-    return key_of(order, device, box, FileHashes())
+def key(order: EngineOrder, device: CudaDevice = DEVICE, machine: GpuIdentity = BOX) -> EngineKey:
+    return key_of(order, device, machine, FileHashes())
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ OTHERS: dict[str, tuple[str, Callable[[EngineOrder], EngineKey]]] = {
     "version": ("TensorRT's version changed", lambda o: key(replace(o, library_version="10.3.1"))),
     "device": ("another GPU", lambda o: key(o, device=replace(DEVICE, name="Thor"))),
     "capability": ("another compute capability", lambda o: key(o, device=replace(DEVICE, capability=(11, 0)))),
-    "l4t": ("the Jetson's system release changed", lambda o: key(o, box=replace(BOX, l4t="36.5"))),
-    "tpc": ("the power mode", lambda o: key(o, box=replace(BOX, tpc_mask="240"))),
+    "l4t": ("the Jetson's system release changed", lambda o: key(o, machine=replace(BOX, l4t="36.5"))),
+    "tpc": ("the power mode", lambda o: key(o, machine=replace(BOX, tpc_mask="240"))),
     "precision": ("another precision", lambda o: key(replace(o, precision="fp32"))),
     "profiles": ("other profiles", lambda o: key(replace(o, profiles=({"X": Range((1, 4), (4, 4), (9, 4))},)))),
     "options": ("other options", lambda o: key(replace(o, options={}))),

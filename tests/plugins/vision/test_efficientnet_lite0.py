@@ -175,10 +175,10 @@ def made_up_weights(build_model: ModuleType) -> dict[str, np.ndarray]:
 
 
 def test_the_weights_reader_creates_tensors_only(build_model, tmp_path) -> None:
-    class Trap:
+    class Malicious:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     with pytest.raises(pickle.UnpicklingError, match="mkdir has no place in a file of weights"):
-        build_model.TensorUnpickler(io.BytesIO(pickle.dumps(Trap()))).load()
+        build_model.TensorUnpickler(io.BytesIO(pickle.dumps(Malicious()))).load()
     assert not (tmp_path / "sprung").exists()

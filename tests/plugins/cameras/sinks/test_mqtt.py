@@ -195,11 +195,11 @@ def test_a_killed_broker_is_reported_and_gets_everything_after_its_restart(broke
     broker.start()
     listener = listen()
 
-    def put_until_heard() -> bool:
+    def put_until_received() -> bool:
         runner.put(message("door", "person"))
         return f"homeassistant/binary_sensor/{ID}_door_person/config" in listener.topics
 
-    assert eventually(put_until_heard)
+    assert eventually(put_until_received)
     assert eventually(lambda: runner.report().state == "RUNNING")
 
 
@@ -329,11 +329,11 @@ def test_a_broker_that_lost_its_data_gets_everything_again(broker, listen, start
     described = {topic for topic in before if "/count/" not in topic}
     assert eventually(lambda: all(listener.topics[topic] == before[topic] for topic in described))
 
-    def put_until_told() -> bool:
+    def put_until_published() -> bool:
         runner.put(message("door", "person"))
         return all(listener.topics[topic] == text for topic, text in before.items())
 
-    assert eventually(put_until_told)
+    assert eventually(put_until_published)
 
 
 @pytest.mark.full

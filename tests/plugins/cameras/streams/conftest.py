@@ -76,7 +76,7 @@ def frame(value: int = 1, **fields: Any) -> Frame:
     return Frame(**{**given, **fields})
 
 
-class StubGate:
+class StubAdmissionControl:
     """A governor that refuses the requests that a test selects."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Camera:
         assert not self._thread.is_alive(), "the call did not end"
 
 
-class House:
+class StreamServer:
     """The core, its folder of models, and its frame streams."""
 
     def __init__(self, path: Path) -> None:
@@ -187,7 +187,7 @@ class House:
         self.core: ServerParts = build(config, LogSettings(LogConfig()))
         self.service = self.core.service
         self._config = config
-        self.gate = StubGate()
+        self.gate = StubAdmissionControl()
         self.streams = StreamRegistry(self.service, self.gate, FramesConfig(max_streams=8, max_frame_bytes=4096))
         self.cameras: list[Camera] = []
 
@@ -221,23 +221,23 @@ def frame_threads() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def make_house() -> type[House]:
-    return House
+def make_stream_server() -> type[StreamServer]:
+    return StreamServer
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def stream_server(tmp_path: Path) -> Iterator[StreamServer]:
+    made = StreamServer(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def served(house: House) -> House:
+def served(stream_server: StreamServer) -> StreamServer:
     """A house with a quick model `sum`."""
-    house.add("sum", stub_config())
-    house.start()
-    return house
+    stream_server.add("sum", stub_config())
+    stream_server.start()
+    return stream_server
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:

@@ -46,10 +46,10 @@ def test_a_result_has_model_version_and_times(served, tools):
     assert result.tensors[0].array.shape == (1, 1)
 
 
-def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(house, tools):
-    house.add("sum", tools.config(delay_ms=30))
-    house.start()
-    camera = house.camera(depth=2, notifies_drops=True)
+def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=30))
+    stream_server.start()
+    camera = stream_server.camera(depth=2, notifies_drops=True)
     camera.send(*[tools.frame(value) for value in range(100)])
     results = camera.finish()
     assert results[-1].header.seq == 99
@@ -62,10 +62,10 @@ def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(house, too
     assert not noticed & {result.header.seq for result in results}
 
 
-def test_frames_of_several_cameras_run_as_one_batch(house, tools):
-    house.add("sum", tools.config(delay_ms=40, rows=8))
-    house.start()
-    cameras = [house.camera(depth=64) for _ in range(4)]
+def test_frames_of_several_cameras_run_as_one_batch(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=40, rows=8))
+    stream_server.start()
+    cameras = [stream_server.camera(depth=64) for _ in range(4)]
     for value in range(1, 21):
         for index, camera in enumerate(cameras):
             camera.send(tools.frame(value + 50 * index))
@@ -73,7 +73,7 @@ def test_frames_of_several_cameras_run_as_one_batch(house, tools):
         results = camera.finish()
         assert tools.values(results) == [tools.sum_of(value + 50 * index) for value in range(1, 21)]
     assert max(result.batch_size for result in cameras[0].results) == 4
-    (statistics,) = house.service.statistics("sum", None)
+    (statistics,) = stream_server.service.statistics("sum", None)
     assert statistics.execution_count < 80 / 2
 
 
@@ -89,10 +89,10 @@ def test_frames_of_several_cameras_run_as_one_batch(house, tools):
         ({"region": RegionSlice("nowhere", 0, 192)}, "both data and"),
     ],
 )
-def test_an_invalid_frame_gets_an_error_and_the_others_their_results(house, tools, fields, words):
-    house.add("sum", tools.config(delay_ms=20, rows=8))
-    house.start()
-    good, bad = house.camera(depth=64), house.camera(depth=64)
+def test_an_invalid_frame_gets_an_error_and_the_others_their_results(stream_server, tools, fields, words):
+    stream_server.add("sum", tools.config(delay_ms=20, rows=8))
+    stream_server.start()
+    good, bad = stream_server.camera(depth=64), stream_server.camera(depth=64)
     for value in range(1, 6):
         good.send(tools.frame(value))
         bad.send(tools.frame(value, **fields) if value == 3 else tools.frame(value))
@@ -118,12 +118,12 @@ def test_a_frame_above_the_size_limit_is_refused_in_order(served, tools):
     assert served.streams.fault_of(tools.frame(1)) is None
 
 
-def test_a_failing_model_answers_each_frame_with_its_error(house, tools):
+def test_a_failing_model_answers_each_frame_with_its_error(stream_server, tools):
     fails = 'parameters { key: "stub_fail_after" value { string_value: "2" } }'
     fails += 'parameters { key: "warmup_probe" value { string_value: "false" } }'
-    house.add("sum", tools.config(more=fails))
-    house.start()
-    camera = house.camera(depth=64)
+    stream_server.add("sum", tools.config(more=fails))
+    stream_server.start()
+    camera = stream_server.camera(depth=64)
     camera.send(*[tools.frame(value) for value in range(1, 6)])
     results = camera.finish()
     assert len(results) == 5
@@ -180,35 +180,35 @@ def test_frames_refused_by_the_governor_are_dropped_with_its_message(served, too
     assert set(served.gate.asked) == {3}
 
 
-def test_frames_older_than_the_maximum_age_are_not_run(house, tools):
-    house.add("sum", tools.config(delay_ms=300))
-    house.start()
-    camera = house.camera(depth=64, max_age_ms=450)
+def test_frames_older_than_the_maximum_age_are_not_run(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=300))
+    stream_server.start()
+    camera = stream_server.camera(depth=64, max_age_ms=450)
     camera.send(*[tools.frame(value) for value in range(1, 21)])
     results = camera.finish()
     assert 1 <= len(results) < 20
-    counts = served_counts(house, camera, tools)
+    counts = served_counts(stream_server, camera, tools)
     assert counts.dropped == {DropReason.MAX_AGE: 20 - len(results)}
     assert all(result.times.taken_us <= 450_000 for result in results)
 
 
-def test_a_frame_that_cannot_meet_its_deadline_is_not_started(house, tools):
-    house.add("sum", tools.config(delay_ms=60))
-    house.start()
-    camera = house.camera(depth=64, deadline_ms=150)
+def test_a_frame_that_cannot_meet_its_deadline_is_not_started(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=60))
+    stream_server.start()
+    camera = stream_server.camera(depth=64, deadline_ms=150)
     camera.send(*[tools.frame(value) for value in range(1, 41)])
     results = camera.finish()
-    counts = served_counts(house, camera, tools)
+    counts = served_counts(stream_server, camera, tools)
     assert set(counts.dropped) == {DropReason.DEADLINE}
     assert is_exact(counts)
     assert all(result.times.finished_us <= 150_000 for result in results)
-    (statistics,) = house.service.statistics("sum", None)
+    (statistics,) = stream_server.service.statistics("sum", None)
     assert statistics.inference_count < 20, "late frames were dropped before they were run"
 
 
-def served_counts(house, camera, tools):
+def served_counts(stream_server, camera, tools):
     """Return the counts of a stream that has ended: a second connection with its id gets them."""
-    again = house.camera(stream_id=camera.opened.stream_id)
+    again = stream_server.camera(stream_id=camera.opened.stream_id)
     return again.opened.counts
 
 
@@ -230,12 +230,12 @@ def test_a_reconnected_stream_continues_its_counts(served, tools):
     assert second.wait(1)[0].counts.answered == 2
 
 
-def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(house, tools):
-    house.add("sum", tools.config(delay_ms=80))
-    house.start()
-    first = house.camera(stream_id="front", depth=4)
+def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=80))
+    stream_server.start()
+    first = stream_server.camera(stream_id="front", depth=4)
     first.send(*[tools.frame(value) for value in range(1, 5)])
-    second = house.camera(stream_id="front", depth=4)
+    second = stream_server.camera(stream_id="front", depth=4)
     first.join()
     assert isinstance(first.error, Superseded)
     assert "front" in first.error.message
@@ -246,42 +246,42 @@ def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(house, 
     assert result.counts.dropped[DropReason.CLOSED] + len(first.results) == 4
 
 
-def test_frames_of_a_disconnected_client_are_removed(house, tools):
-    house.add("sum", tools.config(delay_ms=200))
-    house.start()
-    stays, leaves = house.camera(), house.camera(depth=8, stream_id="leaves")
+def test_frames_of_a_disconnected_client_are_removed(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=200))
+    stream_server.start()
+    stays, leaves = stream_server.camera(), stream_server.camera(depth=8, stream_id="leaves")
     leaves.send(*[tools.frame(value) for value in range(1, 9)])
     leaves.stream.end()
     leaves.join()
     assert leaves.error is None
     stays.send(tools.frame(5))
     assert tools.values(stays.finish()) == [tools.sum_of(5)]
-    counts = served_counts(house, leaves, tools)
+    counts = served_counts(stream_server, leaves, tools)
     assert is_exact(counts)
     assert counts.dropped[DropReason.CLOSED] >= 4
 
 
-def test_stopping_answers_running_frames_and_ends_the_streams(house, tools):
-    house.add("sum", tools.config(delay_ms=80))
-    house.start()
-    camera = house.camera(depth=8)
+def test_stopping_answers_running_frames_and_ends_the_streams(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=80))
+    stream_server.start()
+    camera = stream_server.camera(depth=8)
     camera.send(*[tools.frame(value) for value in range(1, 9)])
-    assert tools.wait_until(lambda: house.service.instance_reports()[0].instance_count == 1)
-    house.streams.stop()
+    assert tools.wait_until(lambda: stream_server.service.instance_reports()[0].instance_count == 1)
+    stream_server.streams.stop()
     camera.join()
     assert isinstance(camera.error, Draining)
     assert len(camera.results) < 8
-    page = "".join(line for family in house.streams.families() for line in family.render())
+    page = "".join(line for family in stream_server.streams.families() for line in family.render())
     assert f'edge_frame_answered_total{{model="sum"}} {len(camera.results)}' in page
     assert f'edge_frame_dropped_total{{model="sum",reason="CLOSED"}} {8 - len(camera.results)}' in page
     with pytest.raises(Draining):
-        house.camera()
+        stream_server.camera()
 
 
-def test_a_reload_during_a_stream_loses_no_frame(house, tools):
-    house.add("sum", tools.config(delay_ms=2))
-    house.start()
-    camera = house.camera(depth=4)
+def test_a_reload_during_a_stream_loses_no_frame(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=2))
+    stream_server.start()
+    camera = stream_server.camera(depth=4)
     stop = threading.Event()
 
     def send():
@@ -296,8 +296,8 @@ def test_a_reload_during_a_stream_loses_no_frame(house, tools):
         for round_number in range(1, 4):
             seen = len(camera.results)
             camera.wait(seen + 5)
-            house.add("sum", tools.config(delay_ms=2, rows=0, instances=1 + round_number % 2))
-            house.service.load_model("sum")
+            stream_server.add("sum", tools.config(delay_ms=2, rows=0, instances=1 + round_number % 2))
+            stream_server.service.load_model("sum")
     finally:
         stop.set()
         sender.join()
@@ -307,14 +307,14 @@ def test_a_reload_during_a_stream_loses_no_frame(house, tools):
     assert [result.header.seq for result in results] == sorted(result.header.seq for result in results)
 
 
-def test_after_a_reload_frames_are_resized_for_the_new_input(house, tools):
-    house.add("sum", tools.config())
-    house.start()
-    camera = house.camera(depth=4)
+def test_after_a_reload_frames_are_resized_for_the_new_input(stream_server, tools):
+    stream_server.add("sum", tools.config())
+    stream_server.start()
+    camera = stream_server.camera(depth=4)
     camera.send(tools.frame(1))
     camera.wait(1)
-    house.add("sum", tools.config().replace("dims: [3, 8, 8]", "dims: [3, 16, 16]"))
-    house.service.load_model("sum")
+    stream_server.add("sum", tools.config().replace("dims: [3, 8, 8]", "dims: [3, 16, 16]"))
+    stream_server.service.load_model("sum")
     camera.send(tools.frame(1))
     results = camera.finish()
     assert tools.values(results) == [tools.sum_of(1), 4 * tools.sum_of(1)]
@@ -357,10 +357,10 @@ def test_a_frame_in_shared_memory_is_read_in_place_and_released(served, tools, t
         os.unlink(path)
 
 
-def test_credit_grows_with_the_frames_that_were_read(house, tools):
-    house.add("sum", tools.config(delay_ms=500))
-    house.start()
-    camera = house.camera(depth=2)
+def test_credit_grows_with_the_frames_that_were_read(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=500))
+    stream_server.start()
+    camera = stream_server.camera(depth=2)
     assert camera.frames_allowed == 4
     for value in range(40):
         may_send = tools.wait_until(lambda sent=value: camera.frames_allowed > sent)
@@ -370,17 +370,17 @@ def test_credit_grows_with_the_frames_that_were_read(house, tools):
     assert camera.credits
 
 
-def test_the_opening_message_is_checked(house, tools):
-    house.add("sum", tools.config())
-    house.add("plain", 'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }\n'
+def test_the_opening_message_is_checked(stream_server, tools):
+    stream_server.add("sum", tools.config())
+    stream_server.add("plain", 'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }\n'
               'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }')  # fmt: skip
-    house.add("many", 'backend: "repeat"\nmodel_transaction_policy { decoupled: true }\n'
+    stream_server.add("many", 'backend: "repeat"\nmodel_transaction_policy { decoupled: true }\n'
               'input { name: "IN" data_type: TYPE_INT32 dims: [-1] }\n'
               'input { name: "DELAY" data_type: TYPE_UINT32 dims: [-1] }\n'
               'input { name: "WAIT" data_type: TYPE_UINT32 dims: [1] }\n'
               'output { name: "OUT" data_type: TYPE_INT32 dims: [1] }\n'
               'output { name: "IDX" data_type: TYPE_UINT32 dims: [1] }')  # fmt: skip
-    house.start()
+    stream_server.start()
     for kind, words, model, fields in (
         (UnknownModel, "nobody", "nobody", {}),
         (UnknownModel, "9", "sum", {"version": 9}),
@@ -402,13 +402,13 @@ def test_the_opening_message_is_checked(house, tools):
         (InvalidRequest, "jpeg_quality", "sum", {"returns": Returns(jpeg_quality=101)}),
     ):
         with pytest.raises(kind, match=words):
-            house.camera(model, **fields)
-    assert house.streams.reports() == []
+            stream_server.camera(model, **fields)
+    assert stream_server.streams.reports() == []
 
 
-def test_a_camera_that_connects_before_the_models_are_loaded_is_told_to_retry(house):
+def test_a_camera_that_connects_before_the_models_are_loaded_is_told_to_retry(stream_server):
     with pytest.raises(NotReady, match=r"is starting.*'sum'") as caught:
-        house.camera("sum")
+        stream_server.camera("sum")
     assert caught.value.retry_after_s is not None
 
 
@@ -447,20 +447,20 @@ def test_a_stream_without_an_available_thread_is_refused_and_closed(served, tool
     assert tools.values(camera.finish()) == [tools.sum_of(1)]
 
 
-def test_frame_workers_run_with_fewer_threads_than_requested(house, tools, monkeypatch):
-    house.add("sum", tools.config(instances=3))
-    house.start()
+def test_frame_workers_run_with_fewer_threads_than_requested(stream_server, tools, monkeypatch):
+    stream_server.add("sum", tools.config(instances=3))
+    stream_server.start()
     monkeypatch.setattr(model_workers, "threading", no_threads(1))
-    cameras = [house.camera(depth=8) for _ in range(3)]
+    cameras = [stream_server.camera(depth=8) for _ in range(3)]
     for camera in cameras:
         camera.send(*[tools.frame(value) for value in (1, 2)])
     assert [tools.values(camera.finish()) for camera in cameras] == [[tools.sum_of(1), tools.sum_of(2)]] * 3
 
 
-def test_strict_priority_runs_first_on_a_busy_model(house, tools):
-    house.add("sum", tools.config(delay_ms=20))
-    house.start()
-    normal, urgent = house.camera(depth=64), house.camera(depth=64, priority=1)
+def test_strict_priority_runs_first_on_a_busy_model(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=20))
+    stream_server.start()
+    normal, urgent = stream_server.camera(depth=64), stream_server.camera(depth=64, priority=1)
     for value in range(1, 16):
         normal.send(tools.frame(value))
     for value in range(1, 16):
@@ -470,14 +470,14 @@ def test_strict_priority_runs_first_on_a_busy_model(house, tools):
     normal.finish()
 
 
-def test_metrics_and_the_list_of_streams_count_results_and_drops(house, tools):
-    house.add("sum", tools.config(delay_ms=20))
-    house.start()
-    camera = house.camera(stream_id="front", client="a robot")
+def test_metrics_and_the_list_of_streams_count_results_and_drops(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=20))
+    stream_server.start()
+    camera = stream_server.camera(stream_id="front", client="a robot")
     camera.send(*[tools.frame(value) for value in range(1, 11)])
     camera.send(tools.frame(11, encoding="none such"))
     answered = len(camera.finish())
-    page = "".join(line for family in house.streams.families() for line in family.render())
+    page = "".join(line for family in stream_server.streams.families() for line in family.render())
     assert 'edge_frame_received_total{model="sum"} 11' in page
     assert f'edge_frame_answered_total{{model="sum"}} {answered}' in page
     assert 'edge_frame_errors_total{model="sum"} 1' in page
@@ -485,10 +485,10 @@ def test_metrics_and_the_list_of_streams_count_results_and_drops(house, tools):
     assert 'edge_frame_streams{model="sum"} 0' in page
     assert f'edge_frame_age_seconds_bucket{{model="sum",le="+Inf"}} {answered}' in page
     assert f'edge_frame_age_seconds_count{{model="sum"}} {answered}' in page
-    again = house.camera(stream_id="front", client="a robot")
+    again = stream_server.camera(stream_id="front", client="a robot")
     again.send(tools.frame(1))
     again.wait(1)
-    (report,) = house.streams.reports()
+    (report,) = stream_server.streams.reports()
     assert (report.stream_id, report.model, report.client, report.priority) == ("front", "sum", "a robot", 2)
     assert report.counts.received == 12
     assert report.fps_in > 0
@@ -496,13 +496,13 @@ def test_metrics_and_the_list_of_streams_count_results_and_drops(house, tools):
     assert report.age_p99_ms >= report.age_p50_ms > 0
 
 
-def test_outputs_that_alias_the_input_are_not_overwritten_by_later_frames(house, tools):
+def test_outputs_that_alias_the_input_are_not_overwritten_by_later_frames(stream_server, tools):
     config = tools.config().replace('"stub"', '"identity"').replace(
         'name: "SUM" data_type: TYPE_FP32 dims: [1]', 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [3, 8, 8]'
     )  # fmt: skip
-    house.add("same", config.replace('name: "IN"', 'name: "INPUT0"'))
-    house.start()
-    camera = house.camera("same", depth=64, returns=Returns(tensors=("OUTPUT0",)))
+    stream_server.add("same", config.replace('name: "IN"', 'name: "INPUT0"'))
+    stream_server.start()
+    camera = stream_server.camera("same", depth=64, returns=Returns(tensors=("OUTPUT0",)))
     camera.send(*[tools.frame(value) for value in range(1, 40)])
     for value, result in enumerate(camera.finish(), 1):
         assert result.error == ""
@@ -518,12 +518,12 @@ def test_a_frame_looks_up_its_model_once(served, tools, monkeypatch):
     assert asked == [("sum", None)] * 3
 
 
-def test_a_stream_that_names_a_version_uses_that_version(house, tools):
+def test_a_stream_that_names_a_version_uses_that_version(stream_server, tools):
     policy = "version_policy { all {} }"
-    house.add("sum", tools.config(more=policy))
-    house.add("sum", tools.config(more=policy), version=2)
-    house.start()
-    newest, first = house.camera(), house.camera(version=1)
+    stream_server.add("sum", tools.config(more=policy))
+    stream_server.add("sum", tools.config(more=policy), version=2)
+    stream_server.start()
+    newest, first = stream_server.camera(), stream_server.camera(version=1)
     for camera in (newest, first):
         camera.send(tools.frame(1))
     assert [camera.finish()[0].version for camera in (newest, first)] == [2, 1]
@@ -550,10 +550,10 @@ def test_a_frame_withdrawn_by_the_governor_is_a_drop_and_no_error(served, tools,
     assert result.dropped == {DropReason.GOVERNOR: 1}
 
 
-def test_frames_refused_together_by_the_governor_are_counted_one_by_one(house, tools, monkeypatch):
-    house.add("sum", tools.config(rows=4))
-    house.start()
-    cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
+def test_frames_refused_together_by_the_governor_are_counted_one_by_one(stream_server, tools, monkeypatch):
+    stream_server.add("sum", tools.config(rows=4))
+    stream_server.start()
+    cameras = [stream_server.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
     all_came, rows = threading.Event(), []
 
     def refuse(handle, request, sink, *, hold_us=0.0, may_stand_in=True):
@@ -570,13 +570,13 @@ def test_frames_refused_together_by_the_governor_are_counted_one_by_one(house, t
         assert {drop.reason for drop in camera.wait(3, FrameDropped)} == {DropReason.GOVERNOR}
     assert max(rows) > 1, "some ran together"
     assert sum(rows) == 9
-    assert house.gate.counted == [3] * (9 - len(rows)), "one of each request was counted when it was refused"
+    assert stream_server.gate.counted == [3] * (9 - len(rows)), "one of each request was counted when it was refused"
 
 
-def test_results_of_several_instances_are_sent_in_frame_order(house, tools):
-    house.add("sum", tools.config(delay_ms=5, instances=3))
-    house.start()
-    camera = house.camera(depth=64)
+def test_results_of_several_instances_are_sent_in_frame_order(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=5, instances=3))
+    stream_server.start()
+    camera = stream_server.camera(depth=64)
     camera.send(*[tools.frame(value) for value in range(1, 61)])
     results = camera.finish()
     assert [result.header.seq for result in results] == [*range(1, 61)]
@@ -592,13 +592,13 @@ def test_an_annotated_image_is_returned_on_request(served, tools):
     assert tools.values([result]) == [tools.sum_of(200)]
 
 
-def test_the_classes_that_a_model_declares_come_back_with_their_labels(house, tools):
+def test_the_classes_that_a_model_declares_come_back_with_their_labels(stream_server, tools):
     more = 'parameters { key: "image_top_k" value { string_value: "1" } }'
     config = tools.config(more=more).replace("dims: [1] }", 'dims: [1] label_filename: "labels.txt" }', 1)
-    house.add("sum", config)
-    (house.path / "sum" / "labels.txt").write_text("brightness\n")
-    house.start()
-    camera = house.camera()
+    stream_server.add("sum", config)
+    (stream_server.path / "sum" / "labels.txt").write_text("brightness\n")
+    stream_server.start()
+    camera = stream_server.camera()
     camera.send(tools.frame(2))
     (result,) = camera.finish()
     assert [(best.index, best.label, best.score) for best in result.classes] == [(0, "brightness", tools.sum_of(2))]
@@ -610,10 +610,10 @@ class Pixels(bytearray):
     """Bytes whose end can be seen."""
 
 
-def test_the_pixels_of_a_frame_are_released_once_it_is_answered_or_dropped(house, tools):
-    house.add("sum", tools.config(delay_ms=2))
-    house.start()
-    camera = house.camera(depth=2)
+def test_the_pixels_of_a_frame_are_released_once_it_is_answered_or_dropped(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=2))
+    stream_server.start()
+    camera = stream_server.camera(depth=2)
     seen = []
     for value in range(1, 31):
         pixels = Pixels(bytes([value]) * 192)

@@ -178,12 +178,12 @@ def test_invalid_data_ends_the_call_and_its_frames_are_counted(call, tools, serv
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
-def test_invalid_bytes_do_not_disturb_other_clients(house_of_all, tools, messages):
+def test_invalid_bytes_do_not_disturb_other_clients(shared_stream_server, tools, messages):
     """Bytes may happen to be a frame; then they are answered. All else ends their own call, and no other."""
     opening = encode_client_message(StreamRequest("sum"))
-    good = Call(house_of_all.streams, StreamRequest("sum"))
+    good = Call(shared_stream_server.streams, StreamRequest("sum"))
     good.read()
-    bad = Call(house_of_all.streams, opening, *messages)
+    bad = Call(shared_stream_server.streams, opening, *messages)
     bad.half_close()
     is_garbage = any(not reads(message) for message in messages)
     if is_garbage:
@@ -196,7 +196,7 @@ def test_invalid_bytes_do_not_disturb_other_clients(house_of_all, tools, message
     good.half_close()
     (result,) = [message for message in good.rest() if isinstance(message, FrameResult)]
     assert tools.values([result]) == [tools.sum_of(9)]
-    assert house_of_all.streams.reports() == []
+    assert shared_stream_server.streams.reports() == []
 
 
 def reads(message):
@@ -207,12 +207,12 @@ def reads(message):
 
 
 @pytest.fixture(scope="module")
-def house_of_all(tmp_path_factory, tools, make_house):
-    house = make_house(tmp_path_factory.mktemp("models"))
-    house.add("sum", tools.config())
-    house.start()
-    yield house
-    house.close()
+def shared_stream_server(tmp_path_factory, tools, make_stream_server):
+    stream_server = make_stream_server(tmp_path_factory.mktemp("models"))
+    stream_server.add("sum", tools.config())
+    stream_server.start()
+    yield stream_server
+    stream_server.close()
 
 
 def test_a_stream_needs_no_thread_of_its_own(call):

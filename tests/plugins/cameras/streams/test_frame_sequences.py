@@ -36,21 +36,21 @@ sequence_batching {
 
 
 @pytest.fixture
-def counted(house: Any, tools: Any) -> Any:
+def counted(stream_server: Any, tools: Any) -> Any:
     """A house whose model answers how many frames of its sequence it has seen."""
     config = tools.config(rows=4, more=BATCHING).replace('"stub"', '"python"').replace("dynamic_batching { }", "")
-    house.add("sum", config)
-    (house.path / "sum" / "1" / "model.py").write_text(COUNTER)
-    house.start()
-    return house
+    stream_server.add("sum", config)
+    (stream_server.path / "sum" / "1" / "model.py").write_text(COUNTER)
+    stream_server.start()
+    return stream_server
 
 
-class Turnstile:
+class PausedSubmit:
     """Stops the `place`-th request just before the server gets it."""
 
     def __init__(self, submit: Callable[..., Any], place: int) -> None:
         self.stopped = threading.Event()
-        self.let_go = threading.Event()
+        self.resume = threading.Event()
         self._submit = submit
         self._left = place
 
@@ -58,7 +58,7 @@ class Turnstile:
         self._left -= 1
         if not self._left:
             self.stopped.set()
-            assert self.let_go.wait(20)
+            assert self.resume.wait(20)
         return self._submit(*given, **more)
 
 
@@ -67,7 +67,7 @@ class Turnstile:
 def test_a_frame_of_an_earlier_stream_never_joins_the_next_sequence(
     counted: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, place: int, ends_first: bool
 ) -> None:
-    turnstile = Turnstile(Handle.submit, place)
+    turnstile = PausedSubmit(Handle.submit, place)
     monkeypatch.setattr(Handle, "submit", lambda *given, **more: turnstile(*given, **more))
     before = counted.camera(stream_id="front")
     for number in range(1, place):
@@ -83,7 +83,7 @@ def test_a_frame_of_an_earlier_stream_never_joins_the_next_sequence(
     other.send(tools.frame(1))
     assert tools.values(other.wait(1)) == [1]
     assert (after.results, after.stream.report().waiting_count, after.stream.is_eligible) == ([], 1, False)
-    turnstile.let_go.set()
+    turnstile.resume.set()
     for number in range(1, 4):
         assert tools.values(after.wait(number))[-1] == number
         after.send(tools.frame(number + 1))
@@ -97,11 +97,11 @@ def test_a_frame_of_an_earlier_stream_never_joins_the_next_sequence(
 def test_streams_of_a_model_without_sequences_wait_for_no_older_frame(
     served: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turnstile = Turnstile(Handle.submit, 1)
+    turnstile = PausedSubmit(Handle.submit, 1)
     monkeypatch.setattr(Handle, "submit", lambda *given, **more: turnstile(*given, **more))
     served.camera(stream_id="front").send(tools.frame(1))
     assert turnstile.stopped.wait(20)
     after = served.camera(stream_id="front")
     after.send(tools.frame(2))
     assert tools.values(after.wait(1)) == [tools.sum_of(2)]
-    turnstile.let_go.set()
+    turnstile.resume.set()

@@ -26,18 +26,18 @@ def light_config(tools, side=SMALL, **more):
     )
 
 
-def served(house, tools, light=None):
-    house.add("sum", tools.config(more=NAMES))
+def served(stream_server, tools, light=None):
+    stream_server.add("sum", tools.config(more=NAMES))
     if light:
-        house.add("light", light)
-    house.start()
-    house.service.variants.choice = Choice()
-    return house.service.variants.choice
+        stream_server.add("light", light)
+    stream_server.start()
+    stream_server.service.variants.choice = Choice()
+    return stream_server.service.variants.choice
 
 
-def test_frames_switch_to_the_lighter_variant_and_back_each_resized_for_its_model(house, tools):
-    choice = served(house, tools, light_config(tools))
-    camera = house.camera()
+def test_frames_switch_to_the_lighter_variant_and_back_each_resized_for_its_model(stream_server, tools):
+    choice = served(stream_server, tools, light_config(tools))
+    camera = stream_server.camera()
     answers = []
     for value, choice.is_light in ((1, False), (2, True), (3, True), (4, False)):
         camera.send(tools.frame(value))
@@ -47,54 +47,54 @@ def test_frames_switch_to_the_lighter_variant_and_back_each_resized_for_its_mode
     ]  # fmt: skip
     light = [2.0 * value * 3 * SMALL * SMALL for value in (2, 3)]
     assert np.allclose(tools.values(answers), [tools.sum_of(1), *light, tools.sum_of(4)])
-    statistics = {item.name: item.success.count for item in house.service.statistics(None, None)}
+    statistics = {item.name: item.success.count for item in stream_server.service.statistics(None, None)}
     assert statistics == {"sum": 2, "light": 2}
 
 
-def test_a_stream_that_names_a_version_does_not_switch(house, tools):
-    choice = served(house, tools, light_config(tools))
+def test_a_stream_that_names_a_version_does_not_switch(stream_server, tools):
+    choice = served(stream_server, tools, light_config(tools))
     choice.is_light = True
-    camera = house.camera(version=1)
+    camera = stream_server.camera(version=1)
     camera.send(tools.frame(2))
     assert (camera.wait(1)[0].variant, tools.values(camera.results)) == ("", [tools.sum_of(2)])
 
 
-def test_without_a_serving_variant_the_model_runs_itself(house, tools):
-    choice = served(house, tools)
+def test_without_a_serving_variant_the_model_runs_itself(stream_server, tools):
+    choice = served(stream_server, tools)
     choice.is_light = True
-    camera = house.camera()
+    camera = stream_server.camera()
     camera.send(tools.frame(2))
     assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
 
 
-def test_a_variant_without_the_requested_results_is_skipped(house, tools):
-    choice = served(house, tools, light_config(tools).replace('name: "SUM"', 'name: "OTHER"'))
+def test_a_variant_without_the_requested_results_is_skipped(stream_server, tools):
+    choice = served(stream_server, tools, light_config(tools).replace('name: "SUM"', 'name: "OTHER"'))
     choice.is_light = True
-    asks_by_name = house.camera(returns=Returns(tensors=("SUM",)))
-    takes_all = house.camera()
+    asks_by_name = stream_server.camera(returns=Returns(tensors=("SUM",)))
+    takes_all = stream_server.camera()
     asks_by_name.send(tools.frame(2))
     takes_all.send(tools.frame(2))
     assert (asks_by_name.wait(1)[0].variant, asks_by_name.results[0].error) == ("", "")
     assert takes_all.wait(1)[0].variant == "light"
 
 
-def test_a_variant_that_takes_no_frames_is_skipped(house, tools):
+def test_a_variant_that_takes_no_frames_is_skipped(stream_server, tools):
     plain = light_config(tools).replace("image_color", "color").replace("image_scale", "scale")
-    choice = served(house, tools, plain)
+    choice = served(stream_server, tools, plain)
     choice.is_light = True
-    camera = house.camera()
+    camera = stream_server.camera()
     camera.send(tools.frame(2))
     assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
 
 
-def test_frames_continue_if_the_active_variant_is_unloaded(house, tools):
-    choice = served(house, tools, light_config(tools))
+def test_frames_continue_if_the_active_variant_is_unloaded(stream_server, tools):
+    choice = served(stream_server, tools, light_config(tools))
     choice.is_light = True
-    camera = house.camera(depth=64)
+    camera = stream_server.camera(depth=64)
     for value in range(1, 31):
         camera.send(tools.frame(value))
         if value == 10:
-            house.service.unload_model("light")
+            stream_server.service.unload_model("light")
     results = camera.finish()
     assert [item.header.seq for item in results] == [*range(1, 31)]
     assert {item.error for item in results} == {""}

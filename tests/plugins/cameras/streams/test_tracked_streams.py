@@ -37,67 +37,70 @@ def ids(results) -> list[list[int]]:
     return [[found.track_id for found in result.detections] for result in results]
 
 
-def test_moving_objects_keep_their_track_ids(house) -> None:
-    house.add("finder", CONFIG)
-    house.start()
-    camera = house.camera("finder", depth=64)
+def test_moving_objects_keep_their_track_ids(stream_server) -> None:
+    stream_server.add("finder", CONFIG)
+    stream_server.start()
+    camera = stream_server.camera("finder", depth=64)
     # The first is the best detection at first, and the second-best in the end.
     camera.send(*(frame(seq, 2 + seq, 40 - seq, at_s=seq / 30) for seq in range(5)))
     camera.send(*(frame(seq, 40 - seq, 2 + seq, at_s=seq / 30) for seq in range(5, 10)))
     assert ids(camera.finish()) == [[0, 0]] + [[1, 2]] * 4 + [[2, 1]] * 5
 
 
-def test_each_stream_has_its_own_track_ids_which_are_not_reused_after_a_reconnect(house) -> None:
-    house.add("finder", CONFIG)
-    house.start()
+def test_each_stream_has_its_own_track_ids_which_are_not_reused_after_a_reconnect(stream_server) -> None:
+    stream_server.add("finder", CONFIG)
+    stream_server.start()
     for expected in (1, 2):
-        camera, other = house.camera("finder", depth=64, stream_id="north"), house.camera("finder", depth=64)
+        camera, other = (
+            stream_server.camera("finder", depth=64, stream_id="north"),
+            stream_server.camera("finder", depth=64),
+        )
         for each in (camera, other):
             each.send(*(frame(seq, 20, at_s=seq / 30) for seq in range(3)))
         assert ids(camera.finish()) == [[0], [expected], [expected]]
         assert ids(other.finish()) == [[0], [1], [1]]
 
 
-def test_the_time_between_frames_follows_their_timestamps(house) -> None:
-    house.add("finder", CONFIG)
-    house.start()
+def test_the_time_between_frames_follows_their_timestamps(stream_server) -> None:
+    stream_server.add("finder", CONFIG)
+    stream_server.start()
     for gap, expected in ((0.2, [1]), (1 / 30, [0])):
-        camera = house.camera("finder", depth=64)
+        camera = stream_server.camera("finder", depth=64)
         camera.send(*(frame(seq, 2 * seq, at_s=seq / 30) for seq in range(10)))
         # Six frames are missing. Without the gap in the stamps the object would be too far away.
         camera.send(frame(16, 18 + 60 * gap + (0 if expected == [1] else 10), at_s=9 / 30 + gap))
         assert ids(camera.finish())[-1] == expected
 
 
-def test_frames_without_timestamps_are_tracked_by_arrival_time(house) -> None:
-    house.add("finder", CONFIG)
-    house.start()
-    camera = house.camera("finder", depth=64)
+def test_frames_without_timestamps_are_tracked_by_arrival_time(stream_server) -> None:
+    stream_server.add("finder", CONFIG)
+    stream_server.start()
+    camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 20) for seq in range(3)))
     assert ids(camera.finish()) == [[0], [1], [1]]
 
 
-def test_several_instances_track_the_frames_of_a_stream_in_order(house, monkeypatch) -> None:
+def test_several_instances_track_the_frames_of_a_stream_in_order(stream_server, monkeypatch) -> None:
     tops, update = [], ByteTracker.update
 
-    def noted(self: ByteTracker, boxes, scores, step_s: float) -> list[int]:
+    def record_numbers(self: ByteTracker, boxes, scores, step_s: float) -> list[int]:
         tops.append(round(float(boxes[0, 1]), 1))
         return update(self, boxes, scores, step_s)
 
-    monkeypatch.setattr(ByteTracker, "update", noted)
+    monkeypatch.setattr(ByteTracker, "update", record_numbers)
     more = 'instance_group { count: 3 kind: KIND_CPU } parameters { key: "stub_delay_ms" value { string_value: "1" } }'
-    house.add("finder", CONFIG + more)
-    house.start()
-    camera = house.camera("finder", depth=64)
+    stream_server.add("finder", CONFIG + more)
+    stream_server.start()
+    camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 0.5 * seq, at_s=seq / 30) for seq in range(60)))
     assert ids(camera.finish()) == [[0]] + [[1]] * 59
     assert tops == [0.5 * seq for seq in range(60)]
 
 
-def test_an_empty_frame_or_an_error_ends_no_track(house) -> None:
-    house.add("finder", CONFIG)
-    house.start()
-    camera = house.camera("finder", depth=64)
+def test_an_empty_frame_or_an_error_ends_no_track(stream_server) -> None:
+    stream_server.add("finder", CONFIG)
+    stream_server.start()
+    camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 20, at_s=seq / 30) for seq in range(3)))
     camera.send(frame(3, at_s=3 / 30), Frame(FrameHeader(seq=4), 5, 5, "no such encoding", data=b"x"))
     camera.send(frame(5, 20, at_s=5 / 30))
