@@ -12,7 +12,7 @@ from typing import Any
 
 _WIDTH, _HEIGHT = 640, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 12, 10, 26
-_MOST_POINTS = 600
+_MAX_POINTS = 600
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -151,7 +151,7 @@ def plot(series: dict[str, Any]) -> str:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    step = max(1, len(points) // _MOST_POINTS)
+    step = max(1, len(points) // _MAX_POINTS)
     return points[::step] if step == 1 or (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
 
 

@@ -20,9 +20,9 @@ INPUT_SHAPE = (1, 3, 224, 224)
 
 RUNTIMES = ("onnxruntime", "openvino", "tensorrt")
 
-LEAST_COSINE = {"f32": 0.99999, "f16": 0.9995, "bf16": 0.995}
+MIN_COSINE = {"f32": 0.99999, "f16": 0.9995, "bf16": 0.995}
 """Of the two vectors of probabilities. f16 keeps 11 bits of a number, bf16 8."""
-MOST_DIFFERENCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 8e-2}
+MAX_DIFFERENCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 8e-2}
 """Of any probability."""
 
 
@@ -37,7 +37,7 @@ def repository(folder: Path, bundled: Path, variants: dict[str, tuple[str, str]]
     return folder
 
 
-@pytest.mark.parametrize("precision", list(LEAST_COSINE))
+@pytest.mark.parametrize("precision", list(MIN_COSINE))
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_outputs_of_a_runtime_equal_the_reference(
     serve: Any, measure: Any, hardware: Any, bundled: Path, tmp_path: Path, runtime: str, precision: str
@@ -66,8 +66,8 @@ def test_outputs_of_a_runtime_equal_the_reference(
             took.append((time.perf_counter() - began_s) * 1000)
             cosine = float((wanted * given).sum() / np.linalg.norm(wanted) / np.linalg.norm(given))
             assert np.isfinite(given).all()
-            assert cosine >= LEAST_COSINE[precision]
-            assert float(np.abs(wanted - given).max()) <= MOST_DIFFERENCE[precision]
+            assert cosine >= MIN_COSINE[precision]
+            assert float(np.abs(wanted - given).max()) <= MAX_DIFFERENCE[precision]
         measure.value(f"{runtime} {precision}: cosine to the reference", cosine, "")
         measure.value(f"{runtime} {precision}: largest difference", float(np.abs(wanted - given).max()), "")
         measure.value(f"{runtime} {precision}: an answer took", min(took), "ms")

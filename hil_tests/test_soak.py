@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-MOST_GROWTH_MB = 40.0
+MAX_GROWTH_MB = 40.0
 """Between the end of the first fifth, when everything has been allocated once, and the end."""
 
 
@@ -55,4 +55,4 @@ def test_half_an_hour_of_load_loses_no_request_and_leaks_no_memory(
     grown = memory[-1] - memory[len(memory) // 5]
     measure.value("memory grown", grown, "MB")
     assert metrics["fail"]["count"] == 0
-    assert grown < MOST_GROWTH_MB
+    assert grown < MAX_GROWTH_MB

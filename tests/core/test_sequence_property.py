@@ -17,8 +17,8 @@ MAX_ROWS = 3
 CANDIDATES = 2
 MAX_IDLE_NS = 50_000
 DELAY_NS = 8_000
-MOST_SEQUENCES = 3
-MOST_REQUESTS = 4
+MAX_SEQUENCES = 3
+MAX_REQUESTS = 4
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class SequenceMachine(RuleBasedStateMachine):
         super().__init__()
         batching = SequenceBatching(self.strategy, MAX_IDLE_NS // 1000)
         self.queue: SequenceQueue[int] = SequenceQueue(
-            MAX_ROWS, batching, "m", WaitingLimits(MOST_SEQUENCES, MOST_REQUESTS)
+            MAX_ROWS, batching, "m", WaitingLimits(MAX_SEQUENCES, MAX_REQUESTS)
         )
         self.queue.open(INSTANCES)
         self.is_direct = isinstance(self.strategy, DirectStrategy)
@@ -79,7 +79,7 @@ class SequenceMachine(RuleBasedStateMachine):
                 self.queue.offer(entry, number)
             return
         waiting = len(self.everyone()) - self.capacity
-        if waiting >= MOST_SEQUENCES if known is None else len(known.waiting) >= MOST_REQUESTS:
+        if waiting >= MAX_SEQUENCES if known is None else len(known.waiting) >= MAX_REQUESTS:
             with pytest.raises(QueueFull, match=r"are waiting for .*model 'm' already, at most [34] may"):
                 self.queue.offer(entry, number)
             assert entry.item is None
@@ -203,7 +203,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def counts_fit(self) -> None:
         assert self.queue.size == len(self.all_waiting())
         assert self.queue.live_count <= self.capacity
-        assert self.queue.backlog_count <= MOST_SEQUENCES
+        assert self.queue.backlog_count <= MAX_SEQUENCES
         assert self.queue.live_count + self.queue.backlog_count == len(self.everyone()), "kept without need, or lost"
         assert not self.queue.backlog_count or self.queue.live_count == self.capacity, "a slot is free while one waits"
 

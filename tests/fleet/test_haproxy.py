@@ -33,7 +33,7 @@ from tritonclient.utils import InferenceServerException
 SHIPPED = Path(__file__).parents[2] / "fleet" / "haproxy" / "haproxy.cfg"
 HAPROXY = os.environ.get("EDGE_TEST_HAPROXY") or shutil.which("haproxy") or ""
 COMMAND = Path(sys.executable).parent / "edge-server"
-LEAST_REQUESTS = 5000
+MIN_REQUESTS = 5000
 """Of each wire, in the three rounds of restarts."""
 
 pytestmark = [
@@ -351,7 +351,7 @@ def test_three_rounds_of_restarts_by_sigterm_lose_no_request(fleet: Fleet) -> No
             assert replica.end(signal.SIGTERM) == 0
             replica.start()
             fleet.wait_until_up(replica)
-        load.wait_for_more(max(LEAST_REQUESTS - min(load.counts.values()), 0))
+        load.wait_for_more(max(MIN_REQUESTS - min(load.counts.values()), 0))
     check_nothing_is_lost(load, fleet)
 
 

@@ -107,7 +107,7 @@ sys.path.insert(0, {str(ROOT / "hil_tests")!r})
 class Plugin:
     def pytest_collection_finish(self, session):
         for item in session.items:
-            item.module.MOST_GROWTH_MB = -1e6
+            item.module.MAX_GROWTH_MB = -1e6
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(ROOT / "hil_tests/test_soak.py")!r},
     "--report={tmp_path}"], plugins=[Plugin()]))
 """

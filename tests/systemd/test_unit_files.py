@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 DROP_INS = ("", "jetson", "nvidia", "cpu-only", "tls")
 
-MOST_EXPOSURE = 2.0
+MAX_EXPOSURE = 2.0
 """Of 10, by `systemd-analyze security`: 1.6 with GPUs, 1.4 without; the remaining exposure is named in the unit."""
 
 
@@ -62,12 +62,12 @@ def test_the_check_finds_errors(unit: Path, line: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
 def test_the_exposure_level_is_below_the_threshold(unit: Path) -> None:
-    flags = ("--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE * 10:.0f}")
+    flags = ("--offline=true", "--no-pager", f"--threshold={MAX_EXPOSURE * 10:.0f}")
     done = analyze("security", *flags, str(unit), path=unit.parent)
     assert done.returncode == 0, done.stdout
     found = re.search(r"exposure level for edge-server.service: ([\d.]+)", done.stdout)
     assert found, done.stdout
-    assert float(found[1]) <= MOST_EXPOSURE
+    assert float(found[1]) <= MAX_EXPOSURE
 
 
 def keys_of(path: Path) -> set[str]:

@@ -13,7 +13,7 @@ from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 _MIB = 1 << 20
 
-_LEAST_BYTES = 150 * _MIB
+_MIN_BYTES = 150 * _MIB
 """Least memory for the server itself (about 80 MB) and one small model."""
 _LITTLE_BYTES = 512 * _MIB
 
@@ -83,7 +83,7 @@ def check_memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding
         return
     text = f"{state.available_bytes // _MIB} of {state.total_bytes // _MIB} MiB available"
     advice = "end other programs, add zram or swap, or keep fewer models in memory: --max-resident-models"
-    if state.available_bytes < _LEAST_BYTES:
+    if state.available_bytes < _MIN_BYTES:
         yield Finding(section, "available", text, FindingLevel.PROBLEM, advice)
     elif state.available_bytes < _LITTLE_BYTES:
         yield Finding(section, "available", text, FindingLevel.WARNING, advice)

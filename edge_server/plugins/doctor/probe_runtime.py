@@ -25,7 +25,7 @@ from edge_server.plugins.doctor.sample_model import INPUT, INPUT_SHAPE, OUTPUT, 
 
 _LONGEST_S = 1.5
 """Time for which the sample model runs."""
-_LEAST_RUNS = 5
+_MIN_RUNS = 5
 
 
 def main(name: str) -> dict[str, object]:
@@ -72,7 +72,7 @@ def _median_ms(session: Session) -> float:
     session.run({INPUT: image}, [OUTPUT])
     took: list[float] = []
     end_s = time.perf_counter() + _LONGEST_S
-    while len(took) < _LEAST_RUNS or time.perf_counter() < end_s:
+    while len(took) < _MIN_RUNS or time.perf_counter() < end_s:
         began_s = time.perf_counter()
         session.run({INPUT: image}, [OUTPUT])
         took.append((time.perf_counter() - began_s) * 1000)

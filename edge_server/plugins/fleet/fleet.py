@@ -24,7 +24,7 @@ COLUMN_TITLES = ("HOST", "STATE", "SERVER", "MODELS", "TEMPERATURE", "WORK ALLOW
 OPTIONAL_COLUMNS = ("STREAMS", "SERVER", "TEMPERATURE")
 
 _DEFAULT_PORT = 8000
-_MOST_HOSTS = 1000
+_MAX_HOSTS = 1000
 _NOT_SERVED = "not served"
 
 
@@ -96,8 +96,8 @@ def read_hosts(given: Sequence[str]) -> list[str]:
             raise argparse.ArgumentTypeError(f"'{item}' cannot be read: {error}") from None
         texts += [text for line in lines if (text := line.partition("#")[0].strip())]
     urls = list(dict.fromkeys(http_client.server_url(_with_port(text)) for text in texts))
-    if not 0 < len(urls) <= _MOST_HOSTS:
-        raise argparse.ArgumentTypeError(f"expected 1 to {_MOST_HOSTS} hosts, got {len(urls)}")
+    if not 0 < len(urls) <= _MAX_HOSTS:
+        raise argparse.ArgumentTypeError(f"expected 1 to {_MAX_HOSTS} hosts, got {len(urls)}")
     return urls
 
 

@@ -24,7 +24,7 @@ from edge_server.telemetry.event_bus import PublishEvent
 
 _log = logging.getLogger(__name__)
 
-MOST_COSTS = 512
+MAX_COSTS = 512
 """Most models and batch sizes with a known energy cost. Above this, models that are not loaded any more are dropped."""
 
 _STOP_TIMEOUT_S = 3.0
@@ -203,7 +203,7 @@ class GovernorLoop:
         energy_j = measured_j(before.reading, reading)
         if dt_s > 0:
             self._energy.learn(energy_j, dt_s, work.batches)
-        if len(before.costs) > MOST_COSTS:
+        if len(before.costs) > MAX_COSTS:
             for name in {model for model, _ in before.costs} - work.models.keys():
                 self._energy.forget(name)
         self._totals.update(reading, energy_j)

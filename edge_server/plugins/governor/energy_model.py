@@ -23,17 +23,17 @@ HALF_LIFE_S = 600.0
 LONGEST_GAP_S = 5.0
 """Longest gap between two power readings that are averaged. Energy counters are valid over any time."""
 
-MOST_W = 100_000.0
+MAX_POWER_W = 100_000.0
 """Highest plausible power. A higher value comes from a counter that jumped."""
 
 _IDLE_RISE_S, _IDLE_FALL_S = 120.0, 5.0
 """Half-lives of the idle power. It falls faster, because other programs can only increase the measured idle power."""
 
 _LONGEST_RUN_S = 60.0
-_MOST_BUSY_S = 1e6
-_MOST_WEIGHT = 2.0**30
+_MAX_BUSY_S = 1e6
+_MAX_WEIGHT = 2.0**30
 _SOME_INTERVALS = 5.0
-_LEAST_WEIGHT = 1e-6
+_MIN_WEIGHT = 1e-6
 _TOWARDS_MEAN = 1e-3
 """Weight of the average relative to the measurements."""
 _SWEEPS = 4
@@ -134,10 +134,10 @@ class EnergyModel:
         if not (math.isfinite(duration_s) and duration_s > 0):
             return {}
         self._increase_weight(duration_s)
-        if energy_j is None or not 0 <= energy_j <= MOST_W * duration_s:
+        if energy_j is None or not 0 <= energy_j <= MAX_POWER_W * duration_s:
             self._unassigned.clear()
             return {}
-        busy = {key: item for key, item in work.items() if 0 < item.busy_s <= _MOST_BUSY_S}
+        busy = {key: item for key, item in work.items() if 0 < item.busy_s <= _MAX_BUSY_S}
         if not busy:
             self._unassigned.append(_Interval(energy_j, duration_s))
             self._count_idle_intervals(self._longest_run_s)
@@ -184,7 +184,7 @@ class EnergyModel:
     def _increase_weight(self, duration_s: float) -> None:
         """Increase the weight of new measurements relative to old ones."""
         self._weight *= 2.0 ** min(duration_s / self._half_life_s, 60.0)
-        if self._weight > _MOST_WEIGHT:
+        if self._weight > _MAX_WEIGHT:
             for learned in self._learned.values():
                 learned.scale(1.0 / self._weight)
             self._weight = 1.0
@@ -240,7 +240,7 @@ class EnergyModel:
     def _mean_w(self) -> float:
         busy_s = sum(item.busy_s for item in self._learned.values())
         joules = sum(item.joules for item in self._learned.values())
-        return joules / busy_s if busy_s > _LEAST_WEIGHT * self._weight else 1.0
+        return joules / busy_s if busy_s > _MIN_WEIGHT * self._weight else 1.0
 
     def _solve(self, keys: list[WorkKey]) -> None:
         """Improve the watts of the models that just ran, one by one with the others fixed (Gauss-Seidel)."""
@@ -273,14 +273,14 @@ def measured_j(before: MachineReading, after: MachineReading) -> float | None:
     earlier, later = ({item.name: item.energy_mj for item in reading.energy} for reading in (before, after))
     if names and names <= earlier.keys() & later.keys():
         energy_j = sum(later[name] - earlier[name] for name in names) / 1000
-        return energy_j if 0 <= energy_j <= MOST_W * duration_s else None
+        return energy_j if 0 <= energy_j <= MAX_POWER_W * duration_s else None
     if before.power_mw is None or after.power_mw is None or duration_s > LONGEST_GAP_S:
         return None
     return (before.power_mw + after.power_mw) / 2 * duration_s / 1000
 
 
 def _cost(learned: _Learned | None, weight: float) -> InferenceCost | None:
-    if learned is None or min(learned.inferences, learned.busy_s) <= _LEAST_WEIGHT * weight:
+    if learned is None or min(learned.inferences, learned.busy_s) <= _MIN_WEIGHT * weight:
         return None
     watts = learned.joules / learned.busy_s if learned.watts is None else learned.watts
     intervals = learned.intervals / weight

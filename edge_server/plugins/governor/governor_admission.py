@@ -16,14 +16,14 @@ from edge_server.errors import Throttled
 from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel
 from edge_server.plugins.governor.rate_allocator import RateAllocator, TimeCharge
 
-_LEAST_RETRY_S = 0.05
+_MIN_RETRY_S = 0.05
 """Shortest retry delay that a rejection names."""
 
-_MOST_FRAME_MARGIN = 0.24
+_MAX_FRAME_MARGIN = 0.24
 """Largest random part of the time budget that a frame needs in addition to the reserve of its class. It must be less
 than the distance between two classes, else a lower class could get frames before a higher one."""
 
-_LEAST_CHARGE_S = 1e-9
+_MIN_CHARGE_S = 1e-9
 """Charge while the cost is not known yet. Not 0, which means that the request did not pass admission control."""
 
 
@@ -70,7 +70,7 @@ class GovernorAdmission:
         priority = PriorityClass.of_priority(request.priority) if request.priority else priority_class(spec)
         with self._lock:
             now_s = self._clock()
-            charge = self._allocator.admit(priority, max(cost_s, _LEAST_CHARGE_S), now_s)
+            charge = self._allocator.admit(priority, max(cost_s, _MIN_CHARGE_S), now_s)
             if charge is not None:
                 return charge
             wait_s = self._allocator.wait_s(priority, now_s)
@@ -78,7 +78,7 @@ class GovernorAdmission:
             decision = self._decision
         raise Throttled(
             f"model '{spec.name}' takes no more {priority.name.lower()} requests for now: {_reason(decision)}",
-            retry_after_s=max(wait_s, _LEAST_RETRY_S),
+            retry_after_s=max(wait_s, _MIN_RETRY_S),
             state=_reported_level(decision).name,
         )
 
@@ -98,7 +98,7 @@ class GovernorAdmission:
             return None
         level = PriorityClass.of_priority(priority)
         with self._lock:
-            if self._allocator.wait_s(level, self._clock(), _MOST_FRAME_MARGIN * self._random.random()) == 0.0:
+            if self._allocator.wait_s(level, self._clock(), _MAX_FRAME_MARGIN * self._random.random()) == 0.0:
                 return None
             self._count_refused_frame(model, level)
             return _reason(self._decision)

@@ -15,7 +15,7 @@ from edge_server.plugins.governor.readings import Gpu, MachineReading
 from edge_server.plugins.governor.state_report import Shed
 from edge_server.telemetry.metrics_page import Family
 
-MOST_OF_A_KIND = 64
+MAX_DEVICES_OF_A_KIND = 64
 """Most zones, rails and GPUs with their own series."""
 
 _ALWAYS_SHOWN = ("heat", "power_budget")
@@ -33,7 +33,7 @@ def _heat(reading: MachineReading) -> list[Family]:
     limit = Family(
         "edge_temperature_limit_celsius", "gauge", "Temperature at which the box throttles, by zone, in degrees Celsius"
     )
-    for zone in reading.zones[:MOST_OF_A_KIND]:
+    for zone in reading.zones[:MAX_DEVICES_OF_A_KIND]:
         if zone.temperature_c is not None:
             temperature.add({"zone": zone.name}, zone.temperature_c)
         if zone.trips.passive_c is not None:
@@ -49,7 +49,7 @@ def _power(now: GovernorSnapshot) -> list[Family]:
     )
     alarms = Family("edge_over_current_events_total", "counter", "Alarms of the board's power monitor, by input")
     reading = now.reading
-    for rail in reading.rails[:MOST_OF_A_KIND]:
+    for rail in reading.rails[:MAX_DEVICES_OF_A_KIND]:
         if rail.power_mw is not None:
             power.add({"rail": rail.name}, rail.power_mw / 1000)
     if reading.power_mw is not None:
@@ -119,7 +119,7 @@ def _gpus(now: GovernorSnapshot) -> list[Family]:
         ("nv_energy_consumption", "counter", "GPU energy consumption in joules since the server started"),
     )
     found = [Family(name, "counter" if kind == "counter" else "gauge", text) for name, kind, text in names]
-    for gpu in now.reading.gpus[:MOST_OF_A_KIND]:
+    for gpu in now.reading.gpus[:MAX_DEVICES_OF_A_KIND]:
         labels = {"gpu_uuid": gpu.uuid or gpu.key}
         for family, value in zip(found, _gpu_values(gpu, now), strict=True):
             if value is not None:

@@ -15,7 +15,7 @@ MAX_WAIT_S = 30.0
 _BURST_S = 0.5
 """Size of the bucket, in seconds at the granted rate."""
 
-_LEAST_BURST_S = 0.1
+_MIN_BURST_S = 0.1
 """Smallest size of the bucket, in seconds of computing."""
 
 _ROUNDING_S = 1e-6
@@ -65,11 +65,11 @@ class RateAllocator:
         """Compute the rates and sizes of the buckets."""
         self._rate = share * capacity
         self._floor_rate = self._floor_share * capacity
-        self.burst_s = max(_LEAST_BURST_S, _BURST_S * self._rate)
+        self.burst_s = max(_MIN_BURST_S, _BURST_S * self._rate)
         """Size of the common bucket. Its debt from control's floor is at most four times this size."""
         self._least_level_s = -4 * self.burst_s
         has_floor = self._floor_rate > 0
-        self._floor_burst_s = max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
+        self._floor_burst_s = max(_MIN_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
 
     def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
         """Set the allowed share from now on. Classes lower than `lowest` are rejected."""

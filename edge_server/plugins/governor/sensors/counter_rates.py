@@ -9,7 +9,7 @@ import math
 from collections import deque
 
 SUSTAINED_S = 60.0
-_LEAST_INTERVAL_S = 0.05
+_MIN_INTERVAL_S = 0.05
 """Shortest interval between two readings for a rate."""
 
 
@@ -27,7 +27,7 @@ class EventRate:
             # The driver was loaded again and the counter was reset.
             past.clear()
             self._per_s = None
-        if past and now_s - past[-1][0] < _LEAST_INTERVAL_S:
+        if past and now_s - past[-1][0] < _MIN_INTERVAL_S:
             return self._per_s, self._sustained()
         past.append((now_s, count))
         if len(past) > 1:
@@ -66,7 +66,7 @@ class EnergyMeter:
             self._last, self._last_s = count, now_s
             return self._sum, None
         elapsed_s = now_s - self._last_s
-        if elapsed_s < _LEAST_INTERVAL_S:
+        if elapsed_s < _MIN_INTERVAL_S:
             return self._sum, self._power
         step = count - self._last
         if step < 0:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 FIND_AGAIN_S = 4.0
 """Time until paths are searched again. Files of a driver that is loaded later are then found."""
@@ -107,7 +107,7 @@ def read_once(path: Path | str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         parts = []
-        remaining = _MOST_BYTES
+        remaining = _MAX_BYTES
         while remaining and (part := os.read(descriptor, min(remaining, 65536))):
             parts.append(part)
             remaining -= len(part)

@@ -24,7 +24,7 @@ from edge_server.plugins.governor.control_policy import (
 COLUMNS = ("time_s", "temperature_c", "power_w", "trip_c")
 """Columns of a recording. The last two may be absent; other columns are ignored."""
 
-MOST_ROWS = 2_000_000
+MAX_ROWS = 2_000_000
 
 
 class RecordedReading(NamedTuple):
@@ -90,8 +90,8 @@ def _parse_samples(rows: csv.DictReader[str], name: str) -> list[RecordedReading
             raise InvalidRequest(f"{where}: expected a time_s that does not go back, given '{row['time_s']}'")
         values = {column: _number(row.get(column), f"{where}: {column}") for column in COLUMNS[1:]}
         samples.append(RecordedReading(time_s, **values))
-        if len(samples) > MOST_ROWS:
-            raise InvalidRequest(f"{name}: expected at most {MOST_ROWS} lines")
+        if len(samples) > MAX_ROWS:
+            raise InvalidRequest(f"{name}: expected at most {MAX_ROWS} lines")
     if len(samples) < 2:
         raise InvalidRequest(f"{name}: expected two readings or more, given {len(samples)}")
     return samples

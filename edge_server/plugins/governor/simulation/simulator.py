@@ -21,7 +21,7 @@ from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, 
 from edge_server.plugins.governor.variant_selector import VariantRule
 
 _TICK_S = 0.01
-_MOST_WAITING = 100
+_MAX_WAITING = 100
 """Most waiting requests of all classes, with any strategy."""
 _MODEL_PERIOD_S = 0.1
 _POLICY_PERIOD_S = 0.5
@@ -249,7 +249,7 @@ class _SimulationRun:
     def _add_request(self, load: ClassLoad, now_s: float) -> None:
         self.outcome.offered[load.priority] += 1
         cost_s = self._workload.light_s if self._variant.is_light else self._workload.heavy_s
-        if self._is_off or sum(map(len, self._queues.values())) >= _MOST_WAITING:
+        if self._is_off or sum(map(len, self._queues.values())) >= _MAX_WAITING:
             return
         is_held_back = self._is_governed and self._share < 1.0
         if is_held_back and self._allocator.admit(load.priority, cost_s, now_s) is None:

@@ -19,20 +19,20 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_LOADED = 9, LOST = 15, OLD_STRUCT = 25 };
-enum { MOST_GPUS = 16, MOST_BYTES = 1 << 16 };
+enum { MAX_GPUS = 16, MAX_BYTES = 1 << 16 };
 
 typedef int result;
 typedef struct { int index; } *device;
 
-static struct { int index; } gpus[MOST_GPUS];
-static int is_stuck[MOST_GPUS];
+static struct { int index; } gpus[MAX_GPUS];
+static int is_stuck[MAX_GPUS];
 static int init_count;
 static pid_t owner;
 
 /* Copy the value of `key` into `value`; 0 when the file has no such line. */
 static int look_up(const char *key, char *value, size_t size)
 {
-    static __thread char text[MOST_BYTES];
+    static __thread char text[MAX_BYTES];
     const char *path = getenv("FAKE_NVML_STATE");
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file)
@@ -71,7 +71,7 @@ static result ask(device gpu, char *value, size_t size, const char *format, ...)
     va_end(arguments);
     if (check_open())
         return UNINITIALIZED;
-    if (!gpu || gpu->index < 0 || gpu->index >= MOST_GPUS)
+    if (!gpu || gpu->index < 0 || gpu->index >= MAX_GPUS)
         return INVALID;
     snprintf(key, sizeof key, "%d.lost", gpu->index);
     int lost = (int)number(key, 0);
@@ -158,7 +158,7 @@ result nvmlDeviceGetHandleByIndex_v2(unsigned index, device *gpu)
     char key[32];
     if (check_open())
         return UNINITIALIZED;
-    if (index >= MOST_GPUS || index >= number("count", 0))
+    if (index >= MAX_GPUS || index >= number("count", 0))
         return INVALID;
     snprintf(key, sizeof key, "%u.handle", index);
     result code = (result)number(key, OK);
