@@ -1,4 +1,5 @@
-"""Limits of this process's control group, as containers and systemd set them (cgroups(7), versions 1 and 2).
+"""Reader of the CPU and memory limits that a container or systemd sets for this process (control groups, cgroups(7),
+versions 1 and 2).
 
 Limits of ancestors count too. In a container the files of its own group are at the top. `root` is the root of the file
 system that has proc and sys.

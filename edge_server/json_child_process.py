@@ -1,4 +1,5 @@
-"""Child process that exchanges lines of JSON with its parent."""
+"""Child process that exchanges lines of JSON with its parent: start, send, receive with a timeout, and a limit on
+memory."""
 
 from __future__ import annotations
 

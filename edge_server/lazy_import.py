@@ -1,4 +1,5 @@
-"""Deferred import of large libraries: their code runs when a name of them is first used.
+"""Deferred import of large libraries, such as numpy: a library's code runs when the program first uses a name of it,
+which saves memory in an idle server.
 
 A server without a model needs no numpy, and one that only listens needs no HTTP client of aiohttp. But modules of both
 front ends import these libraries. After `defer_import("numpy")`, `import numpy` finds an empty module. It executes the

@@ -1,4 +1,5 @@
-"""List of this package's own plugins, and the error messages for missing ones."""
+"""List of the plugins in the folder `plugins/` that are installed, and the error messages, with the install line, for
+those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plugin interface: the contributions of a part of the server that the core does not know by name.
+"""Interface of plugins: base classes for the optional parts of the server, which the core finds in `plugins/` and in
+other packages.
 
 A plugin is a folder `edge_server/plugins/NAME` whose module `plugin` has an object PLUGIN, or an object that another
 package names as an entry point of the group `edge_server.plugins`. The object is of a subclass of `Plugin`. Its module

@@ -1,4 +1,5 @@
-"""The server as a Ray Serve application: each replica holds an embedded server. Needs the extra `ray`.
+"""Adapter to Ray Serve (ray.io): an application whose replicas each hold an inference server in their process. Needs
+the extra `ray`.
 
 Clients of KServe v2 use Ray's own gRPC and HTTP ports. Ray sends gRPC messages to the replicas by pickle. The classes
 of tritonclient cannot be pickled, so all messages are bytes here. Nothing imports this module; Ray does.

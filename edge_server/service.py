@@ -1,4 +1,5 @@
-"""InferenceService: the operations that all front ends call, such as inference, status and model control.
+"""`InferenceService`, the interface between the front ends and the serving core: inference, metadata, status, loading
+and unloading of models.
 
 Front ends translate between a wire and the types of core. All that they may ask of the server is here. Any thread may
 call the methods. Those marked *blocking* may take as long as a model load: call them off the event loop.

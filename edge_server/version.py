@@ -1,3 +1,3 @@
-"""Version of the package."""
+"""Version number of this package."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,5 @@
-"""Backends: one adapter for each runtime, imported on first use, because its imports are heavy.
+"""Backends, the adapters between the server and the libraries that run models: the interface (`base`), the loader of a
+backend by its name, and those that every installation has (ONNX Runtime, OpenVINO, built-in models).
 
 May import core and errors. The rest of the server uses `load_backend` and `backends.base`. Most runtimes are brought by
 plugins of this package (`Plugin.backends`). Other packages add backends as entry points; see `backends.base`.

@@ -1,4 +1,5 @@
-"""Functions that all backends share: import of a runtime, error messages, options, and models shared by instances.
+"""Functions that several backends share: import of a library, its exceptions as errors of the server, parsers of
+options, and `SharedModels`, which opens a file once for several instances.
 
 Used by the backends only.
 """

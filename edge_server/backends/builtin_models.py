@@ -1,4 +1,5 @@
-"""Built-in models without a runtime: Triton's `identity`, `square` and `repeat`, and `stub`, which can fail on purpose.
+"""Backend of models that need no file and no library: Triton's `identity`, `square` and `repeat`, and `stub`, which
+delays and fails as its parameters say.
 
 They need no file: a model is a config.pbtxt and an empty version folder. Parameters:
 

@@ -1,4 +1,5 @@
-"""Custom metrics: families and series that models bring, beside those that models in child processes reported last.
+"""Registry of the metrics that models define themselves: names, labels and values, also those that models in child
+processes report.
 
 All families of one name in a process are one family, and all series with the same labels are one series. A family or
 series disappears from the metrics page with the last reference to it, at the latest when its model is unloaded.

@@ -1,4 +1,5 @@
-"""The batch that a session runs, as the code that it runs can ask for it."""
+"""Batch that a session runs now, as seen by the code of its model: whether all its requests are cancelled, and their
+deadline."""
 
 from __future__ import annotations
 

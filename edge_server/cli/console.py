@@ -1,4 +1,5 @@
-"""Tables, bars and live views of the commands, by rich. A server never imports this.
+"""Output of the commands in the terminal: tables, progress bars and lines that are redrawn in place, by the library
+rich. A server never imports this.
 
 A pipe gets plain text: no colours, no wrapped cells, nothing that is drawn in place.
 """

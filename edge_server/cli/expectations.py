@@ -1,4 +1,5 @@
-"""Expectations of `status` and `fleet status`: which versions should serve, and failures that a report shows."""
+"""Options --expect and --wait of `status` and `fleet status`: parse which model versions should serve, and compare a
+server with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server status`: show the models of a running server."""
+"""`edge-server status`: print the state of a running server, of its models and of its plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVG charts: curves and bars of measured points in panels, and sheets of curves over time."""
+"""Drawing of SVG charts: line and bar charts of measurements, and curves over time."""
 
 from __future__ import annotations
 

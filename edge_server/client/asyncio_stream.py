@@ -1,4 +1,5 @@
-"""Frame stream client for asyncio."""
+"""`AioFrameStream`, the client for programs with asyncio: sends camera frames to a model of a server and reads the
+results."""
 
 from __future__ import annotations
 

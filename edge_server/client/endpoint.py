@@ -1,4 +1,4 @@
-"""Server address of a client stream: TLS files, credentials and gRPC channel options."""
+"""Connection settings of a client: the server's address, TLS files, credentials and gRPC channel options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Conversion of camera images to frames: arrays, raw bytes, JPEG and PNG files, regions of shared memory."""
+"""Conversion of images to the frame messages of a stream: arrays, raw bytes, JPEG and PNG files, regions of shared
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Frame stream client for programs with threads."""
+"""`FrameStream`, the client for programs with threads: sends camera frames to a model of a server and reads the
+results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Common part of the frame stream clients for threads and for asyncio: everything but waiting."""
+"""Base class of both clients (threads and asyncio): opens the stream, opens it again after a failure, and handles each
+message."""
 
 from __future__ import annotations
 

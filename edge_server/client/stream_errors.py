@@ -1,4 +1,4 @@
-"""Errors of a frame stream client, and whether a new attempt can succeed."""
+"""Exceptions of a client's stream, each with the information whether a new connection can succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and state of a client stream over all its connections, shared by the clients for threads and asyncio.
+"""Protocol of a client's stream without its network: makes the messages to send, and interprets those of the server.
 
 No threads, no clock, no network: the caller holds its lock around each method.
 """

@@ -1,4 +1,5 @@
-"""Settings of the server, merged once at the start: flag > environment > TOML file > default.
+"""Settings of the server: their declarations, and their values, read once at the start (flag > environment > TOML file
+> default).
 
 Imports only the standard library (and tomli below Python 3.11). No other folder reads os.environ. To add a setting, add
 a field in `server_config`.

@@ -1,4 +1,5 @@
-"""Merge of all sources (flag > environment > file > default), and checks of settings that depend on each other."""
+"""Parser of the arguments of `serve`: merges flags, environment, TOML file and defaults, and checks settings that
+depend on each other."""
 
 from __future__ import annotations
 

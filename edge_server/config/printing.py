@@ -1,4 +1,4 @@
-"""Texts of --help and --print-config. The latter is a file that --config reads back."""
+"""Writer of the texts of --help and --print-config. The latter is a file that --config reads back."""
 
 from __future__ import annotations
 

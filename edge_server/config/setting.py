@@ -1,4 +1,4 @@
-"""Declaration of a setting: a dataclass field with its flag, kind of value and help text.
+"""Classes that declare a setting: a dataclass field with its flag, its help text, and the parser of its value.
 
 The environment variable follows from the flag, the TOML key from the field's name. A kind turns the text of a flag,
 variable or TOML key into a value and checks its range.

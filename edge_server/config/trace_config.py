@@ -1,4 +1,4 @@
-"""Trace settings of `--trace-config`, in Triton's syntax: `setting=value`, or `mode,setting=value` for one mode."""
+"""Parser of `--trace-config` in Triton's syntax: `setting=value`, or `mode,setting=value` for one mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's flags that are accepted with a warning: without effect, deprecated, or for single trace settings."""
+"""List of the flags of Triton that the server accepts for compatibility, each with its warning or its setting here."""
 
 from __future__ import annotations
 

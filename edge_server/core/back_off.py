@@ -1,4 +1,5 @@
-"""Exponential back-off: the wait before a new attempt. The caller counts the failures and draws the random fraction."""
+"""Exponential back-off: computes the wait before a new attempt from the number of failures. The caller counts the
+failures and draws the random fraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch plan of a model: joins the inputs of several requests into one batch and splits the outputs per request."""
+"""Batching of tensors: joins the inputs of several requests into one batch, and splits the outputs per request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Request queue of one model version, and the rule that forms batches from it.
+"""Queue of the requests that wait for one model version, and the rule that decides when and from which of them a batch
+is made.
 
 The rule is Triton's dynamic batcher as a function of the entries and `now`: no threads, no clock, no callbacks. The
 caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.

@@ -1,4 +1,4 @@
-"""Custom metrics of a model: families and samples that a runtime passes to the metrics page."""
+"""Data classes of a model's own metrics: metric families and samples, as a backend gives them to the metrics page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bounded cache of decoded values, by the bytes from which they were decoded."""
+"""Cache of decoded values with the received bytes as key, so that equal headers of requests are decoded once; bounded
+in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in CUDA shared memory: GPU memory that a client registered.
+"""Tensors whose elements are in GPU memory that a client registered (CUDA shared memory), and their copies to the host.
 
 Code that does not know device memory reads `tensor.array`: the elements are copied to the host once, at the first
 read. Code that accepts device memory reads `tensor.elements`, without a copy.

@@ -1,4 +1,4 @@
-"""Validation of ensembles: builds the step graph, or raises a BadModelConfig that names the step and the tensor.
+"""Check that the steps of an ensemble fit together and fit their models; makes the graph of the steps.
 
 Checks that the steps fit together and fit their models. The rules follow Triton.
 """

@@ -1,4 +1,4 @@
-"""Step graph of an ensemble: its steps, the tensors that connect them, and the steps that a request needs.
+"""Graph of an ensemble: its steps, the tensors that connect them, and the steps that a request needs.
 
 A step with a decoupled model sends any number of responses. Each response opens a *scope*. The steps that use its
 tensors run once per scope, and can also use the tensors of the outer scopes. The `origin` of a tensor or a step is the

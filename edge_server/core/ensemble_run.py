@@ -1,4 +1,4 @@
-"""Run of one request through an ensemble: decides from the tensors that exist which steps can run now.
+"""State of one request to an ensemble: decides, from the tensors that exist, which steps can run now.
 
 See `ensemble_graph` for scopes and origins.
 """

@@ -1,4 +1,5 @@
-"""Tensor with a JSON text that a front end has already parsed, so that the model does not parse it again."""
+"""Tensor that carries parsed JSON beside its text: the front end has parsed it, and the model need not parse it
+again."""
 
 from __future__ import annotations
 

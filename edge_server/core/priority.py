@@ -1,4 +1,5 @@
-"""Priority classes (control, normal, bulk) of models and requests: the governor sheds the lowest class first."""
+"""Priority classes (control, normal, bulk) of models and requests: an overheated machine rejects the lowest class
+first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recent event rate and recent quantiles, for status displays. Times are nanoseconds of any monotonic clock."""
+"""Meter of events per second and of quantiles of the latest values, for status displays. Times are nanoseconds of any
+monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ready queues of the sequence batcher: choose which sequence requests form the next batch of an instance.
+"""Queues of sequence requests that can run now: they choose the requests of an instance's next batch, by Triton's
+strategies `direct` and `oldest`.
 
 See core.sequence_batcher for the whole rule.
 """

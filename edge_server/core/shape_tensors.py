@@ -1,4 +1,4 @@
-"""Shape tensors of models that batch: the batch size is the first of their values, not a dimension.
+"""Conversion of shape tensors (inputs and outputs whose values are a shape, as in Triton) between requests and a batch.
 
 For `dims: [ n ]` and `is_shape_tensor: true` in a configuration with a max_batch_size:
 

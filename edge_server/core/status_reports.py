@@ -1,4 +1,5 @@
-"""Metadata and status reports of the server and its models, independent of the wire format."""
+"""Data classes of the server's answers about itself and its models (metadata, repository index, version history),
+without a wire format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trace settings, global and per model, and the interface for recording a traced request.
+"""Trace settings of the server and of each model, their changes by clients, and the interface that records a request's
+trace.
 
 The rules are Triton's (docs/protocol/extension_trace.md): global settings override those from the command line, and a
 model's own settings override the global ones.

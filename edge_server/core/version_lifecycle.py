@@ -1,4 +1,5 @@
-"""Lifecycle of a model version: its states and transitions, the desired state, and the rule for the next action."""
+"""States of a model version from load to unload, the allowed transitions, and the rule that decides the next load or
+unload of a model."""
 
 from __future__ import annotations
 

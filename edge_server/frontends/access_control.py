@@ -1,4 +1,5 @@
-"""Access rules of all front ends: local clients, shared keys, and a warning about unprotected requests."""
+"""Functions of access control that HTTP and gRPC share: whether a client is on this machine, comparison of keys, and
+texts about requests without protection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bearer tokens of --auth-tokens-file, for HTTP and gRPC, beside the shared keys of Triton's restricted APIs.
+"""Check of bearer tokens: reads the file of --auth-tokens-file, and finds what the token of a request allows.
 
 The file has one line for each token: a name, the SHA-256 of the token in hexadecimal digits, and the categories that
 the token allows, separated by commas; `*` means all. Empty lines and lines that begin with # are ignored.

@@ -1,4 +1,5 @@
-"""Sockets that are bound to an address but do not listen yet: clients are refused, and the address stays taken."""
+"""Creation of bound sockets that do not listen yet: the server reserves its address at the start, and accepts clients
+when it is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Delivery of responses from model threads to an event loop, with one wake-up for several responses."""
+"""Transfer of responses from the threads that run models to the asyncio event loop, with one wake-up for several
+responses."""
 
 from __future__ import annotations
 

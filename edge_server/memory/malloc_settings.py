@@ -1,4 +1,4 @@
-"""glibc malloc settings for large messages, and functions that return free memory to the system.
+"""Settings of glibc's malloc that make large messages cheap, and functions that return free memory to the system.
 
 With glibc's defaults, every tensor above the mmap threshold is mapped for its message and unmapped after it. Each
 message then pays for its page faults: a 600 KB request spends several times longer in the kernel than in copying.

@@ -1,4 +1,5 @@
-"""Pins of shared-memory regions: they keep the regions of a request mapped until its bytes are no longer needed."""
+"""Holders of shared memory: keep the memory that a client registered mapped until the requests that use it have
+ended."""
 
 from __future__ import annotations
 

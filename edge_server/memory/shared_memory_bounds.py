@@ -1,4 +1,5 @@
-"""Bounds check of a request's slice of a registered region, with Triton's messages."""
+"""Check that the part of a shared-memory region that a request names lies inside the region, with Triton's error
+messages."""
 
 from __future__ import annotations
 

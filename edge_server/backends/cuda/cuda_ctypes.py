@@ -1,4 +1,5 @@
-"""The CUDA driver API through ctypes. Names and numbers are those of cuda.h.
+"""Python classes for the CUDA driver API (devices, contexts, memory, streams, graphs) that call libcuda through ctypes.
+Names and numbers are those of cuda.h.
 
 `cuda_pycuda` derives from these classes and replaces context, memory, streams and copies.
 """

@@ -1,4 +1,5 @@
-"""Access to the CUDA driver through pycuda or ctypes, and the list of the machine's GPUs.
+"""Choice between pycuda and ctypes for the calls of the CUDA driver, the reason if no GPU can be used, and the list of
+the machine's GPUs.
 
 The driver is called through pycuda where pycuda imports, else through ctypes. ctypes needs no package, also on a
 Jetson. Both use the device's primary context, so that memory and streams can be shared with other libraries in the

@@ -1,4 +1,5 @@
-"""The CUDA driver through pycuda. Graphs, which pycuda lacks, are called through ctypes."""
+"""The classes of `cuda_ctypes` again, with pycuda for contexts, memory, streams and copies. Graphs, which pycuda lacks,
+are called through ctypes."""
 
 from __future__ import annotations
 

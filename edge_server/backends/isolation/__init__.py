@@ -1,4 +1,4 @@
-"""Models in child processes: any RequestSession can be opened in a process of its own.
+"""Isolation of a model in a child process: a crash of the model ends that process, not the server.
 
 `isolated_session` is the session in the server, which starts the process again when it crashes. `process_main` is the
 program of the process, which runs the real session. Calls of the model to the server go through `call_relay`. It knows

@@ -1,4 +1,5 @@
-"""Child process of a model: its start, the connection to it, its exit, and the requests that it holds."""
+"""Start and end of a model's child process, its connection to the server, and the list of requests that it has not
+answered."""
 
 from __future__ import annotations
 

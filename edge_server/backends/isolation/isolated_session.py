@@ -1,4 +1,5 @@
-"""One instance of a model in a child process, which is started again when it crashes."""
+"""Session of a model that runs in a child process: passes batches to the process, and starts it again when it
+crashes."""
 
 from __future__ import annotations
 

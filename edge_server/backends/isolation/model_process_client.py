@@ -1,4 +1,5 @@
-"""Server side of an isolated model's process: opens the model, runs batches, checks health and closes it."""
+"""Client of a model's child process, used by the server: tells it to open the model, run batches, check health and
+close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Main program of an isolated model's child process.
+"""Main program of a model's child process: opens the model, runs the batches that the server sends, and sends the
+responses back.
 
 Command line: `python -m edge_server.backends.isolation.process_main SOCKET OWN OTHER LEVEL`, with the file descriptors
 of the connection, of this process's shared memory and of the server's, and the lowest level to log.

@@ -1,4 +1,5 @@
-"""Backend `onnxruntime`: ONNX models.
+"""Loader of the backend `onnxruntime`: opens ONNX files with the options of the model, and shares one session between
+instances where it can.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=onnxruntime,key=value`):
 

@@ -1,4 +1,4 @@
-"""Backend `openvino`: ONNX, OpenVINO's IR (model.xml with model.bin), TensorFlow Lite and SavedModels.
+"""Loader of the backend `openvino`: compiles ONNX, OpenVINO IR, TensorFlow Lite and SavedModel files for a device.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=openvino,KEY=value`):
 

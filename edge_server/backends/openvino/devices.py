@@ -1,4 +1,5 @@
-"""Check of a model's OpenVINO `TARGET_DEVICE` against the devices of this machine.
+"""Check that the OpenVINO devices that a model names (`TARGET_DEVICE`) exist on this machine, and the list of these
+devices.
 
 `TARGET_DEVICE` is one device (`CPU`, `GPU`, `GPU.1`, `NPU`), or a choice or combination of devices: `AUTO`,
 `AUTO:GPU,CPU`, `AUTO:-CPU`, `MULTI:GPU,CPU`, `HETERO:GPU,CPU`, `BATCH:GPU(8)`. Each named device must be in OpenVINO's

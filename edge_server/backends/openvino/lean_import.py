@@ -1,4 +1,4 @@
-"""Import of the OpenVINO library without its model converters.
+"""Import of the OpenVINO library without its model converters, which saves 15 MB of memory.
 
 `import openvino` also imports `openvino.tools.ovc`, if it is installed: some 15 MB that a server does not use, and a
 module that by default reports its import over the network. openvino works without it. So this module makes that import

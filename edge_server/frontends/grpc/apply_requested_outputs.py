@@ -1,4 +1,5 @@
-"""Responses with classification outputs or with outputs in shared memory."""
+"""Conversion of a response's outputs to those that a gRPC request asked for: classification strings, or data in shared
+memory."""
 
 from __future__ import annotations
 

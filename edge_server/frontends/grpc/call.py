@@ -1,4 +1,4 @@
-"""Interface between a gRPC transport and its RPCs, and the mapping of errors to gRPC statuses.
+"""Interface between the two gRPC transports and the handlers of RPCs, and the mapping of errors to gRPC statuses.
 
 A transport (http2_transport.py, grpcio_transport.py) creates an `RpcCall` for each RPC, and opens the method's
 `CallHandler` with it. The handler receives the events of the call, and responds by the call's methods. Messages are

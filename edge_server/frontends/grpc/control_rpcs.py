@@ -1,4 +1,5 @@
-"""Control RPCs of GRPCInferenceService: everything except inference."""
+"""Handlers of the RPCs of Triton's GRPCInferenceService except inference: health, metadata, repository, shared memory,
+statistics, trace, logging."""
 
 from __future__ import annotations
 

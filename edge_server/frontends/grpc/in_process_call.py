@@ -1,4 +1,5 @@
-"""In-process calls of Triton's GRPCInferenceService: serialized messages in and out, without a connection."""
+"""Calls of Triton's GRPCInferenceService without a network, for a program that embeds the server: serialized messages
+in and out."""
 
 from __future__ import annotations
 

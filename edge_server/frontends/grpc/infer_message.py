@@ -1,4 +1,4 @@
-"""Parser of ModelInferRequest bytes: small fields with the protobuf class, large tensors as views."""
+"""Parser of ModelInferRequest bytes: large tensors become views of the received bytes, and protobuf parses the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of a ModelInferRequest to a core Request, and the plan for its response."""
+"""Conversion of a parsed ModelInferRequest to a request of the core, and of its output options to a `ResponsePlan`."""
 
 from __future__ import annotations
 

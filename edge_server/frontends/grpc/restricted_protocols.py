@@ -1,4 +1,5 @@
-"""Restricted protocols: groups of RPCs that need a secret in the metadata (Triton's, or a bearer token)."""
+"""Check of the key or bearer token in the metadata of RPCs that the operator has restricted (Triton's
+`--grpc-restricted-protocol`)."""
 
 from __future__ import annotations
 

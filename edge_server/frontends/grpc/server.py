@@ -1,4 +1,5 @@
-"""gRPC front end: binds, starts, drains and stops the RPCs over one of two transports."""
+"""gRPC front end: opens and closes the port, and serves the RPCs with the chosen transport (grpcio, or this server's
+own HTTP/2)."""
 
 from __future__ import annotations
 

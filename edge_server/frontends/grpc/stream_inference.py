@@ -1,4 +1,4 @@
-"""ModelStreamInfer: the requests of one stream and their responses, without a thread per stream.
+"""Handler of ModelStreamInfer: submits the requests of a stream, and sends their responses without a thread per stream.
 
 The thread that receives a request submits it. A large request that is slow to parse runs on another thread. The thread
 that computes a response encodes and sends it. If the previous response is not sent yet, the transport's thread does

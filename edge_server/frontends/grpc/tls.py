@@ -1,4 +1,5 @@
-"""TLS of the gRPC front end: builds the TLS context from certificate, key and client root certificates."""
+"""TLS settings of the gRPC port: makes an SSL context from the files of certificate, key and client root
+certificates."""
 
 from __future__ import annotations
 

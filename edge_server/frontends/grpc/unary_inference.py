@@ -1,4 +1,4 @@
-"""ModelInfer: parses requests, encodes responses, and handles unary calls.
+"""Handler of ModelInfer: parses a request, submits it, and encodes the response; parsed headers are cached.
 
 A client's requests to a model usually differ only in id and tensor bytes. The rest of a message is its header. The
 protobuf class parses a header once; after that a cache recognises the header by its bytes. The header's memo holds the

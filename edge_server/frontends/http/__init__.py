@@ -1,4 +1,5 @@
-"""HTTP front end and metrics endpoint. `process` imports it, and plugins with endpoints of their own.
+"""HTTP front end: the server's own HTTP/1.1 implementation, its routes with their handlers, and the metrics port.
+`process` imports it, and plugins with endpoints of their own.
 
 `server` accepts connections. A `connection` reads a request: its head (`request_head`) and its body (`body_reader`).
 `frontend` finds the target of the head: the `inference_route`, or a handler of `routes`. `process/http_routes` passes

@@ -1,4 +1,5 @@
-"""Accept loop of a listening socket, within the connection limit. It also works without free file descriptors.
+"""Acceptor of the connections of a listening socket, within the limits on connections and file descriptors. It also
+works without free file descriptors.
 
 asyncio's accept loop has no limit. Without a free file descriptor it retries a thousand times a second, and logs a
 traceback each time.

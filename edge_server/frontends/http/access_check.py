@@ -1,4 +1,5 @@
-"""Access check of HTTP requests: the keys of Triton's restricted APIs, bearer tokens, and pages of other sites."""
+"""Check whether an HTTP request is allowed: by the keys of Triton's restricted APIs, by its bearer token, and by the
+web page that sends it."""
 
 from __future__ import annotations
 

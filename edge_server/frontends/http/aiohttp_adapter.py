@@ -1,4 +1,5 @@
-"""Adapter to aiohttp, which serves the requests of some routes, one at a time.
+"""Adapter that lets the library aiohttp parse a request and write its response, for the control routes and the metrics
+page.
 
 The connection finds the end of a request. aiohttp's protocol then gets the head and the body as bytes, parses them,
 and makes a request, of which the handler gets an AiohttpRequest. aiohttp writes the response to an AiohttpTransport,

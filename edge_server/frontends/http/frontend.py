@@ -1,4 +1,5 @@
-"""HTTP front end: routes the requests of the API, checks their access, and renews the TLS certificate."""
+"""HTTP front end of the API: finds the handler of each request by the routes, checks access first, and renews the TLS
+certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inference endpoint of HTTP: decodes each kind of request body, submits the request, and sends the response.
+"""Handler of HTTP inference requests: decodes the body, submits the request, and sends the response.
 
 Work that takes more than a few milliseconds runs on a worker thread: large JSON, decompression, images, compression.
 """

@@ -1,4 +1,4 @@
-"""Operator endpoints beyond Triton's API: version history, rollback, unpin, activity."""
+"""Handlers of the HTTP API for operators, beyond Triton's: version history, rollback and pin of versions, activity."""
 
 from __future__ import annotations
 

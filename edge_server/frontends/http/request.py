@@ -1,4 +1,4 @@
-"""HTTP requests as handlers of control endpoints see them, and the asyncio tasks in which they run."""
+"""HTTP request as a handler gets it: head, body and stream of the answer; runs each handler as an asyncio task."""
 
 from __future__ import annotations
 

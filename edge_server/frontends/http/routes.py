@@ -1,4 +1,4 @@
-"""Routes of the HTTP port (method, path, handler), and the router that finds the route of a request."""
+"""Class `Route` (method, path, handler, access), and the router that finds the route of a request."""
 
 from __future__ import annotations
 

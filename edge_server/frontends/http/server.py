@@ -1,4 +1,5 @@
-"""HTTP server: accepts the connections of one address and passes each request to the target that `route` returns."""
+"""HTTP listener of one address: accepts connections and asks its owner for the handler of each request; knows no
+route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the HTTP/2 server, which bound the cost of one client."""
+"""Limits of the HTTP/2 server on what one client may use, such as header size and connection time."""
 
 from __future__ import annotations
 

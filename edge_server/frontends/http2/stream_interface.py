@@ -1,4 +1,5 @@
-"""HTTP/2 stream interface for the layer above: a request and its response. RFC 9113 section 5.1.
+"""Interface between the HTTP/2 connection and the layer above: the events of one request, and the calls that respond to
+it. RFC 9113 section 5.1.
 
 States of a client-opened stream, and the event that leaves each:
 

@@ -1,4 +1,4 @@
-"""Cache of decoded inference requests: the JSON text of a body is recognised by its bytes and not parsed again.
+"""Cache of decoded HTTP inference requests: an equal JSON text is recognised by its bytes and not parsed again.
 
 A client's requests often have the same JSON text, except for the id and the tensor data. The cache keeps the decoded
 text without both, and the serving core's decisions for such requests (RequestMemo). The data follows the JSON text as

@@ -1,4 +1,4 @@
-"""Request parameters: the server's own parameters are parsed and checked, the others go to the model.
+"""Parser of request parameters: checks those that the server understands, and passes the others to the model.
 
 Both front ends pass Python values: str, int, float and bool. JSON also gives None, lists and dicts, which are refused.
 """

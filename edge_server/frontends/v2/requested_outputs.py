@@ -1,4 +1,4 @@
-"""Requested outputs: classification results, and outputs written to shared memory."""
+"""Conversion of an output as the request asked for it: to classification strings, or into a region of shared memory."""
 
 from __future__ import annotations
 

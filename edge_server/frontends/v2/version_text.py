@@ -1,4 +1,4 @@
-"""Parser of version text in requests: a decimal number, or "" for the server's choice."""
+"""Parser of the model version in a request: a decimal number, or "" for the version that the server chooses."""
 
 from __future__ import annotations
 
