@@ -1,8 +1,10 @@
 """Backends, the adapters between the server and the libraries that run models: the interface (`base`), the loader of a
 backend by its name, and those that every installation has (ONNX Runtime, OpenVINO, built-in models).
 
-May import core and errors. The rest of the server uses `load_backend` and `backends.base`. Most runtimes are brought by
-plugins of this package (`Plugin.backends`). Other packages add backends as entry points; see `backends.base`.
+The other runtimes are in plugins of this package (`Plugin.backends`): `plugins/runtimes` (PyTorch, TensorFlow and
+others), `plugins/tensorrt`, `plugins/python_models` and `plugins/language`. Other packages add backends as entry
+points; see `backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server uses
+`load_backend` and `backends.base`. May import core and errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a source or a sink failed, without what may be secret."""
+"""Text of the reason why a camera or a receiver of results failed, without passwords or other secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entry of cameras: their settings, their commands, and what they do in a server."""
+"""Entry module of the plugin `cameras`: declares its settings, its commands (`stream`, `view`) and its checks, and
+imports the rest when a server uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cameras of one server: frame streams, the cameras that it opens itself, and the wires of video recorders."""
+"""The plugin `cameras` in a running server: starts frame streams, the cameras that the server opens itself, and the
+detectors for video recorders."""
 
 from __future__ import annotations
 

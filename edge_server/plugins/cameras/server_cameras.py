@@ -1,4 +1,5 @@
-"""Cameras that the server opens: reads the entries of sources and sinks, follows their file, and connects the two."""
+"""Cameras that the server opens itself: reads their settings again when the file changes, starts and ends them, and
+sends results to the sinks."""
 
 from __future__ import annotations
 

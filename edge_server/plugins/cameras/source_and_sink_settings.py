@@ -1,4 +1,5 @@
-"""Entries of sources and sinks: cameras that the server opens itself, and where their results go.
+"""Parser of the settings of cameras that the server opens (sources) and of the receivers of their results (sinks), from
+flags or from a file.
 
 An entry is one table of the file of `--sources-file`, or the text of one `--source` or `--sink`:
 `name=door,url=rtsp://camera/stream,model=faces`. URLs may hold credentials: no text of this module repeats one.

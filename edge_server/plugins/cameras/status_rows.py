@@ -1,4 +1,4 @@
-"""Frame streams, cameras and sinks in `edge-server status`."""
+"""Part of `edge-server status` about cameras: tables of frame streams, sources and sinks."""
 
 from __future__ import annotations
 

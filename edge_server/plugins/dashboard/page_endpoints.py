@@ -1,4 +1,4 @@
-"""Page endpoints: the files of the page, and what it may show to its caller.
+"""HTTP handlers of the web page: send its files, and tell the page what its caller may see.
 
 Nothing is kept in memory: each file is read when a browser asks for it.
 """

@@ -1,4 +1,5 @@
-"""Entry of the page at `/` of the HTTP port, and of the reference of the API at `/docs/api`."""
+"""Entry module of the plugin `dashboard`: adds the web page at `/` and the API reference at `/docs/api` to the HTTP
+port."""
 
 from __future__ import annotations
 

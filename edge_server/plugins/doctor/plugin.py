@@ -1,4 +1,4 @@
-"""Entry of the machine check: its command."""
+"""Entry module of the plugin `doctor`: declares the command `edge-server doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probe process of one runtime: loads it, runs a sample model and prints one line of JSON.
+"""Program that `doctor` starts for each runtime: loads it, runs a sample model and prints one line of JSON.
 
 Usage: python -m edge_server.plugins.doctor.probe_runtime NAME.
 """

@@ -1,4 +1,4 @@
-"""Entry of fleets: their commands."""
+"""Entry module of the plugin `fleet`: declares the commands `fleet status` and `pull`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Archives of `edge-server pull`: unpacked member by member, each checked as hostile."""
+"""Unpacking of downloaded archives: each member is checked, so that a hostile archive writes nothing outside its
+folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clock cap: limits the GPU's clock in steps, if the operator grants it.
+"""Rule for the upper limit of the GPU's clock: lowers it in steps, as the last measure against heat, if the operator
+permits it.
 
 A lower clock does the same work with less power, because the voltage falls too. But it slows down all classes,
 including control. So it is the last measure, and is removed slowly.

@@ -1,4 +1,5 @@
-"""Control policy of the governor: sensor readings and limits in, allowed share of work out.
+"""Control policy of the governor: computes from temperature, power and their limits which share of the time the machine
+may compute.
 
 No clock, no I/O, one small state. Temperatures are in degrees Celsius, power in watts, times in seconds. The result is
 a *share*, 0 to 1: the part of its time that the machine may spend computing. A heat controller and a power controller

@@ -1,4 +1,4 @@
-"""Controllers of the control policy: a PI controller, a temperature predictor and a power budget. No clock, no I/O.
+"""Control algorithms of the policy: a PI controller, a temperature predictor and a power budget. No clock, no I/O.
 
 Controllers turn an error into a share of full work, between MIN_SHARE and 1. Inputs are validated before: all numbers
 are finite, and no time is negative.

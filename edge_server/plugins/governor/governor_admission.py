@@ -1,4 +1,5 @@
-"""Admission control: admits or rejects requests and frames according to the governor's decision."""
+"""Admission of requests and frames while the machine is hot or short of power: admits or rejects each by its priority
+class."""
 
 from __future__ import annotations
 

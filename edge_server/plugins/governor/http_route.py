@@ -1,4 +1,5 @@
-"""HTTP route and page section of the governor, and the answers of a server that was told to do without one."""
+"""HTTP route /edge/v1/governor and the governor's section of the web page; both say so when the governor is switched
+off."""
 
 from __future__ import annotations
 

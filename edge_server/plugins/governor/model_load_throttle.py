@@ -1,4 +1,4 @@
-"""Load throttle: delays model loads while the machine is hot, for a limited time, and logs the delay."""
+"""Delay of model loads while the machine is hot, for a limited time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entry of the governor: its settings, its command, and what it does in a server."""
+"""Entry module of the plugin `governor`: declares its settings and its command, and imports the rest when a server uses
+it."""
 
 from __future__ import annotations
 

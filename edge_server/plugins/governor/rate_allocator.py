@@ -1,4 +1,4 @@
-"""Rate allocator: grants computing time to three priority classes while the governor limits the work.
+"""Token bucket of computing time: divides the time that the policy grants between the three priority classes.
 
 It is a token bucket of computing time. The bucket is filled at the rate that the policy grants, and emptied by the time
 that work takes. Lower classes need a fuller bucket, so that bulk is rejected first, then normal, then control. Control

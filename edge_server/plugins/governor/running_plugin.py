@@ -1,4 +1,5 @@
-"""Governor of the server: builds and starts the control loop; gives admission control, metrics and the report."""
+"""The plugin `governor` in a running server: builds and starts the control loop, and provides admission control,
+metrics and the report."""
 
 from __future__ import annotations
 

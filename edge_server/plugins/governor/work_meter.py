@@ -1,4 +1,5 @@
-"""Work meter: computes each model's work since the last sample from the serving statistics, and the compute capacity.
+"""Measurement of the work of each model (computing time, requests, tokens) between two samples of the serving
+statistics.
 
 No clock, no I/O: statistics go in, differences come out.
 """

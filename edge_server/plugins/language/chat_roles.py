@@ -1,4 +1,4 @@
-"""Roles of chat messages that not every chat template knows."""
+"""Replacement of the chat role `developer` by `system`, for chat templates that do not know it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entry of language models: their backends, OpenAI's API, and the command `chat`."""
+"""Entry module of the plugin `language`: declares the backends of language models, OpenAI's HTTP API, and the command
+`chat`."""
 
 from __future__ import annotations
 

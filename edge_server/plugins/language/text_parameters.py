@@ -1,4 +1,5 @@
-"""Names by which clients of other servers constrain a generated text, and which no language model here supports.
+"""List of the request parameters for constrained text that other servers know and no model here supports, so that they
+are refused.
 
 All wires refuse them, so that no answer looks as if it obeyed.
 """

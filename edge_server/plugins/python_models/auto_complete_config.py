@@ -1,4 +1,5 @@
-"""Call of a Python model's `auto_complete_config`, and the `pb_utils.ModelConfig` object passed to it."""
+"""Call of a Python model's function `auto_complete_config`, which completes its configuration, and the object that it
+gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The backend `python`: loads a `model.py` with a class TritonPythonModel.
+"""Loader of the backend `python`: opens a `model.py` with a class TritonPythonModel, in the server's process or in a
+child process.
 
 Parameters of the model configuration, beside those that the model reads itself:
 

@@ -1,4 +1,4 @@
-"""Event loop of a Python model whose `execute` is a coroutine, and its thread."""
+"""Event loop, with its thread, for Python models whose `execute` is a coroutine."""
 
 from __future__ import annotations
 

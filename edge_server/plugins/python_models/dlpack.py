@@ -1,4 +1,4 @@
-"""DLPack import and export of arrays in CPU memory.
+"""Import and export of arrays in CPU memory by DLPack, the protocol by which frameworks share arrays.
 
 numpy's exporter refuses read-only arrays and has no bfloat16, so the structures of dlpack.h (version 0.8, unversioned)
 are defined here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides, byte_offset} and

@@ -1,4 +1,4 @@
-"""Health checks of Python models, on threads of their own."""
+"""Runner of a Python model's health check, on a thread of its own, because the check may hang."""
 
 from __future__ import annotations
 

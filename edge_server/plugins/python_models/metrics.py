@@ -1,4 +1,4 @@
-"""Custom metrics of Python models: pb_utils.MetricFamily and Metric, which check what a model asks for."""
+"""Classes pb_utils.MetricFamily and Metric, by which a Python model defines metrics of its own."""
 
 from __future__ import annotations
 

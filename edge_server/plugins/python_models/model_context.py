@@ -1,4 +1,5 @@
-"""Lookup of the model that calls a pb_utils function, with its context, and `pb_utils.Logger`.
+"""Lookup of the model whose code calls a function of pb_utils, so that the function acts for this model; and
+`pb_utils.Logger`.
 
 The caller is known by context variables on its instance's thread and in its coroutines, else by the code on the stack.
 """

@@ -1,4 +1,4 @@
-"""Entry of Python models: their backend."""
+"""Entry module of the plugin `python_models`: declares the backend `python`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pb_utils.InferenceRequest: a request that a model receives, or that it sends to another model."""
+"""Class pb_utils.InferenceRequest: a request that a Python model receives, or that it sends to another model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""pb_utils.InferenceResponse and ResponseSender, and the target that they send to."""
+"""Classes pb_utils.InferenceResponse and ResponseSender: the responses of a Python model, and their way to the
+client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pb_utils.Tensor, and helpers that separate values from objects that the model may still change."""
+"""Class pb_utils.Tensor of Python models, and functions that copy values which the model may still change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module `triton_python_backend_utils` (pb_utils) that Python models import, with Triton's names and meanings."""
+"""Module `triton_python_backend_utils` (pb_utils), which Python models import, with Triton's names and meanings."""
 
 from __future__ import annotations
 

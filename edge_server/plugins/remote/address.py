@@ -1,4 +1,4 @@
-"""Parser of remote repository addresses: Triton's spelling to fsspec's protocol, path and options."""
+"""Parser of a remote repository's address: turns Triton's spelling into the protocol, path and options of fsspec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local copy of a remote repository. Files appear in it only when they are complete.
+"""Folder with the local copy of a remote repository. Files appear in it only when they are complete.
 
 models/       the repository that is served; complete files are renamed into it
 staging/      downloads: `<hash>.part` while incomplete, `<hash>` when complete

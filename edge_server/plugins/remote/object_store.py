@@ -1,4 +1,5 @@
-"""Object store client: lists and reads a remote repository. The only file that uses fsspec; its errors end here."""
+"""Client of object stores (S3, Google Cloud Storage, Azure and others that fsspec knows): lists and reads a repository.
+The only file that uses fsspec; its errors end here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entry of remote repositories: local copies of the addresses among a server's model repositories."""
+"""Entry module of the plugin `remote`: lets a server use model repositories in object stores, by copies on the local
+disk."""
 
 from __future__ import annotations
 

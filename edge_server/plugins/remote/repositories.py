@@ -1,4 +1,4 @@
-"""Remote repositories of one server."""
+"""The plugin `remote` in a running server: makes a local copy of each remote repository, and keeps it up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server ros`: connect ROS camera topics, or a recording of them, to a running server."""
+"""`edge-server ros`: the options that its commands `bridge` and `replay` share, and the choice between them."""
 
 from __future__ import annotations
 

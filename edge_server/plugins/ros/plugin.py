@@ -1,4 +1,4 @@
-"""Entry of the ROS bridges: their command."""
+"""Entry module of the plugin `ros`: declares the command `edge-server ros`."""
 
 from __future__ import annotations
 

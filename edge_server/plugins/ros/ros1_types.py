@@ -1,4 +1,4 @@
-"""ROS 1 definitions of vision_msgs, as text for genpy, so that the package need not be installed.
+"""Definitions of the ROS 1 messages of vision_msgs, as text for genpy, so that the package need not be installed.
 
 ROS 1 connects a publisher and a subscriber when the name and the checksum of their message types are equal. The
 checksum covers only the fields: classes that genpy makes from this text match vision_msgs 0.0.1 and 0.0.2 (Kinetic to

@@ -1,4 +1,5 @@
-"""Entry of the runtimes: their backends."""
+"""Entry module of the plugin `runtimes`: declares the backends `pytorch`, `tensorflow`, `jax`, `litert`, `forest`,
+`c_abi` and their other names."""
 
 from __future__ import annotations
 

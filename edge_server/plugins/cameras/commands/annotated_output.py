@@ -1,4 +1,4 @@
-"""Output of annotated pictures, which the server draws: a video, or one JPEG file per answered frame."""
+"""Writer of the annotated pictures that the server returns: a video, or one JPEG file per answered frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foxglove output: the sent pictures and their detections on a WebSocket, for the Foxglove viewer."""
+"""WebSocket server for the Foxglove viewer: publishes the sent pictures and their detections."""
 
 from __future__ import annotations
 

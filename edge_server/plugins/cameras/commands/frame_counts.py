@@ -1,4 +1,5 @@
-"""Frame counts of one stream. At any time: offered = answered + dropped + lost + waiting."""
+"""Counter of one stream's frames in `edge-server stream`: offered, answered, dropped, lost, waiting, with rates and
+ages. At any time: offered = answered + dropped + lost + waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON lines on standard output, written by several threads."""
+"""Writer of JSON lines on standard output, used by several threads."""
 
 from __future__ import annotations
 

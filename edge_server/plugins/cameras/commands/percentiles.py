@@ -1,4 +1,4 @@
-"""Rates and percentiles of measured values, over the last seconds and over the whole run."""
+"""Rates and percentiles of a series of measured values, over the last seconds and over the whole run."""
 
 from __future__ import annotations
 

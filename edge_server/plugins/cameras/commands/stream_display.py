@@ -1,4 +1,5 @@
-"""What `edge-server stream` shows: the figures of all streams, live and at the end."""
+"""Terminal display of `edge-server stream`: rates, latencies and counts of all streams, live and as a summary at the
+end."""
 
 from __future__ import annotations
 

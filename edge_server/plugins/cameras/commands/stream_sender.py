@@ -1,4 +1,4 @@
-"""Stream sender: one frame stream to the server, with a thread that reads the results."""
+"""Sender of one frame stream to the server, with a thread that reads the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""View endpoints: live pictures of frame streams for people."""
+"""HTTP handlers for people who watch a camera: the newest picture of a stream, or live pictures, with results drawn
+in."""
 
 from __future__ import annotations
 

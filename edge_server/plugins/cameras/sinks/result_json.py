@@ -1,4 +1,4 @@
-"""Results of frames as JSON objects: `edge-server stream --json`, and the sinks."""
+"""Conversion of a frame's results to a JSON object, for `edge-server stream --json` and for the sinks."""
 
 from __future__ import annotations
 

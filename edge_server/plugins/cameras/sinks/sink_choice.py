@@ -1,4 +1,4 @@
-"""Choice of the sink for a URL or a path."""
+"""Choice of the class for a sink: MQTT, webhook or file, by its URL or path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of sinks, and the messages that they send."""
+"""Base class of sinks, the receivers of results, and the message and error types that they share."""
 
 from __future__ import annotations
 

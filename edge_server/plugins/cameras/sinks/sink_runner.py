@@ -1,4 +1,4 @@
-"""Sink runner: paces the messages of one sink and sends them on its own thread."""
+"""Thread of one sink: sends the messages that wait, not more often than allowed, and connects again after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sink set: the receivers of results, by name."""
+"""Set of all running sinks, by name: starts and ends them as the settings say, and passes results to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of a picture into a frame."""
+"""Encoder of a source's picture as a frame: raw pixels, JPEG or PNG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the picture source for a URL, a path, or a word."""
+"""Choice of the class for a source of pictures, by its URL, its path, or the words `demo` and `pattern`."""
 
 from __future__ import annotations
 

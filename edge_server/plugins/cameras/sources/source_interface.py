@@ -1,4 +1,4 @@
-"""Interface of picture sources, and their shared code."""
+"""Base class of sources of pictures, their picture type and their error type."""
 
 from __future__ import annotations
 

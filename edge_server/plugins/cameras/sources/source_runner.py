@@ -1,4 +1,4 @@
-"""Source runner: the thread of one camera. Opens it, feeds its frame stream, and opens it again after a failure."""
+"""Thread of one camera of the server. Opens it, feeds its frame stream, and opens it again after a failure."""
 
 from __future__ import annotations
 

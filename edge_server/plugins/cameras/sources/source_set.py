@@ -1,4 +1,4 @@
-"""Source set: the cameras that the server opens itself, and the thread that takes their results."""
+"""Set of all cameras that the server opens: starts and ends them as the settings say, and passes on their results."""
 
 from __future__ import annotations
 

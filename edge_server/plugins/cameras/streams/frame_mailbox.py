@@ -1,4 +1,4 @@
-"""Mailbox of one frame stream: keeps the newest frames, drops old ones, and counts every frame.
+"""Waiting frames of one stream: keeps the newest ones, drops old ones, and counts every frame.
 
 No threads and no clock: the caller holds its own lock around every method and passes the time, in nanoseconds of any
 monotonic clock.

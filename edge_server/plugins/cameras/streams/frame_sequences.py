@@ -1,4 +1,5 @@
-"""Sequence step of a frame: a stream to a sequence model is one sequence.
+"""Assignment of frames to a sequence, for models that keep state from frame to frame: all frames of a stream share one
+correlation id.
 
 The sequence begins with the first frame that runs and ends with the stream. It does not include dropped frames. If the
 server no longer knows the sequence (the camera paused for longer than max_sequence_idle_microseconds, or the model was

@@ -1,4 +1,5 @@
-"""Input and output plans of a model: how frames become its input tensor and how its outputs are read."""
+"""Preparation of one loaded model for frames: its input buffers and conversion of pictures, and the decoder of its
+outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registry of all frame streams."""
+"""Registry of all open frame streams: opens, lists, counts and ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream terms: the checked opening message of a stream."""
+"""Check of the message that opens a stream: model, delivery and results, with defaults filled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks of GPU and memory (devfreq) and of processor clusters (cpufreq), with the limits of their governors."""
+"""Reader of the clocks of GPU, memory (devfreq) and processor clusters (cpufreq), with their limits."""
 
 from __future__ import annotations
 

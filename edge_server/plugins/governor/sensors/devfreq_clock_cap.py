@@ -1,4 +1,5 @@
-"""Clock cap of a Jetson's GPU: writes `max_freq` of devfreq as root (Documentation/ABI/testing/sysfs-class-devfreq)."""
+"""Limit on the clock of a Jetson's GPU: writes `max_freq` of devfreq as root
+(Documentation/ABI/testing/sysfs-class-devfreq)."""
 
 from __future__ import annotations
 

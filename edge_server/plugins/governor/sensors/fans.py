@@ -1,4 +1,4 @@
-"""Fan sensors of hwmon. Fans are only read, never controlled."""
+"""Reader of fan speeds from the kernel's hwmon files. Fans are only read, never controlled."""
 
 from __future__ import annotations
 

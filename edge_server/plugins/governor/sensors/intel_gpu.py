@@ -1,4 +1,4 @@
-"""Intel GPUs with the drivers i915 and xe: clocks, throttle reasons, and the energy of discrete cards.
+"""Readings of Intel GPUs with the drivers i915 and xe: clocks, throttle reasons, and the energy of discrete cards.
 
 The power of an integrated GPU is part of the processor package. Discrete cards have a hwmon device
 (Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon).

@@ -1,4 +1,4 @@
-"""Identity of a Jetson: board, chip, software release and power mode, read from files without NVIDIA's tools."""
+"""Identification of a Jetson: reads board, chip, JetPack release and power mode from files, without NVIDIA's tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Jetson sensor: reads all values of a Jetson from files (JetPack 5 to 7 on Orin, JetPack 7 on Thor).
+"""Readings of a Jetson: reads temperatures, power, clocks and loads from files (JetPack 5 to 7 on Orin, JetPack 7 on
+Thor).
 
 It needs no root rights, no jtop and no tegrastats. It is preferred to NVML on these boards, because NVML reports zeros
 and invented processes for Orin's GPU.

@@ -1,4 +1,4 @@
-"""Clock cap of NVIDIA cards: sets NVML's locked clocks, which needs root. All cards get the same cap."""
+"""Limit on the clocks of NVIDIA cards: sets NVML's locked clocks, which needs root. All cards get the same cap."""
 
 from __future__ import annotations
 

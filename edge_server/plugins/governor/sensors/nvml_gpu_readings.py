@@ -1,4 +1,4 @@
-"""Readings of one NVIDIA GPU: queries NVML metric by metric (docs.nvidia.com/deploy/nvml-api).
+"""Readings of one NVIDIA GPU: queries temperature, power, clocks and memory from the library NVML, each on its own.
 
 The caller passes the module pynvml and a device handle. NVML's constants are numbers here, because older versions of
 pynvml do not have all of them. New and old names of a call are tried in order.

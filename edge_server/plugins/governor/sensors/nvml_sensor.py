@@ -1,4 +1,4 @@
-"""NVML sensor: opens NVML and keeps track of NVIDIA's GPUs (docs.nvidia.com/deploy/nvml-api).
+"""Readings of all NVIDIA GPUs: opens the library NVML, and tries again after a driver update or the loss of a GPU.
 
 Each metric is queried separately each time. So a driver that is loaded later, a lost or reset GPU, or a missing call
 affects only its own values.

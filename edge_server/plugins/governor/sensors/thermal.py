@@ -1,4 +1,4 @@
-"""Thermal zones and cooling devices of the kernel (Documentation/driver-api/thermal/sysfs-api.rst).
+"""Reader of the kernel's thermal zones and cooling devices (Documentation/driver-api/thermal/sysfs-api.rst).
 
 The numbers of zones and devices change with each boot, so everything is identified by its `type`.
 """

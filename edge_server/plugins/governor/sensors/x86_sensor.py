@@ -1,4 +1,4 @@
-"""Sensors of x86 and other machines that are not a Jetson: temperatures, RAPL power, throttling, Intel's GPUs.
+"""Readings of x86 and other machines that are not a Jetson: temperatures, RAPL power, throttling, Intel's GPUs.
 
 coretemp and k10temp: Documentation/hwmon/{coretemp,k10temp}.rst. RAPL: Documentation/power/powercap/powercap.rst.
 Thermal throttling of a processor: /sys/devices/system/cpu/cpuN/thermal_throttle.

@@ -1,4 +1,4 @@
-"""Simulator of the control policy: compares strategies against heat on a thermal model, with equal conditions.
+"""Simulator of a hot machine: compares strategies that limit heat, with equal requests on a thermal model.
 
 The time is simulated: an hour takes a few seconds. The work is three classes of requests with deadlines for one model
 on one executor, which always runs control before normal before bulk. The results are temperature, requests answered in

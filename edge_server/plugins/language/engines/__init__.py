@@ -1,1 +1,2 @@
-"""Token engines: libraries that compute tokens, behind `token_engine.TokenEngine`, and what they read of models."""
+"""Token engines, the adapters to libraries that compute the tokens of a language model, and the readers of the model's
+files."""

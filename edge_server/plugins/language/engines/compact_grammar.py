@@ -1,4 +1,4 @@
-"""Grammar of compact JSON for a JSON schema: xgrammar's own conversion lets a model write white space without end.
+"""Conversion of a JSON schema to a grammar that lets a model write only compact JSON, without white space.
 
 The grammar is in xgrammar's EBNF (https://xgrammar.mlc.ai/docs), llama.cpp's GBNF. Objects have their properties
 in the order of the schema, and no others unless it has `additionalProperties`, as in xgrammar's own conversion.

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI on the CPU, as a TokenEngine.
+"""Token engine on ONNX Runtime GenAI, on the CPU: adds and removes sequences, and computes their next tokens.
 
 Loading a model holds the GIL, 0.75 s for 293 MB, so this runs in a child process; see `backend`. Checked against
 onnxruntime-genai 0.18.

@@ -1,4 +1,4 @@
-"""Backend `openvino_embeddings`: OpenVINO exports of embedding models, on the CPU, with OpenVINO GenAI.
+"""Backend `openvino_embeddings`: turns texts into vectors with embedding models in OpenVINO's format, on the CPU.
 
 It serves a folder with `openvino_model.xml`, `openvino_tokenizer.xml` and `config.json`. A child process runs the
 model: the library holds the GIL while it opens a model and while it splits texts into tokens, and the end of the

@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline, as a TokenEngine.
+"""Token engine on OpenVINO GenAI's ContinuousBatchingPipeline: adds and removes sequences, and computes their next
+tokens.
 
 A step holds the GIL for as long as it computes, so this runs only in a child process; see `backend`. Checked against
 openvino-genai 2026.4.

@@ -1,4 +1,4 @@
-"""Opens the tokenizer of a model with OpenVINO GenAI, without a limit on the length of a text.
+"""Loader of a model's tokenizer with OpenVINO GenAI, without a limit on the length of a text.
 
 The tokenizer that the library makes from a GGUF file drops all but the last 8,192 tokens of a text, and no option of
 the library changes that. So it is written as OpenVINO IR (https://docs.openvino.ai, "OpenVINO IR format"), its limit is

@@ -1,4 +1,4 @@
-"""A TokenEngine that answers with texts from a JSON file, without a library. For tests of everything around an
+"""Token engine for tests, without a library: answers with texts from a JSON file. For tests of everything around an
 engine.
 
 The file is JSON: `{"answers": {"question": "answer", ...}, "block_tokens": 32, "chat_template": "", "step_s": 0.0,

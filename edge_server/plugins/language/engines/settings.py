@@ -1,4 +1,5 @@
-"""Settings of a language model: parameters of its configuration, completed from its files."""
+"""Parser of a language model's settings: reads parameters of its configuration, and takes what is missing from its
+files."""
 
 from __future__ import annotations
 

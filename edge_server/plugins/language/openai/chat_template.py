@@ -1,4 +1,4 @@
-"""Chat templates for models that take only prompts: messages to a prompt, as the model's tokenizer says.
+"""Rendering of a chat as one prompt by the Jinja template of the model's tokenizer, for models that take only prompts.
 
 Imports Jinja, of the extra `chat`. The names and settings are those of transformers.apply_chat_template
 (https://huggingface.co/docs/transformers/chat_templating_writing).

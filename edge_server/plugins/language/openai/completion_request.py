@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API, `chat/completions` and `completions`, and the inference requests that they become.
+"""Parser of the requests `chat/completions` and `completions` of OpenAI's API: makes inference requests of them.
 
 The format is https://platform.openai.com/docs/api-reference. Members that this server does not support are errors that
 name the member, because they might constrain the answer; only those that have no effect on it are ignored. Templates

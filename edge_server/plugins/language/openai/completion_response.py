@@ -1,4 +1,5 @@
-"""Responses of OpenAI's API: a model's text tensors as chats, completions and chunks of streams; and errors."""
+"""Encoder of the responses to `chat/completions` and `completions` of OpenAI's API: whole texts, chunks of streams, and
+errors."""
 
 from __future__ import annotations
 

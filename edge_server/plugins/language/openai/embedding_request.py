@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API, `embeddings`, the inference requests that they become, and the response.
+"""Parser of the request `embeddings` of OpenAI's API, and the encoder of its response.
 
 The format is https://platform.openai.com/docs/api-reference/embeddings. Of members that
 are not supported only those are ignored that have no effect on the answer.

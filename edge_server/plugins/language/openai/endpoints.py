@@ -1,5 +1,4 @@
-"""OpenAI's API on the HTTP port: /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models, and the same
-under /v3/."""
+"""HTTP handlers of OpenAI's API: chat/completions, completions, embeddings and models, under /v1/ and /v3/."""
 
 from __future__ import annotations
 

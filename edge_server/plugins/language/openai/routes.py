@@ -1,4 +1,5 @@
-"""Routes of OpenAI's API, /v1/chat/completions and others, and the same under /v3/; and the form of its errors.
+"""Routes of OpenAI's HTTP API (/v1/chat/completions and others, and the same under /v3/), and OpenAI's format of
+errors.
 
 The endpoints are imported for the first request.
 """

@@ -1,4 +1,5 @@
-"""Schemas of bodies for the OpenAPI document. Imported for its first reader only."""
+"""JSON schemas of the requests and responses of OpenAI's API, for the OpenAPI document. Imported for its first reader
+only."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Text with token engines: a request to tokens, tokens to text, tool calls and JSON schemas; `session` is the entry."""
+"""Text generation on a token engine: turns requests into tokens and tokens into text, with tool calls and JSON schemas;
+`session` is the entry."""

@@ -1,4 +1,4 @@
-"""Check of a JSON schema before a token engine compiles it: an engine compiles inside a step, which all requests share.
+"""Check that a client's JSON schema is cheap enough to compile: compilation stops all requests of the engine.
 
 The limits and the costs were measured with OpenVINO GenAI 2026.4, whose grammars are xgrammar's, and a vocabulary of
 49,152 tokens: `tests/bench/schema_compile.py` searches for schemas that pass and are slow all the same.

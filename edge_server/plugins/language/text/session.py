@@ -1,4 +1,4 @@
-"""Session of a language model: in-flight batching of text requests on a token engine.
+"""Session of a language model: generates the texts of all its requests together (in-flight batching) on a token engine.
 
 One thread makes every call of the engine: it adds sequences, removes those of clients that have left, takes a step, and
 sends the new text. `execute` checks a request, and returns as soon as that thread has it.

@@ -1,4 +1,5 @@
-"""Special tokens in chats: only those that the chat template writes take effect, those that a user types are text.
+"""Encoding of chats as tokens in which text such as `<|im_end|>` from a user stays text, and only the template's
+becomes a special token.
 
 A tokenizer finds special tokens, such as `<|im_end|>`, by their text, wherever it stands. So the prompt of a chat that
 has such a text in a message or a tool is encoded in pieces, none of which has the whole text. To know where the

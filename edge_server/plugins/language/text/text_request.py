@@ -1,4 +1,4 @@
-"""Text request: the tensors of one request to a language model, checked.
+"""Parser of a request to a language model: reads and checks its tensors (prompt or messages, sampling parameters).
 
 The tensors are those of Triton's vLLM backend (triton-inference-server/vllm_backend, docs), and `messages`.
 """

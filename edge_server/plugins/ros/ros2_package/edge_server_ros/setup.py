@@ -1,4 +1,4 @@
-"""Build with colcon, as any ament_python package."""
+"""Build script of the ROS 2 package `edge_server_ros`, for colcon."""
 
 from glob import glob
 

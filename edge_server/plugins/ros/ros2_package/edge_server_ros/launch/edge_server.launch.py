@@ -1,4 +1,5 @@
-"""Start the node: ros2 launch edge_server_ros edge_server.launch.py model_name:=yolox image:=/camera/image_raw"""
+"""Launch file of the ROS 2 node: ros2 launch edge_server_ros edge_server.launch.py model_name:=yolox
+image:=/camera/image_raw"""
 
 from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument
