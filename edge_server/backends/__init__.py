@@ -3,8 +3,8 @@ backend by its name, and those that every installation has (ONNX Runtime, OpenVI
 
 The other runtimes are in plugins of this package (`Plugin.backends`): `plugins/runtimes` (PyTorch, TensorFlow and
 others), `plugins/tensorrt`, `plugins/python_models` and `plugins/language`. Other packages add backends as entry
-points; see `backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server uses
-`load_backend` and `backends.base`. May import core and errors.
+points; see `backends.base`. Each is imported at its first use, because the imports are heavy. The rest of the server
+uses `load_backend` and `backends.base`. May import core and errors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Composition: builds every part of the server from the configuration (repository, manager, service, cache,
-plugins). Opens no port."""
+"""Creation of all parts of a server from its configuration (repository, model manager, service, cache, plugins), and
+their connections. Opens no port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembly of the HTTP port's routes from the parts and plugins of this server."""
+"""List of all routes of the HTTP port, from the core and from the plugins of this server."""
 
 from __future__ import annotations
 

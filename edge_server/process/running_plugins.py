@@ -1,4 +1,5 @@
-"""Plugins of one running server: calls their methods in order, and goes on without a plugin that fails unexpectedly."""
+"""Calls of the plugins of a running server: builds, starts and stops them in order, and goes on without one that
+fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervision by systemd: readiness and watchdog messages, reload at SIGHUP, and the end of the process.
+"""Control of the process by systemd and signals: readiness and watchdog messages, reload at SIGHUP, drain at the end.
 
 SIGHUP reloads the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the public key for
 signed models, and, in mode poll, the repositories. The log names every other changed setting, which needs a restart. A

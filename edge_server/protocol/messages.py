@@ -1,4 +1,4 @@
-"""Protobuf message classes, services and file descriptors, made from `descriptors.binpb` at first use.
+"""Protobuf message classes and services of all protocols of the server, made from `descriptors.binpb` at first use.
 
 Every top-level message of package `inference` is also an attribute of this module: `messages.ModelInferRequest`. Safe
 from any thread. Each message has exactly one class.

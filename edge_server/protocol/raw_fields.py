@@ -1,4 +1,4 @@
-"""Raw fields of a serialized message: large payloads as views, without a copy.
+"""Splitter of serialized protobuf messages: large payloads become views without a copy, protobuf parses the rest.
 
 Generated classes copy every tensor twice. A scan of the fields therefore splits a message into its large payloads and
 the few remaining bytes. The message class parses those bytes with all of protobuf's rules (defaults, merging, oneofs,

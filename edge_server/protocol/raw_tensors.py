@@ -1,4 +1,5 @@
-"""Raw tensor bytes: little-endian, row-major, without padding; BYTES elements with a length prefix.
+"""Conversion between tensors and raw bytes, as HTTP bodies, gRPC messages and shared memory carry them (Triton's binary
+format).
 
 Format: Triton's binary tensor data extension, also used by gRPC's raw contents and by shared-memory regions.
 """

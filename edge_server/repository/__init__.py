@@ -1,4 +1,4 @@
-"""Model repositories: from folders on disk to the desired state of the models.
+"""Model repositories: read folders of models on disk, and decide which versions should serve.
 
 `watch` reacts to changes of the folders, `scan` lists the models, `incomplete_copy_detection` leaves out files that are
 still being copied, `load_call_files` writes the files sent with a load call, and `desired_state` makes the desired

@@ -1,4 +1,5 @@
-"""Auto-completion: fills missing configuration fields from the model file, and checks the stated ones against it."""
+"""Completion of a model's configuration from its model file: fills in missing inputs and outputs, and checks the stated
+ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Triton's defaults for the fields that a configuration leaves out. Clients read the filled configuration back."""
+"""Completion of a configuration with Triton's defaults for the fields that it leaves out. Clients read the filled
+configuration back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SHA-256 digests of the files of each served version, by which a fleet compares what its servers really serve.
+"""Computation of the SHA-256 digest of each served version's files, by which operators compare what several servers
+serve.
 
 The digest of a version is the SHA-256 of the lines that sha256sum(1) prints for its files, sorted by path: all files of
 the version's folder, and the model's files outside its versions. Left out are hidden files and the lists of

@@ -1,4 +1,5 @@
-"""Desired state: which versions of each model should serve, from scanned folders, version pins and load calls."""
+"""Computation of the desired state, the versions of each model that should serve: from scanned folders, version pins
+and load calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""File change events below folders: by inotify if it reports all changes, else by watchdog's polling observer."""
+"""Observer of file changes below the repositories: by inotify where it reports all changes, else by the package
+watchdog."""
 
 from __future__ import annotations
 

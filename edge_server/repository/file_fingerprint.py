@@ -1,4 +1,5 @@
-"""Fingerprints of folders: short texts that change with the name, size, time, inode or read permission of any file.
+"""Scan of a folder to a fingerprint: a short text that changes with the name, size, time, inode or read permission of
+any file.
 
 File contents are not read.
 """

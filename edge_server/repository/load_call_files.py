@@ -1,4 +1,4 @@
-"""Model files sent with a load call: written to a temporary model directory, and checked for code.
+"""Files that a client sends with a load call: writes them to a temporary model directory, and refuses code.
 
 The process locks the folder while it runs, so that the folder of a killed server can be recognised and deleted.
 """

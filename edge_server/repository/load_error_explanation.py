@@ -1,4 +1,5 @@
-"""Detection of files whose content does not match their name, such as an HTML page named model.onnx.
+"""Explanation of a failed load by the file's content, such as an HTML page named model.onnx, or by missing read
+permission.
 
 They are looked for after a load failed, to give the reason in place of a runtime's parser error.
 """

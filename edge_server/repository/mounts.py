@@ -1,4 +1,4 @@
-"""File system of a path: its type, and whether inotify reports all changes on it."""
+"""Reader of the kernel's list of mounts: the file system of a path, and whether inotify reports all changes on it."""
 
 from __future__ import annotations
 

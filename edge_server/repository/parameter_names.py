@@ -1,4 +1,4 @@
-"""Names of `parameters` in config.pbtxt that this server reads, to recognise misspelt ones.
+"""Warning about misspelt names in the `parameters` of a config.pbtxt, from the list of all names that the server reads.
 
 A wrong name has no effect, and Triton's configurations may carry names that mean something to others. So only a name
 near one that is read here earns a warning. Names in capitals are options of a runtime, which checks them itself. Python

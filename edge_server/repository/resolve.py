@@ -1,4 +1,5 @@
-"""Resolver of a version: turns its files into the complete ModelSpec and the file to open, at each load."""
+"""Preparation of a version for its load: reads its files, completes and checks its configuration, and names the file to
+open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Path checks: a file name from a configuration or a client must stay inside the model's folder."""
+"""Check that a file name from a configuration or a client does not lead out of the model's folder."""
 
 from __future__ import annotations
 

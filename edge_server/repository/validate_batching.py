@@ -1,4 +1,5 @@
-"""Rules of the configuration for sequences (sequence_batching) and ragged batches (batch_input, batch_output).
+"""Check of the parts of a model configuration about sequences (sequence_batching) and ragged batches (batch_input,
+batch_output).
 
 The rules are Triton's, and those that its backends detect only at the first request. Every error is a BadModelConfig
 that names model, field, expected and given."""

@@ -1,4 +1,4 @@
-"""Rules of Triton's model configuration that the protobuf schema cannot express.
+"""Check of a model configuration by those of Triton's rules that the protobuf schema cannot express.
 
 `check_stated` checks the configuration as written, before any model file is opened. `check_complete` checks it after
 the model file and the defaults have filled it. Every error is a BadModelConfig that names model, field, expected,

@@ -1,4 +1,5 @@
-"""Version pins that an operator set, stored in a file of the state directory if there is one."""
+"""Store of version pins: an operator pins a model to a version, and no newer one is served; kept in the state directory
+if there is one."""
 
 from __future__ import annotations
 

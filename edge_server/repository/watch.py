@@ -1,4 +1,5 @@
-"""Watcher of the model repositories (mode `poll`): publishes a new desired state after each change.
+"""Watcher of the model repositories (mode `poll`): scans them after changes, and publishes which models and versions
+should serve.
 
 `file_events` reports changes, `scan` reads the folders, `incomplete_copy_detection` decides which files are complete. A
 full scan is made every `fallback_s`; an event only shortens the wait. Between two full scans, only models are scanned

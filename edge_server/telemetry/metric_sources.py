@@ -1,5 +1,5 @@
-"""Metric families that do not come from version statistics: response cache, CUDA shared memory, custom metrics
-of models, loads of models, disk space, certificates."""
+"""Sources of metrics other than those of models' requests: response cache, CUDA shared memory, custom metrics, loads,
+disk space, certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages to systemd: readiness, status and watchdog, as datagrams of sd_notify(3).
+"""Sender of messages to systemd by sd_notify(3): readiness, status and watchdog.
 
 No library of systemd is needed. Without $NOTIFY_SOCKET each call does nothing. `WatchdogFeeder` feeds the watchdog only
 after all health checks have passed, never from a thread of its own.

@@ -1,4 +1,4 @@
-"""Sampling of the requests to trace: rate, count, and the W3C trace context that a request brings.
+"""Choice of the requests to trace: by rate, by count, and by the W3C trace context that a request brings.
 
 The trace context is `traceparent` and `tracestate` of www.w3.org/TR/trace-context-1.
 """

@@ -1,4 +1,4 @@
-"""Request tracing: the settings in effect, and the decision which requests are traced.
+"""Start of request traces: holds the trace settings in effect, and begins the trace of each sampled request.
 
 Only the settings are here. The modules that record, write and export traces are imported when the first settings turn
 tracing on.

@@ -1,4 +1,4 @@
-"""CUDA graphs of one instance: which batch sizes are recorded, the recordings, and their choice for a batch.
+"""CUDA graphs of one model instance: records the execution of some batch sizes, and replays the one that fits a batch.
 
 A recorded execution is launched as a whole instead of kernel by kernel. The configuration enables graphs as in Triton,
 `optimization { cuda { graphs: true } }`, with `graph_spec { batch_size: 4 }` for each size; or with onnxruntime's

@@ -1,4 +1,5 @@
-"""Options of an engine build, from a model's configuration. They and the model's file decide what is built. Pure.
+"""Parser of the options of an engine build in a model's configuration. They and the model's file decide what is built.
+Pure.
 
 Keys in `parameters` of config.pbtxt (for all models with `--backend-config=tensorrt,key=value`), named as in
 onnxruntime's TensorRT provider where it has them:

@@ -1,4 +1,5 @@
-"""Order for a TensorRT engine with all inputs of its build, and the finished file."""
+"""Data classes for a wanted TensorRT engine (model, GPU, build options, ranges of shapes) and for the file of a
+finished one."""
 
 from __future__ import annotations
 

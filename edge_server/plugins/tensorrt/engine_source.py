@@ -1,4 +1,5 @@
-"""Source of TensorRT engines: what the backend asks of its plugin in a server."""
+"""Interface by which the TensorRT backend gets the engine for an ONNX file: a finished one, or none, and then a build
+begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution context of one TensorRT instance, with the memory of its inputs and outputs."""
+"""TensorRT's execution context of one model instance, with the GPU memory of its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter for TensorRT 8.5 to 11 and TensorRT for RTX, which hides their differences.
+"""Adapter to the libraries TensorRT 8.5 to 11 and TensorRT for RTX, which hides their differences.
 
 All of them have the API of named tensors, which came with 8.5. Each difference is in one method.
 """

@@ -1,4 +1,5 @@
-"""Entry of TensorRT: its backends, its settings, and engine builds in a server."""
+"""Entry module of the plugin `tensorrt`: declares its backends and settings, and the builds of TensorRT engines in a
+server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TensorRT engines of one server: finds and builds them, and gives the routes, metrics and status lines about them."""
+"""The plugin `tensorrt` in a running server: finds and builds TensorRT engines, and provides the routes, metrics and
+status about them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Traces as OpenTelemetry spans, for `--trace-config=mode=opentelemetry`. The core records the traces."""
+"""Export of request traces to OpenTelemetry, for `--trace-config=mode=opentelemetry`. The core records the traces."""

@@ -1,4 +1,4 @@
-"""OpenTelemetry export of traces: spans sent to a collector over OTLP/HTTP (extra `otel`).
+"""Exporter of request traces as OpenTelemetry spans, sent to a collector over OTLP/HTTP (extra `otel`).
 
 Spans, attributes and events have Triton's names: `InferRequest` for the request, one span named after each model, and
 `compute` inside it. The SDK keeps a bounded queue of spans and sends them on its own thread: with a slow or absent

@@ -1,4 +1,4 @@
-"""Entry of tracing: the export of traces in mode opentelemetry."""
+"""Entry module of the plugin `tracing`: exports traces when the trace mode is `opentelemetry`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry of tuning: its commands."""
+"""Entry module of the plugin `tuning`: declares the commands `perf`, `analyze` and `optimize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Images to tensors and tensors to results, as the model configuration declares them.
+"""Conversion of images to input tensors, and of output tensors to results (classes, boxes, masks), as the model's
+configuration says.
 
 Cameras import from here. OpenCV is imported with the first image. `image_plan.make_image_plan` reads the declaration of
 a model version once. Its `ImagePlan` takes images: `tensor` the bytes of a file, `fit` an array, `read_frame` a camera

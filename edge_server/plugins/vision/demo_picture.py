@@ -1,4 +1,4 @@
-"""File of the demo picture, a portrait. For its origin see demo.md."""
+"""Path of the demo picture, a JPEG file with a portrait. For its origin see demo.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that detect objects, for front ends whose clients are video recorders."""
+"""Choice of the model that detects objects, for clients that name none, such as video recorders."""
 
 from __future__ import annotations
 

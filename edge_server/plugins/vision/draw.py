@@ -1,4 +1,5 @@
-"""Drawing of results into a frame, for annotated JPEGs. Lines and text scale with the picture."""
+"""Drawing of results (boxes, masks, keypoints, classes) into a picture, for annotated JPEGs. Lines and text scale with
+the picture."""
 
 from __future__ import annotations
 

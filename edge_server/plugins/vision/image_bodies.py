@@ -1,4 +1,5 @@
-"""Image request bodies: an image file becomes the input of a model that declares the conversion."""
+"""Decoder of HTTP inference requests whose body is an image file (JPEG, PNG or a form): makes the input tensor of the
+model."""
 
 from __future__ import annotations
 

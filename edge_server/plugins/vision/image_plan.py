@@ -1,4 +1,5 @@
-"""Image plan: converts images to the input of one model, computed once from its configuration.
+"""Conversion of images to the input tensor of one model: size, colours, number type, layout; computed once from its
+configuration.
 
 `image_parameters` documents the keys. This module checks them against the input's layout, size and data type.
 """

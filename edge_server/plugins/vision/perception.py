@@ -1,4 +1,5 @@
-"""Perception: output tensors to classes, detections and a mask in the coordinates of the original frame.
+"""Decoder of a model's output tensors to results in the coordinates of the original picture: classes, detections and a
+mask.
 
 `outputs.output_parameters` documents the keys. This module checks them against the model's outputs, once per model
 version.

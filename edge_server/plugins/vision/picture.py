@@ -1,4 +1,5 @@
-"""Picture: decoded pixels with the meaning of their values."""
+"""Class `Picture`: decoded pixels, with their colour format (RGB, BGR, gray or depth) and the size of the original
+frame."""
 
 from __future__ import annotations
 

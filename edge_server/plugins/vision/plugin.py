@@ -1,4 +1,5 @@
-"""Entry of images: image request bodies, the results of an image, and the checks of models that take images."""
+"""Entry module of the plugin `vision`: adds image files as request bodies, a route for the results of an image, and
+checks of image models."""
 
 from __future__ import annotations
 

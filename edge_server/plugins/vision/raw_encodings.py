@@ -1,4 +1,4 @@
-"""Conversion of raw camera frames to pictures: the encodings of sensor_msgs/Image.
+"""Conversion of raw camera frames, in the encodings of ROS' sensor_msgs/Image, to pictures.
 
 | encoding | picture |
 |---|---|

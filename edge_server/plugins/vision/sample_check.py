@@ -1,4 +1,5 @@
-"""Sample check of a detector at load: runs it on a picture and compares its answer with the declared layout.
+"""Check of a detection model when it is loaded: runs it on a sample picture, and looks for outputs that the declared
+format cannot have.
 
 An answer is impossible if no model of the declared layout gives it, trained or not, quantized or not. Anything else
 that looks wrong is doubtful. Most networks find nothing in most pictures, so finding nothing is neither.

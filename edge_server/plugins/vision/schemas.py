@@ -1,4 +1,5 @@
-"""Schemas of bodies for the OpenAPI document. Imported for its first reader only."""
+"""JSON schemas of the HTTP responses with the results of an image, for the OpenAPI document. Imported for its first
+reader only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trust: checksums and signatures of a version's files, checked before a runtime or the parser opens them.
+"""Checksums and signatures of model files: written by `edge-server sign`, and checked before anything opens a file.
 
 A `SHA256SUMS` (the format of sha256sum) in a version's directory covers that directory; one in the model's directory
 covers the files outside the version directories: config.pbtxt, labels, warm-up data. If one is present it is

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of a SHA256SUMS: key files, signing and verifying. The only file that uses `cryptography`."""
+"""Ed25519 keys: creates and reads key files, signs, and verifies signatures. The only file that uses `cryptography`."""
 
 from __future__ import annotations
 

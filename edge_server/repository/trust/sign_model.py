@@ -1,4 +1,5 @@
-"""Signing of a model: writes SHA256SUMS and SHA256SUMS.sig for its own files and for each version."""
+"""Writer of checksums and signatures of a model: SHA256SUMS and SHA256SUMS.sig for its own files and for each
+version."""
 
 from __future__ import annotations
 

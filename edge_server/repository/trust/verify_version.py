@@ -1,4 +1,4 @@
-"""Verification of a version's checksums and signature before it is opened, and a check for later changes."""
+"""Check of a version's files against their checksums and signature before it is opened, and again for later changes."""
 
 from __future__ import annotations
 

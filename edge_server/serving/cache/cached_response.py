@@ -1,4 +1,5 @@
-"""Cached response: the outputs of one response, without its request id and times."""
+"""Data class of a cached response (outputs, without request id and times), and the interface of the stores that hold
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factory of the response cache that `--cache-config` asks for."""
+"""Creation of the response cache that `--cache-config` asks for, with its store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached scheduler: answers a version's requests from the cache, or passes them on to the scheduler."""
+"""Adapter in front of a version's scheduler: answers requests from the response cache, and passes on the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker threads of the cache: they wait for external stores and hash large inputs."""
+"""Threads for slow work of the response cache: waiting for an external store, and hashing large inputs."""
 
 from __future__ import annotations
 

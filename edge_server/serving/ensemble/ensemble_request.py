@@ -1,5 +1,5 @@
-"""One ensemble request: starts the steps whose inputs are ready, on the threads that deliver the members' responses.
-Tensors are passed on without copies."""
+"""Execution of one request to an ensemble: starts each step when its inputs are there, on the threads that deliver
+responses. Tensors are passed on without copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Loaded version of an ensemble. It has no instances; its steps run on the versions of other models."""
+"""Class `EnsembleVersion`, the loaded version of an ensemble: takes requests, and runs their steps on the versions of
+other models. It has no instances; its steps run on the versions of other models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Admission control interface: asked before work starts, so that the governor can shed load."""
+"""Interface of admission control: asked before each request and camera frame, so that a plugin can reject work on a hot
+machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch executor: gathers inputs, runs the session, scatters outputs, counts, and answers each ticket on its own."""
+"""Run of one batch: joins the inputs, calls the session, splits the outputs, counts, and answers each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of the GPUs: those that this process has lost, and the GPU memory that each load took.
+"""Record of the GPUs that this process has lost, and measurement and limit of the GPU memory that each model takes.
 
 Loads on one GPU run one after the other, so the growth of its used memory during a load is the memory of that model.
 """

@@ -1,4 +1,4 @@
-"""Instance: one session of a runtime, with its own thread if the session is bound to one."""
+"""Class `Instance`, one copy of a model that runs one batch at a time, with its own thread if the runtime needs one."""
 
 from __future__ import annotations
 

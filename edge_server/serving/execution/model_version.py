@@ -1,4 +1,4 @@
-"""Loaded version of a model: one generation, from its load to its last response."""
+"""Class `ModelVersion`, a version of a model loaded once: takes its requests, from its load until its last response."""
 
 from __future__ import annotations
 

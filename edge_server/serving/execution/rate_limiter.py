@@ -1,4 +1,4 @@
-"""Rate limiter, as in Triton: an instance runs only while it holds the resources of its group.
+"""Triton's rate limiter: an instance runs only while it holds the resources that its configuration names.
 
 A resource is a name and a count. It stands for something that too many runs must not use at once: memory bandwidth, an
 accelerator, watts. In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says

@@ -1,4 +1,5 @@
-"""Rate limiter client of one scheduler: acquires and releases the resources of its instances."""
+"""Requests of one scheduler to the rate limiter: acquires the resources of an instance before a run, and releases
+them."""
 
 from __future__ import annotations
 

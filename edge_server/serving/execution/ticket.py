@@ -1,4 +1,5 @@
-"""Ticket: a request inside the server, with its arrival time, deadline, priority and response sink."""
+"""Class `Ticket`, a request inside the server: its arrival time, deadline and priority, and the receiver of its
+responses."""
 
 from __future__ import annotations
 

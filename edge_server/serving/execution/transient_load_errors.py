@@ -1,4 +1,4 @@
-"""Transient load errors: those that may disappear without a change of the model's files, and are retried."""
+"""Classification of load errors: those that may disappear without a change of the model's files are retried."""
 
 from __future__ import annotations
 

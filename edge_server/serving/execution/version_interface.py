@@ -1,4 +1,4 @@
-"""Interface of a loaded version, implemented by ordinary versions and by ensembles."""
+"""Interface of a loaded version of a model, implemented by `ModelVersion` and by `EnsembleVersion`."""
 
 from __future__ import annotations
 

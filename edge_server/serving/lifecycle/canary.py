@@ -1,5 +1,5 @@
-"""Canary: the newest version gets a share of the requests that name no version, while it is not slower and does not
-fail more often than the version before it."""
+"""Rule of canary releases: the newest version gets a fraction of the requests until it proves slower or less reliable
+than the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ensemble dependencies: members are loaded before an ensemble and unloaded after it.
+"""Order of loads and unloads with ensembles: member models are loaded before an ensemble and unloaded after it.
 
 Guarded by the table's lock. Does not affect models outside of ensembles.
 """

@@ -1,4 +1,5 @@
-"""Queue of model events, published in order and outside the table's lock."""
+"""Queue that publishes the events of models (loaded, failed, unloaded) in order, outside the lock of the model
+table."""
 
 from __future__ import annotations
 

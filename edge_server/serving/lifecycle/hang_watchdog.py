@@ -1,4 +1,5 @@
-"""Hang watchdog: finds instances whose run does not return. A thread inside a runtime cannot be stopped."""
+"""Detection of hung instances: those whose run has lasted longer than the limit. A thread inside a runtime cannot be
+stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model manager: assembles the parts that load and route models, answers questions about them, and closes them.
+"""Class `Manager`: creates and closes the parts that load and route models, and answers questions about the models.
 
 The `ModelTable` decides, the `Reconciler` loads and unloads, and the `Router` answers requests without a call to the
 manager.

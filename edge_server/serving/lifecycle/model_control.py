@@ -1,4 +1,4 @@
-"""Model control: load, unload, rollback and pin requests, combined with the results of repository scans."""
+"""Requests of clients to load, unload, roll back or pin a model, combined with the results of repository scans."""
 
 from __future__ import annotations
 

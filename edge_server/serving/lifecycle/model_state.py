@@ -1,5 +1,5 @@
-"""Model state: what the table knows of one model (desired versions, generations, failures, retries, evicted
-versions). Guarded by the table's lock. Makes no decisions."""
+"""Data class of what the model table knows of one model: desired and loaded versions, failures, retries, evictions.
+Guarded by the table's lock. Makes no decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model table: the states of all models, and the decision about the next action of each.
+"""Table of the states of all models: decides which version is loaded or unloaded next, and holds the lock over them.
 
 It is the only owner of the states and of the lock over them. It decides under the lock; the `Reconciler` takes the
 actions and carries them out, and enters their results. The published map of routes is read without the lock: it is

@@ -1,4 +1,4 @@
-"""Pending requests: they wait, without a thread, until their evicted model is loaded again."""
+"""Requests that wait until a model, unloaded to free memory, is loaded again; none of them holds a thread."""
 
 from __future__ import annotations
 

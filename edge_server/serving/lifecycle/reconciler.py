@@ -1,4 +1,4 @@
-"""Reconciler: carries out the actions that the model table decides, on a few short-lived threads. Holds no state of a
+"""Worker that loads and unloads versions as the model table decides, on a few short-lived threads. Holds no state of a
 model."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Router: sends a request to the version that serves it now, or lets it wait until its model is loaded."""
+"""Router of requests: finds the version of a model that serves a request now, or lets it wait until the model is
+loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Routing table of one model, from requested to serving version. Replaced as a whole, never changed."""
+"""Table of one model's versions that serve: which one gets a request for a version, and which one a request without.
+Replaced as a whole, never changed."""
 
 from __future__ import annotations
 

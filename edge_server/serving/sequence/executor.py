@@ -1,4 +1,5 @@
-"""Sequence executor: runs a batch with the control and state tensors that the server adds."""
+"""Run of one batch of sequence requests: adds the control and state tensors, and keeps the states for the next
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sequence scheduler: Triton's sequence batcher with the direct and the oldest strategy."""
+"""Scheduler of sequence models (Triton's sequence batcher, strategies direct and oldest): runs a sequence's requests in
+order on one instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Build of a TensorRT engine from an ONNX file: network, profiles, precision, timing cache. Runs in a child process."""
+"""Call of TensorRT's builder for an ONNX file: sets network, profiles, precision and timing cache, and writes the
+engine. Runs in a child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runner of the build process: starts, pauses, cancels and kills it, and reports how it ended."""
+"""Parent's side of the process that builds an engine: starts, pauses, cancels and kills it, and reports how it
+ended."""
 
 from __future__ import annotations
 

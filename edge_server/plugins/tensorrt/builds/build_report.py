@@ -1,4 +1,4 @@
-"""Report of TensorRT engines and their builds."""
+"""Data classes of the report on TensorRT engines and their builds, for HTTP, metrics and `edge-server status`."""
 
 from __future__ import annotations
 

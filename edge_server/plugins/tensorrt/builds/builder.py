@@ -1,4 +1,5 @@
-"""Engine builder: builds one TensorRT engine, compares its outputs with the serving runtime's, and caches it."""
+"""Build of one TensorRT engine from start to end: runs the build process, compares outputs with those of the serving
+runtime, stores the engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cache key of a TensorRT engine: everything that the engine depends on, and a short name for it. Engines with the same
-name are interchangeable."""
+"""Computation of the name under which an engine is stored: a hash of everything that the engine depends on. Engines
+with the same name are interchangeable."""
 
 from __future__ import annotations
 

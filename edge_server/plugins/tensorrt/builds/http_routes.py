@@ -1,4 +1,4 @@
-"""HTTP routes of TensorRT engines and their builds."""
+"""HTTP routes /edge/v1/engines for TensorRT engines and their builds, with their handlers."""
 
 from __future__ import annotations
 

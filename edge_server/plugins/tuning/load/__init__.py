@@ -1,1 +1,2 @@
-"""Load generator and measurements of a running server over HTTP and gRPC; search for the best configuration."""
+"""Load tests: send requests to a running server over HTTP and gRPC, measure it, and search for the best
+configuration."""

@@ -1,4 +1,5 @@
-"""Configuration search: limits, ranking, and successive halving over candidates."""
+"""Search for a model's best configuration: measures all candidates briefly, then the better half for longer, within
+limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frame load: streams that send frames at a fixed rate, and the count of results and dropped frames."""
+"""Load of camera frames for a measurement: streams that send frames at a fixed rate, and count results and drops."""
 
 from __future__ import annotations
 

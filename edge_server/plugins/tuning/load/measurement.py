@@ -1,4 +1,4 @@
-"""Measurement of a load in time windows, until the results are stable."""
+"""Measurement at one load: repeats time windows until their results are stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurement session: connects to one server, builds requests, and measures each load level."""
+"""Load test of one server: connects to it, makes the requests, and measures one load after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of time windows (rate, percentiles), and the test for stable results."""
+"""Results of the time windows of a measurement (rate, percentiles), and the test whether they are stable."""
 
 from __future__ import annotations
 

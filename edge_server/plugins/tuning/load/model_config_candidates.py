@@ -1,4 +1,4 @@
-"""Candidate configurations of a model, and their translation into config.pbtxt."""
+"""List of candidate configurations for a model (instances, batching and others), and their text for config.pbtxt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of measured points as a table, JSON or SVG."""
+"""Report of the results of a load test: a table, JSON or SVG charts."""
 
 from __future__ import annotations
 

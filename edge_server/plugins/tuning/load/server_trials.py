@@ -1,4 +1,4 @@
-"""Trials of configurations: serves each one with its own server on free ports, and measures it."""
+"""Measurement of candidate configurations: starts a server for each one on free ports, and measures it."""
 
 from __future__ import annotations
 

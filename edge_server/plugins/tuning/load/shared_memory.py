@@ -1,4 +1,4 @@
-"""Requests with tensors in system shared memory: the regions, and the locations of each worker's tensors."""
+"""Shared memory for a load test: creates the regions, and makes requests whose tensors are in them."""
 
 from __future__ import annotations
 

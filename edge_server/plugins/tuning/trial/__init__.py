@@ -1,1 +1,2 @@
-"""Comparison of the runtimes, devices and precisions that can run a model here. Each candidate runs in a process."""
+"""Comparison of the runtimes, devices and precisions that can run a model on this machine. Each candidate runs in a
+process."""

@@ -1,4 +1,4 @@
-"""Candidates for the accelerators of a runtime, from the devices that the runtime reports.
+"""List of candidates for the GPUs and NPUs that OpenVINO or ONNX Runtime reports.
 
 A reported device may still not work. Then the candidate fails, with the reason.
 """

@@ -1,4 +1,4 @@
-"""Candidate: a runtime, device and precision for a model, and its configuration."""
+"""Data class of a candidate, one way to run a model (runtime, device, precision), and the configuration for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List of the candidates for a model on this machine."""
+"""List of all ways to run a model on this machine: the candidates of each runtime, on the CPU and on accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parent's side of a candidate process: one command at a time, with limits on time and memory."""
+"""Parent's side of the process that runs one candidate: sends one command at a time, with limits on time and memory."""
 
 from __future__ import annotations
 

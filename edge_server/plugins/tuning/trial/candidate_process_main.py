@@ -1,4 +1,5 @@
-"""Main program of a candidate's process: `python -m edge_server.plugins.tuning.trial.candidate_process_main`.
+"""Main program of the process that runs one candidate: opens the model, runs samples and measures, as its parent
+commands.
 
 A crash or hang of the process affects only one candidate. The process reads a job and then commands from
 standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or

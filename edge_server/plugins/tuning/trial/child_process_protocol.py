@@ -1,4 +1,5 @@
-"""Child's side of a candidate process: reads the job, writes JSON lines, and exits when the parent exits."""
+"""Child's side of the messages with the parent: reads the job from standard input, writes JSON lines, and exits with
+the parent."""
 
 from __future__ import annotations
 

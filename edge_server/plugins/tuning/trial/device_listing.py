@@ -1,4 +1,4 @@
-"""List of a runtime's devices, from a child process: `python -m edge_server.plugins.tuning.trial.device_listing`.
+"""Query of the devices of a runtime, in a child process, because a driver may crash.
 
 Listing loads the drivers of all devices. If a driver crashes or hangs, only this runtime's accelerators are lost.
 """

@@ -1,4 +1,4 @@
-"""Report of a comparison: rows for people and JSON for programs."""
+"""Report of a comparison of candidates: a table for people, and JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trial plan: the candidates for a model folder, each with its configuration."""
+"""Plan of a comparison: reads a model folder, and lists the candidates to try, each with its configuration."""
 
 from __future__ import annotations
 

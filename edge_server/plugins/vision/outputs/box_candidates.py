@@ -1,4 +1,5 @@
-"""Box candidates: what a detection head decodes, in pixels of the network's input; and NMS, which drops overlaps."""
+"""Types of detected boxes before they are filtered, decoding of their coordinates, and NMS, which drops overlapping
+ones."""
 
 from __future__ import annotations
 

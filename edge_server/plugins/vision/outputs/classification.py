@@ -1,4 +1,4 @@
-"""Classification: class scores to the top-k classes."""
+"""Decoder of classification outputs: class scores to the k best classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Detections of a frame: chooses the head, suppresses overlaps, and converts coordinates and class names."""
+"""Decoder of detection outputs: chooses the network's output format, drops overlapping boxes, and converts coordinates
+and class names."""
 
 from __future__ import annotations
 

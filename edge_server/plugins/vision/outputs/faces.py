@@ -1,4 +1,4 @@
-"""Face detection heads: YuNet with five landmarks, BlazeFace (MediaPipe) with six."""
+"""Decoders of the outputs of face detectors: YuNet with five landmarks, BlazeFace (MediaPipe) with six."""
 
 from __future__ import annotations
 

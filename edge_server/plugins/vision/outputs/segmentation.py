@@ -1,4 +1,4 @@
-"""Segmentation: class scores per network pixel to a class mask of the frame."""
+"""Decoder of segmentation outputs: class scores per pixel to a mask with the class of each pixel of the frame."""
 
 from __future__ import annotations
 

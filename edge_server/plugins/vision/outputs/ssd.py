@@ -1,4 +1,5 @@
-"""SSD detection heads: decode boxes and scores from several outputs, before NMS or after that of the network."""
+"""Decoders of the outputs of SSD detectors: boxes and scores from several tensors, with or without NMS in the
+network."""
 
 from __future__ import annotations
 

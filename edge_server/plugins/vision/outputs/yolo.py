@@ -1,4 +1,4 @@
-"""YOLO detection heads: one output, with a row or column for each box."""
+"""Decoders of the outputs of YOLO detectors: one tensor, with a row or column for each box."""
 
 from __future__ import annotations
 
