@@ -313,7 +313,7 @@ class Http2Connection:
 
         # Sending; guarded by the lock.
         self._output: list[bytes | memoryview] = [
-            frames.settings(
+            frames.encode_settings(
                 {
                     frames.MAX_CONCURRENT_STREAMS: settings.max_streams,
                     frames.INITIAL_WINDOW_SIZE: limits.STREAM_WINDOW_BYTES,
@@ -726,7 +726,7 @@ class Http2Connection:
         with self._lock:
             if not ends:
                 self._remember_reset(stream_id)
-            self._put(frames.frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
+            self._put(frames.encode_frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
             self._flush_if_elsewhere()
 
     def _remember_reset(self, stream_id: int) -> None:
@@ -909,7 +909,7 @@ class Http2Connection:
         self._last_ping_s = now_s
         with self._lock:
             self._count_answer()
-            self._put(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._put(frames.encode_frame(frames.PING, frames.ACK, 0, payload))
             self._flush_if_elsewhere()
 
     def _count_answer(self) -> None:
@@ -1010,7 +1010,7 @@ class Http2Connection:
         with self._lock:
             if not self._forget(stream):
                 return
-            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+            self._put(frames.encode_frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
             self._flush_if_elsewhere()
 
     def _fail_stream(self, stream: Stream, code: Http2ErrorCode) -> None:
@@ -1019,7 +1019,7 @@ class Http2Connection:
         with self._lock:
             was_open = self._forget(stream)
             if was_open:
-                self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+                self._put(frames.encode_frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
                 self._flush_if_elsewhere()
         if was_open:
             stream.receiver.on_reset(code)
@@ -1035,7 +1035,7 @@ class Http2Connection:
         for start in range(0, len(block), most) or (0,):
             part = block[start : start + most]
             own = (flags if kind == _HEADERS else 0) | (_END_HEADERS if start + most >= len(block) else 0)
-            data = frames.frame(kind, own, stream.id, part)
+            data = frames.encode_frame(kind, own, stream.id, part)
             if stream.queue:
                 stream.queue.append((data, False))
             else:
@@ -1091,7 +1091,7 @@ class Http2Connection:
             self._queued_bytes -= size
             self._has_sent = True
             stream.stalled_since_s = 0.0
-            self._put(frames.frame_header(size, _DATA, 0, stream_id))
+            self._put(frames.encode_frame_header(size, _DATA, 0, stream_id))
             for piece in pieces:
                 self._put(piece)
             while queue and not queue[0][1]:
@@ -1111,7 +1111,7 @@ class Http2Connection:
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
             self._remember_reset(stream.id)
-            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(Http2ErrorCode.NO_ERROR)))
+            self._put(frames.encode_frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(Http2ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
         """Drop a stream and its queue. Return False if it was already closed."""
@@ -1263,7 +1263,7 @@ class Http2Connection:
             if not self._is_going_away:
                 self._is_going_away = True
                 self._put(frames.encode_goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
-                self._put(frames.frame(frames.PING, 0, 0, _GOING_AWAY_PING))
+                self._put(frames.encode_frame(frames.PING, 0, 0, _GOING_AWAY_PING))
                 self._flush_if_elsewhere()
 
     def end_going_away(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, text: str = "") -> None:
@@ -1354,5 +1354,5 @@ class Http2Connection:
         if self._streams or settings.permits_keepalive_without_streams or not settings.max_pings_without_data:
             self._ping_sent_s = now_s
             with self._lock:
-                self._put(frames.frame(frames.PING, 0, 0, bytes(8)))
+                self._put(frames.encode_frame(frames.PING, 0, 0, bytes(8)))
                 self._flush_if_elsewhere()

@@ -49,30 +49,30 @@ class Http2ErrorCode(enum.IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+def encode_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Return a whole frame."""
     size = len(payload)
     return HEADER.pack(size >> 8, size & 255, kind, flags, stream_id) + payload
 
 
-def frame_header(size: int, kind: int, flags: int, stream_id: int) -> bytes:
+def encode_frame_header(size: int, kind: int, flags: int, stream_id: int) -> bytes:
     """Return the header of a frame with a payload of `size` bytes."""
     return HEADER.pack(size >> 8, size & 255, kind, flags, stream_id)
 
 
-def settings(values: dict[int, int]) -> bytes:
+def encode_settings(values: dict[int, int]) -> bytes:
     """Return a SETTINGS frame."""
-    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(name, value) for name, value in values.items()))
+    return encode_frame(SETTINGS, 0, 0, b"".join(SETTING.pack(name, value) for name, value in values.items()))
 
 
 def encode_window_update(stream_id: int, size: int) -> bytes:
     """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
-    return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(size))
+    return encode_frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(size))
 
 
 def encode_goaway(last_stream_id: int, code: Http2ErrorCode, text: str = "") -> bytes:
     """Return a GOAWAY frame."""
-    return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + text.encode("utf-8", "replace"))
+    return encode_frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + text.encode("utf-8", "replace"))
 
 
-SETTINGS_ACK = frame(SETTINGS, ACK, 0)
+SETTINGS_ACK = encode_frame(SETTINGS, ACK, 0)
