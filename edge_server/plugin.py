@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
-    from edge_server.core.version_lifecycle import OutputCheck
+    from edge_server.core.version_lifecycle import OutputCheck, Recogniser
     from edge_server.errors import EdgeServerError
     from edge_server.frontends.grpc.rpc_table import StreamService
     from edge_server.frontends.http.access_check import AccessCheck
@@ -117,6 +117,8 @@ class RunningPlugin:
     """Get each complete specification. They raise BadModelConfig for parameters that this plugin reads and refuses."""
     output_checks: Sequence[Callable[[ModelSpec], OutputCheck | None]] = ()
     """As `model_checks`. They return the check of the warmed-up model's answer, or None."""
+    recognisers: Sequence[Recogniser] = ()
+    """Get each complete specification whose file has metadata, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
     """Beginning of a content type -> decoder of such bodies of inference requests over HTTP."""
     local_folders: Mapping[str, Path] = MappingProxyType({})

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from edge_server.backends.base import Array, ModelFile
+from edge_server.backends.base import MAX_METADATA_TEXT, Array, ModelFile
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory, install_hint
@@ -115,6 +115,11 @@ def is_batchable(inputs: Iterable[InputSpec], outputs: Iterable[OutputSpec]) -> 
     """Return whether every tensor has a leading dimension of any size in the file."""
     dims = [one.dims for one in inputs] + [one.dims for one in outputs]
     return all(shape[:1] == (-1,) for shape in dims)
+
+
+def bounded_metadata(texts: Mapping[str, str] | Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    """Return the texts of a file's metadata without those that are too long."""
+    return {key: text for key, text in dict(texts).items() if len(text) <= MAX_METADATA_TEXT}
 
 
 _FLOATS = {DType.FP16: "f16", DType.BF16: "bf16", DType.FP32: "f32", DType.FP64: "f64"}

@@ -39,6 +39,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -56,18 +57,23 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
+MAX_METADATA_TEXT = 1 << 20
+
+
 class ModelSignature(NamedTuple):
     """Inputs and outputs of a model file.
 
     Shapes are complete, with a leading batch dimension if there is one. -1 is a dimension of any size. `is_batchable`:
     every input and output has a leading dimension of any size, so that `max_batch_size` may be greater than 0.
-    `most_rows`: the largest batch that the file allows, None if it has no limit.
+    `most_rows`: the largest batch that the file allows, None if it has no limit. `metadata`: texts that the exporter
+    wrote into the file, by key, of at most MAX_METADATA_TEXT characters. They may be hostile.
     """
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     is_batchable: bool
     most_rows: int | None = None
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ def _report(core: ServerParts) -> int:
     rows, notes, warnings = [], [], []
     for version in core.manager.all_ready():
         warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]
+        if version.spec.recognised is not None:
+            notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:
             infer_ms = f"{version.probe() * 1000:.1f}"
         except NotWarmedUp as error:

@@ -172,12 +172,24 @@ class Optimization(NamedTuple):
     gpu_accelerators: tuple[Accelerator, ...] = ()
 
 
+class Recognised(NamedTuple):
+    """What the metadata of a model's file say that its configuration does not.
+
+    `parameters` hold beside those of the configuration, `labels` of an output where it has none. Clients do not see
+    them. Both are empty if nothing was recognised. `note` is for ModelSpec's notes.
+    """
+
+    parameters: Mapping[str, str]
+    labels: Mapping[str, tuple[str, ...]]
+    note: str
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Complete configuration of one model: all names, types and shapes are known.
 
     `max_batch_size` 0: no batch dimension. N >= 1: dims exclude a leading dimension of 1..N rows.
-    `parameters` are the `parameters` of config.pbtxt as plain strings.
+    `parameters` are the `parameters` of config.pbtxt as plain strings. `recognised` adds to them.
     `ensemble` and `sequence` are None if the model is neither. `batch_inputs` and `batch_outputs` belong to ragged
     batches. `is_cached`: responses may come from the response cache. `cc_filenames` maps a GPU's compute capability
     ("8.7") to its model file.
@@ -200,6 +212,7 @@ class ModelSpec:
     is_decoupled: bool = False
     default_model_filename: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    recognised: Recognised | None = None
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     optimization: Optimization = Optimization()
     ensemble: Ensemble | None = None
@@ -218,6 +231,16 @@ class ModelSpec:
 
     def output(self, name: str) -> OutputSpec | None:
         return next((spec for spec in self.outputs if spec.name == name), None)
+
+    @property
+    def all_parameters(self) -> Mapping[str, str]:
+        """The configuration's parameters and those that were recognised."""
+        return self.parameters if self.recognised is None else {**self.recognised.parameters, **self.parameters}
+
+    def labels_of(self, output: OutputSpec) -> tuple[str, ...]:
+        """Return the configuration's labels of an output, else those that were recognised."""
+        recognised = {} if self.recognised is None else self.recognised.labels
+        return output.labels or recognised.get(output.name, ())
 
     def wire_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Return `dims` for clients: with a leading -1 if the model batches."""

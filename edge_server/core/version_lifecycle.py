@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from edge_server.core.model_spec import ModelFile, ModelSpec
+from edge_server.core.model_spec import ModelFile, ModelSpec, Recognised
 from edge_server.core.tensor import Tensor
 from edge_server.errors import LoadError
 
@@ -22,6 +22,10 @@ OutputCheck: TypeAlias = Callable[[SampleRun | None], tuple[str, ...]]
 """Checks what a model answers before it serves. Returns warnings; raises LoadError for a model that must not serve.
 
 Gets None for a model that cannot be run for a check."""
+
+
+Recogniser: TypeAlias = Callable[[ModelSpec, Mapping[str, str]], Recognised | None]
+"""Given a specification and the metadata of the model's file: what they say together. None: they do not concern it."""
 
 
 class VersionState(enum.Enum):

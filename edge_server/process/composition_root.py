@@ -164,6 +164,7 @@ def _resolve_options(config: RepositoryConfig, gpu_count: int, gpus: Gpus, plugi
         gpu_count=gpu_count,
         checks=(priority_class, *plugins.model_checks()),
         output_checks=plugins.output_checks(),
+        recognisers=plugins.recognisers(),
         trust=trust_policy(config.requires_checksums, config.public_key),
         onnx_order=(*plugins.onnx_backends(), *ONNX_ORDER),
         lost_gpus=gpus.lost_gpus,

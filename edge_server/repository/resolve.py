@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER, engine_backends
 from edge_server.core.model_spec import ModelFile, ModelSpec
-from edge_server.core.version_lifecycle import OutputCheck, Resolved
+from edge_server.core.version_lifecycle import OutputCheck, Recogniser, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.auto_complete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import BACKEND_OF_PLATFORM
@@ -39,7 +39,8 @@ class ResolveOptions:
 
     `checks` get each complete specification and raise BadModelConfig. They check the `parameters` of other parts of the
     server, so that a wrong one fails the load and not the first request. `output_checks` do so too, and return checks
-    of the model's answer, or None. `trust`: rules for the checksums and signatures of a version's files.
+    of the model's answer, or None. `recognisers` get the specification and the metadata of a file that has some.
+    `trust`: rules for the checksums and signatures of a version's files.
     `onnx_order`: the runtimes tried for an ONNX file.
     """
 
@@ -47,6 +48,7 @@ class ResolveOptions:
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
     output_checks: tuple[Callable[[ModelSpec], OutputCheck | None], ...] = ()
+    recognisers: tuple[Recogniser, ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     lost_gpus: Callable[[], Iterable[int]] = tuple
@@ -81,7 +83,8 @@ def resolve(
     inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
     _remove_engine_settings(config, inspected, passed_over)
     notes = _complete_config(config, model.name, inspected, options)
-    spec = _make_spec(config, model, options, notes)
+    metadata = _NOTHING if inspected.signature is None else inspected.signature.metadata
+    spec = _make_spec(config, model, options, notes, metadata)
     output_checks = _output_checks(spec, options)
     verified.confirm()
     file = inspected.file
@@ -113,7 +116,11 @@ def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, pas
 
 
 def _make_spec(
-    config: ConfigMessage, model: ModelDirectory, options: ResolveOptions, notes: tuple[str, ...]
+    config: ConfigMessage,
+    model: ModelDirectory,
+    options: ResolveOptions,
+    notes: tuple[str, ...],
+    metadata: Mapping[str, str] = _NOTHING,
 ) -> ModelSpec:
     """Return the checked specification of a complete configuration."""
     check_complete(config, model.name)
@@ -129,6 +136,10 @@ def _make_spec(
 
         template = read_chat_template(model.name, model.path, tokenizer)
     spec = to_spec(config, labels, notes, template)
+    for recognise in options.recognisers if metadata else ():
+        if (found := recognise(spec, metadata)) is not None:
+            spec = replace(spec, recognised=found, notes=(*spec.notes, found.note))
+            break
     for check in options.checks:
         check(spec)
     return spec

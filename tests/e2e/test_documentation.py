@@ -38,6 +38,7 @@ from edge_server.plugins.cameras.source_and_sink_settings import read_entries
 from edge_server.repository import pbtxt
 from edge_server.repository.parameter_names import READ_NAMES
 from tests.e2e.conftest import COMMAND, clean_environment
+from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
@@ -221,6 +222,7 @@ def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) 
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
+    "docs/models.md": (),
     "docs/cameras.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
     "docs/language-models.md": [
@@ -253,6 +255,7 @@ class Terminal:
                 (folder / path.name).symlink_to(path)
         shutil.copytree(ROOT / "model_repository", folder / "model_repository")
         shutil.copy(ROOT / "tests/data/tiny_llm/tiny.gguf", folder / LANGUAGE_MODEL)
+        (folder / "yolo11n.onnx").write_bytes(export(detect(), ULTRALYTICS).SerializeToString())
         programs = folder / ".venv/bin"
         programs.mkdir(parents=True)
         (programs / "activate").write_text(f"PATH={programs}:$PATH\n")

@@ -18,6 +18,7 @@ because other models, decoders and front ends need the cores too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import (
     SharedModels,
+    bounded_metadata,
     existing_file,
     file_title,
     fingerprint,
@@ -93,7 +95,10 @@ class OnnxRuntimeBackend(Backend):
         session = self._load(file, options, [providers.CPU])
         inputs = tuple(InputSpec(*declared_tensor(file, "input", node)) for node in session.get_inputs())
         outputs = tuple(OutputSpec(*declared_tensor(file, "output", node)) for node in session.get_outputs())
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
+        metadata: Mapping[str, str] = {}
+        with contextlib.suppress(UnicodeDecodeError):  # they may be any bytes
+            metadata = bounded_metadata(session.get_modelmeta().custom_metadata_map)
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata)
 
     def open(self, job: OpenJob) -> OnnxSession:
         merged = {**job.settings, **job.spec.parameters}

@@ -29,6 +29,7 @@ from typing import Any
 
 from edge_server.backends.backend_helpers import (
     SharedModels,
+    bounded_metadata,
     file_title,
     fingerprint,
     import_runtime,
@@ -45,6 +46,7 @@ from edge_server.backends.openvino.model_reader import (
     dims,
     exception_classes,
     file_to_read,
+    metadata_texts,
     positions,
 )
 from edge_server.backends.openvino.options import CompileOptions, compile_options
@@ -81,7 +83,8 @@ class OpenVinoBackend(Backend):
         model = self._reader.read_graph(file, parameters.get("CPU_EXTENSION_PATH", ""), is_mapped=True)
         inputs = tuple(InputSpec(*declared_tensor(file, "input", port)) for port in model.inputs)
         outputs = tuple(OutputSpec(*declared_tensor(file, "output", port)) for port in model.outputs)
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
+        metadata = bounded_metadata(metadata_texts(model))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata)
 
     def open(self, job: OpenJob) -> OpenVinoSession:
         path = file_to_read(job.file)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,17 @@ def declared_tensor(file: ModelFile, role: str, port: Any) -> tuple[str, DType, 
     if port.get_partial_shape().rank.is_dynamic:
         raise LoadError(f"{file_title(file)}: {role} '{name}' has no fixed number of dimensions")
     return name, _TYPES[kind], dims(port)
+
+
+def metadata_texts(model: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts that the exporter wrote into a file: those of ONNX by their keys, those of others as
+    "group/key"."""
+    for group, values in model.get_rt_info().items():
+        prefix = "" if group == "framework" else f"{group}/"
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, dict):
+                with contextlib.suppress(UnicodeDecodeError, RuntimeError):  # any bytes, or no text
+                    yield prefix + key, value.astype(str)
 
 
 def positions(ports: Sequence[Any]) -> dict[str, int]:

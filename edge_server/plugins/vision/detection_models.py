@@ -19,9 +19,11 @@ def find_detection_model(service: InferenceService, how_to_name: str) -> Handle:
 
     Raises UnknownModel, whose message ends with `how_to_name`: what names a model on this wire."""
     names = sorted({entry.name for entry in service.repository_index(only_ready=True)})
-    found = [handle for name in names if "detection_head" in (handle := service.find(name, None)).spec.parameters]
-    stated = [one for one in found if one.spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
-    candidates = stated or found
+    models = [service.find(name, None) for name in names]
+    found = [one for one in models if "detection_head" in one.spec.all_parameters]
+    stated = [one for one in found if "detection_head" in one.spec.parameters]
+    chosen = [one for one in found if one.spec.parameters.get("deepstack", "").strip().lower() in ("true", "1")]
+    candidates = chosen or stated or found
     if len(candidates) == 1:
         return candidates[0]
     given = ", ".join(f"'{one.spec.name}'" for one in candidates) or "none"

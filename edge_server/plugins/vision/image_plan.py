@@ -253,9 +253,10 @@ def make_image_plan(spec: ModelSpec) -> ImagePlan | None:
     Takes about a microsecond without a declaration and a fraction of a millisecond with one: call it once per version.
     Raises BadModelConfig if the declaration is wrong in itself or does not match the input.
     """
-    if not is_declared(spec.parameters):
+    parameters = spec.all_parameters
+    if not is_declared(parameters):
         return None
-    declaration = read_declaration(spec.name, spec.parameters)
+    declaration = read_declaration(spec.name, parameters)
     return _Planner(spec, declaration, _input_of(spec, declaration.input_name)).plan()
 
 

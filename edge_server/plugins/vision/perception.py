@@ -140,7 +140,7 @@ def make_perception_decoder(spec: ModelSpec) -> PerceptionDecoder | None:
 
     Call it once per version. Raises BadModelConfig if the declaration is wrong in itself or does not match the outputs.
     """
-    declared = read_declaration(spec.name, spec.parameters)
+    declared = read_declaration(spec.name, spec.all_parameters)
     classes = None if declared.classes is None else make_class_decoder(spec, declared.classes)
     detections = mask = None
     if declared.detections is not None:

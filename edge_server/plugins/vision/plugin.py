@@ -1,17 +1,17 @@
 """Entry module of the plugin `vision`: adds image files as request bodies, a route for the results of an image, and
-checks of image models."""
+recognition and checks of image models."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.plugin import Plugin, RunningPlugin, ServingCore
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
-    from edge_server.core.model_spec import ModelSpec
+    from edge_server.core.model_spec import ModelSpec, Recognised
     from edge_server.core.tensor import Tensor
     from edge_server.core.version_lifecycle import OutputCheck
     from edge_server.frontends.http.body_reader import Body
@@ -40,12 +40,20 @@ class Vision(RunningPlugin):
 
     def __init__(self) -> None:
         self.output_checks = (self._check_sample,)
+        self.recognisers = (self._recognise,)
         self.body_decoders = {"image/": self._decode_image, "multipart/form-data": self._decode_image}
+
+    def _recognise(self, spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
+        if "stride" not in metadata:  # only Ultralytics' exporters write it
+            return None
+        from edge_server.plugins.vision.recognition import recognise
+
+        return recognise(spec, metadata)
 
     def _check_sample(self, spec: ModelSpec) -> OutputCheck | None:
         """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of
         a model do not fit it."""
-        if not spec.parameters:
+        if not spec.all_parameters:
             return None
         from edge_server.plugins.vision.demo_picture import PICTURE
         from edge_server.plugins.vision.sample_check import sample_check

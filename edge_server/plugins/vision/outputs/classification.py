@@ -48,7 +48,8 @@ def make_class_decoder(spec: ModelSpec, declaration: ClassDeclaration) -> ClassD
     if not declaration.is_certain and len(labelled) != 1 and len(spec.outputs) != 1:
         return None
     output = choose_output(spec, "class_output", declaration.output)
-    return ClassDecoder(OutputTensor(output.name, output.dtype, 1), declaration.activation, output.labels)
+    tensor = OutputTensor(output.name, output.dtype, 1)
+    return ClassDecoder(tensor, declaration.activation, spec.labels_of(output))
 
 
 def make_implied_class_decoder(spec: ModelSpec) -> ClassDecoder | None:

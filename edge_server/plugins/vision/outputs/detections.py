@@ -145,7 +145,7 @@ def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, s
     expected = head.check_shapes(shapes)
     if expected is not None:
         raise BadModelConfig(_mismatch(spec.name, declaration, tensors, expected, shapes))
-    return DetectionDecoder(head, tensors, declaration, outputs[head.labels_index].labels)
+    return DetectionDecoder(head, tensors, declaration, spec.labels_of(outputs[head.labels_index]))
 
 
 def _mismatch(

@@ -1,0 +1,193 @@
+"""YOLO exports in a folder without a configuration: recognised by their metadata, and served with boxes and labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edge_server.client import FrameStream
+from tests.e2e.conftest import Repository
+from tests.e2e.yolo_exports import (
+    CELLS,
+    FOUND,
+    NAMES,
+    POINTS,
+    SIDE,
+    ULTRALYTICS,
+    YOLOV5,
+    corners,
+    detect,
+    export,
+    final_rows,
+    names,
+    pose,
+    rtdetr_rows,
+    with_objectness,
+)  # fmt: skip
+
+EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
+    "detect": (detect(), {}),
+    "end2end": (final_rows(), {"end2end": "True"}),
+    "end2end_unstated": (final_rows(), {"version": "8.2.46", "end2end": ""}),
+    "rtdetr": (rtdetr_rows(), {"head": "RTDETRDecoder"}),
+    "nms": (final_rows(), {"args": "{'batch': 1, 'nms': True}"}),
+}
+HOSTILE = {
+    "no_literal": {"names": "__import__('os').system('true')"},
+    "nested": {"names": "[" * 100_000},
+    "unclosed": {"names": "{0: 'a', 1: 'b', 2: '" + "\\" * 99_999 + "}"},
+    "huge": {"names": "{0: '" + "x" * (2 << 20) + "'}"},
+    "wrong_count": {"names": "{0: 'a', 1: 'b'}"},
+    "gap": {"names": "{0: 'a', 1: 'b', 9: 'c'}"},
+    "other_size": {"imgsz": "[640, 640]"},
+    "other_stride": {"stride": "32.5"},
+    "other_task": {"task": "segment"},
+    "more_names": {"names": names(tuple("abcdef"))},
+    "end2end_of_another": {"end2end": "True"},
+}
+STATED = """
+parameters { key: "image_fit" value { string_value: "stretch" } }
+parameters { key: "image_scale" value { string_value: "1/255" } }
+parameters { key: "detection_head" value { string_value: "yolo11" } }
+"""
+STRICTER = 'parameters { key: "detection_score_threshold" value { string_value: "0.8" } }'
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+    add = module_repository.add
+    for name, (answer, changed) in EXPORTS.items():
+        add(name, model=export(answer, ULTRALYTICS | changed))
+    add("onnxruntime", 'backend: "onnxruntime"', model=export(detect(), ULTRALYTICS))
+    add("dynamic", model=export(detect(), ULTRALYTICS, is_dynamic=True))
+    add("pose", model=export(pose(), ULTRALYTICS | {"task": "pose", "names": names(NAMES[:1]), "kpt_shape": "[2, 3]"}))
+    add("yolov5", model=export(with_objectness(), YOLOV5))
+    add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
+    for name, changed in HOSTILE.items():
+        add(name, model=export(detect(), ULTRALYTICS | changed))
+    add("stated", STATED, model=export(detect(), ULTRALYTICS))
+    add("stricter", STRICTER, model=export(detect(), ULTRALYTICS))
+    with serve(module_repository.path) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def picture() -> bytes:
+    cv2 = pytest.importorskip("cv2")
+    return bytes(cv2.imencode(".jpg", np.full((480, 640, 3), 90, np.uint8))[1])
+
+
+def perceive(server: Any, model: str, picture: bytes) -> Any:
+    status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def notes(server: Any, model: str) -> list[str]:
+    loaded = server.ask("/edge/v1/models")[1]["models"]
+    return next(item["notes"] for item in loaded if item["name"] == model)
+
+
+def check_boxes(detections: Any, labels: tuple[str, ...] = NAMES) -> None:
+    assert len(detections) == len(FOUND)
+    for seen, (box, index, score) in zip(detections, FOUND, strict=True):
+        label = index if len(labels) > 1 else 0
+        assert (seen["class_index"], seen["label"]) == (label, labels[label])
+        assert seen["score"] == pytest.approx(score, abs=1e-3)
+        assert [seen[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(box, abs=1)
+
+
+@pytest.mark.parametrize("model", [*EXPORTS, "onnxruntime", "dynamic", "yolov5"])
+def test_boxes_and_labels_of_an_export_without_configuration(server: Any, picture: bytes, model: str) -> None:
+    check_boxes(perceive(server, model, picture)["detections"])
+    assert "recognised by its metadata: yolo detect, 3 classes" in notes(server, model)
+
+
+def test_keypoints_of_a_pose_export(server: Any, picture: bytes) -> None:
+    detections = perceive(server, "pose", picture)["detections"]
+    check_boxes(detections, NAMES[:1])
+    for seen, point in zip(detections[0]["keypoints"], POINTS, strict=True):
+        assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(point[2])]
+    assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, "pose")
+
+
+def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:
+    seen = perceive(server, "classify", picture)
+    assert [(item["label"], item["score"]) for item in seen["classes"]] == [
+        (NAMES[2], pytest.approx(0.7)), (NAMES[1], pytest.approx(0.2)), (NAMES[0], pytest.approx(0.1)),
+    ]  # fmt: skip
+
+
+def test_frames_of_a_stream_are_answered_with_boxes(server: Any, picture: bytes) -> None:
+    with FrameStream(server.grpc, "detect") as stream:
+        (result,) = stream.results([picture])
+    assert not result.error
+    assert [item.label for item in result.detections] == [NAMES[0], NAMES[2]]
+
+
+def test_clients_of_v2_see_the_model_as_its_file_says(server: Any, picture: bytes) -> None:
+    config = server.ask("/v2/models/detect/config")[1]
+    assert all(key.startswith("edge_") for key in config["parameters"])
+    assert config["output"][0]["label_filename"] == ""
+    request = {
+        "inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, SIDE, SIDE], "data": [0.0] * 3 * SIDE**2}],
+        "outputs": [{"name": "output0", "parameters": {"classification": 1}}],
+    }
+    status, answer = server.infer("classify", request)
+    assert (status, answer["outputs"][0]["data"]) == (200, ["0.700000:2"])
+    status, body = server.request("POST", "/v2/models/detect/infer", picture, {"Content-Type": "image/jpeg"})
+    assert status == 200
+    (output,) = json.loads(body)["outputs"]
+    assert (output["datatype"], output["shape"]) == ("FP32", [1, 4 + len(NAMES), CELLS])
+
+
+@pytest.mark.parametrize("model", HOSTILE)
+def test_metadata_that_do_not_fit_are_not_believed(server: Any, picture: bytes, model: str) -> None:
+    (note,) = [note for note in notes(server, model) if "metadata" in note]
+    assert note.startswith("its metadata are those of a YOLO export, but nothing is recognised: ")
+    assert len(note) < 300
+    status, _ = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
+    assert status == 400
+    assert server.ask(f"/v2/models/{model}")[1]["outputs"][0]["shape"] == [1, 4 + len(NAMES), CELLS]
+
+
+def test_a_stated_head_wins(server: Any, picture: bytes) -> None:
+    first = perceive(server, "stated", picture)["detections"][0]
+    assert first["label"] == ""
+    assert first["x_min"] == pytest.approx(corners()[0, 0] * 640 / SIDE, abs=1)
+    assert not any("metadata" in note for note in notes(server, "stated"))
+
+
+def test_other_stated_parameters_hold_beside_the_recognised_ones(server: Any, picture: bytes) -> None:
+    assert [item["label"] for item in perceive(server, "stricter", picture)["detections"]] == [NAMES[0]]
+
+
+REAL = Path(os.environ.get("EDGE_TEST_YOLO_EXPORT", "/nonexistent"))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not REAL.is_file(), reason="the network is not here: tests/e2e/fetch_pipeline_models.sh fetches it")
+def test_a_real_export_finds_what_its_runtime_finds(serve: Any, repository: Repository) -> None:
+    """A face in a picture of the input's size, which needs no resizing."""
+    cv2, ort = pytest.importorskip("cv2"), pytest.importorskip("onnxruntime")
+    astronaut = pytest.importorskip("skimage.data").astronaut()[:SIDE, 64 : 64 + SIDE]
+    session = ort.InferenceSession(REAL, providers=["CPUExecutionProvider"])
+    pixels = np.ascontiguousarray(astronaut.transpose(2, 0, 1)[None], np.float32) / 255
+    (answer,) = session.run(None, {"images": pixels})[0]
+    x, y, width, height, *probabilities = answer[:, answer[4:].max(axis=0).argmax()].tolist()
+    expected = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    repository.add("faces", model=onnx.load(REAL))
+    with serve(repository.path) as server:
+        first = perceive(server, "faces", bytes(cv2.imencode(".png", astronaut[:, :, ::-1])[1]))["detections"][0]
+        assert "recognised by its metadata: yolo detect, 18 classes" in notes(server, "faces")
+    assert first["label"] == "FACE_FEMALE"
+    assert math.isclose(first["score"], max(probabilities), abs_tol=0.01)
+    assert [first[key] for key in ("x_min", "y_min", "x_max", "y_max")] == pytest.approx(expected, abs=1)

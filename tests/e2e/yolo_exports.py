@@ -1,0 +1,119 @@
+"""Networks as Ultralytics exports them, which answer with known boxes whatever the picture is.
+
+Each answers in the layout that Ultralytics' code computes, and has the metadata that its exporter writes. The reference
+for the letterbox is Ultralytics', too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.e2e.conftest import finish
+
+SIDE = 320
+CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+NAMES = ("person", "cup", "it's \u00e9")
+FOUND = [((40.0, 30.0, 200.0, 300.0), 0, 0.9), ((320.5, 10.25, 630.0, 420.0), 2, 0.75)]
+"""Corners in the picture of 640 x 480 pixels, class and score."""
+POINTS = [(100.0, 50.0, 0.9), (150.5, 250.25, 0.4)]
+"""Keypoints of the first one."""
+
+
+def letterbox(width: int, height: int) -> tuple[float, float, float]:
+    """Return scale, left and top of a picture, as Ultralytics' LetterBox computes them."""
+    ratio = min(SIDE / width, SIDE / height)
+    left, top = (SIDE - round(width * ratio)) / 2, (SIDE - round(height * ratio)) / 2
+    return ratio, round(left - 0.1), round(top - 0.1)
+
+
+RATIO, LEFT, TOP = letterbox(640, 480)
+
+
+def corners() -> np.ndarray:
+    """Corners of FOUND in the input."""
+    return np.array([box for box, _, _ in FOUND]) * RATIO + (LEFT, TOP, LEFT, TOP)
+
+
+def centred() -> np.ndarray:
+    low, high = np.split(corners(), 2, axis=1)
+    return np.concatenate(((low + high) / 2, high - low), axis=1)
+
+
+def scores() -> np.ndarray:
+    return np.array([[score if index == label else 0.01 for index in range(len(NAMES))] for _, label, score in FOUND])
+
+
+def spread(found: np.ndarray, count: int, width: int) -> np.ndarray:
+    """Return `count` rows with those of `found` among them."""
+    rows = np.zeros((count, width), np.float32)
+    rows[7 : 7 + len(found)] = found
+    return rows
+
+
+def detect() -> np.ndarray:
+    return spread(np.concatenate((centred(), scores()), axis=1), CELLS, 4 + len(NAMES)).T
+
+
+def pose() -> np.ndarray:
+    points = np.array([[(x * RATIO + LEFT, y * RATIO + TOP, score) for x, y, score in POINTS]] * 2).reshape(2, -1)
+    found = np.concatenate((centred(), [[score] for _, _, score in FOUND], points), axis=1)
+    return spread(found, CELLS, 4 + 1 + 6).T
+
+
+def final_rows() -> np.ndarray:
+    last = np.array([(score, label) for _, label, score in FOUND])
+    return spread(np.concatenate((corners(), last), axis=1), 300, 6)
+
+
+def rtdetr_rows() -> np.ndarray:
+    """Centre and size as fractions of a stretched picture."""
+    found = np.array([box for box, _, _ in FOUND]) / (640, 480, 640, 480)
+    low, high = np.split(found, 2, axis=1)
+    last = np.array([(score, label) for _, label, score in FOUND])
+    return spread(np.concatenate(((low + high) / 2, high - low, last), axis=1), 300, 6)
+
+
+def with_objectness() -> np.ndarray:
+    found = np.concatenate((centred(), [[0.95]] * 2, scores() / 0.95), axis=1)
+    return spread(found, 3 * CELLS, 5 + len(NAMES))
+
+
+def names(labels: tuple[str, ...] = NAMES) -> str:
+    return str(dict(enumerate(labels)))
+
+
+ULTRALYTICS = {
+    "description": "Ultralytics YOLO11n model", "author": "Ultralytics", "version": "8.3.0", "stride": "32",
+    "task": "detect", "batch": "1", "imgsz": f"[{SIDE}, {SIDE}]", "names": names(),
+    "args": "{'batch': 1, 'half': False, 'dynamic': False, 'nms': False}", "end2end": "False",
+}  # fmt: skip
+YOLOV5 = {"stride": "32", "names": names()}
+
+
+def export(answer: np.ndarray, metadata: dict[str, str], *, is_dynamic: bool = False) -> onnx.ModelProto:
+    """Return a network that gives `answer` for each picture of a batch."""
+    batch, side = ("batch", "side") if is_dynamic else (1, SIDE)
+    dims = [dim if not is_dynamic or dim < 100 else "boxes" for dim in answer.shape]
+    shape = np.array([1] * answer.ndim, np.int64)
+    graph = helper.make_graph(
+        [
+            # Zeros, one for each picture of the batch.
+            helper.make_node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            helper.make_node("Mul", ["mean", "zero"], ["zeros"]),
+            helper.make_node("Reshape", ["zeros", "shape"], ["added"]),
+            helper.make_node("Add", ["answer", "added"], ["output0"]),
+        ],
+        "yolo",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, side, side])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, *dims])],
+        [
+            numpy_helper.from_array(np.float32(0), "zero"),
+            numpy_helper.from_array(np.concatenate(([-1], shape)), "shape"),
+            numpy_helper.from_array(np.ascontiguousarray(answer, np.float32), "answer"),
+        ],
+    )
+    model = finish(graph)
+    helper.set_model_props(model, metadata)
+    return model
