@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "lazy_import": set(),
-    "control_group": set(),
+    "cgroup_limits": set(),
     "json_child_process": set(),
     "own_plugins": set(),
     "core": {"errors"},
@@ -60,7 +60,7 @@ PLUGINS_BELOW = {
 }
 """(Plugin, another plugin) -> why it imports from there."""
 
-EVERYBODYS = ("version", "lazy_import", "control_group", "own_plugins")
+EVERYBODYS = ("version", "lazy_import", "cgroup_limits", "own_plugins")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},

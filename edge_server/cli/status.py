@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, cast
 
-from edge_server.cli import expectations, http_client
+from edge_server.cli import expected_versions, http_client
 from edge_server.cli.check import describe_tensor, reason_line
 from edge_server.cli.console import LiveView, clean, render
 from edge_server.cli.options import float_range
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         help=f"refresh every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
-    expectations.add_options(parser)
+    expected_versions.add_options(parser)
     http_client.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     if options.watch is not None:
@@ -67,13 +67,13 @@ def run(arguments: Sequence[str]) -> int:
     def is_well(seen: dict[str, Any] | str) -> bool:
         if isinstance(seen, str):
             return False
-        return not (expectations.find_failures(seen) or expectations.find_unmet(seen, options.expect))
+        return not (expected_versions.find_failures(seen) or expected_versions.find_unmet(seen, options.expect))
 
-    report = expectations.wait_until_well(look, is_well, options.wait)
+    report = expected_versions.wait_until_well(look, is_well, options.wait)
     if isinstance(report, str):
         print(f"edge-server status: {report}", file=sys.stderr)
         return 1
-    unmet = expectations.find_unmet(report, options.expect)
+    unmet = expected_versions.find_unmet(report, options.expect)
     lines = [*_lines(report), *(f"WRONG {problem}" for problem in unmet)]
     print(json.dumps({**report, "unmet": unmet}, indent=1) if options.json else "\n".join(lines))
     return 0 if is_well(report) else 1

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_server import control_group
+from edge_server import cgroup_limits
 from edge_server.core.model_spec import ModelFile
 
 _MIB = 1 << 20
@@ -65,7 +65,7 @@ def read_memory(root: Path = Path("/")) -> MemoryReading:
     available_kb = _first_number(root / "proc/meminfo", r"^MemAvailable:\s+(\d+) kB$")
     pressure = _first_number(root / "proc/pressure/memory", r"^some avg10=(\d+(?:\.\d+)?) ")
     machine = None if available_kb is None else int(available_kb) * 1024
-    known = [room for room in (machine, control_group.available_memory(root)) if room is not None]
+    known = [room for room in (machine, cgroup_limits.available_memory(root)) if room is not None]
     return MemoryReading(min(known, default=None), pressure)
 
 

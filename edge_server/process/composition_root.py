@@ -27,7 +27,7 @@ from edge_server.plugin import Plugin, ServingCore
 from edge_server.process.running_plugins import RunningPlugins
 from edge_server.repository.content_digests import ContentDigests
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins

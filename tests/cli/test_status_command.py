@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli import expectations, status
+from edge_server.cli import expected_versions, status
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
@@ -180,7 +180,7 @@ def test_the_exit_code_follows_expectations_and_waiting(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = ANSWERS["/v2/repository/index"]
-    monkeypatch.setattr(expectations, "POLL_S", 0.001)
+    monkeypatch.setattr(expected_versions, "POLL_S", 0.001)
     monkeypatch.setitem(ANSWERS, "/v2/repository/index", [{**good, "digest": "sha256:" + 64 * "a"}])
     for expected, code, problem in (
         ("1", 0, ""),

@@ -17,7 +17,7 @@ from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError, install_hint
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 IMAGE = {"images": (DType.FP32, (-1, 3, 224, 224))}

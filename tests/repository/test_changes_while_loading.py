@@ -14,7 +14,7 @@ from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ChangedWhileLoading
 from edge_server.repository import scan
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 
 CONFIG = """
@@ -97,7 +97,7 @@ def test_half_a_file_has_no_error_of_its_own(path: Path, followed: Any, monkeypa
         (path / "config.pbtxt").write_text(CONFIG[:20])
         raise BadModelConfig("expected a quote")
 
-    monkeypatch.setattr("edge_server.repository.resolve._read", read_half)
+    monkeypatch.setattr("edge_server.repository.resolve_version._read", read_half)
     with pytest.raises(ChangedWhileLoading, match=r"config\.pbtxt' changed while it was loaded"):
         desired_model.resolve({})
 

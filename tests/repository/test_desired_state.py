@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.load_call_files import OverriddenModel
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 
 CONFIG = """

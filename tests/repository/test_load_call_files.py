@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.errors import Forbidden
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import LoadError
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 MODEL = Path(__file__).parents[2] / "model_repository/face_detection_yunet/1/model.onnx"
@@ -116,7 +116,7 @@ print(explain_by_content(LoadError("cannot load it"), ModelFile(path, path.paren
 WITHOUT_PERMISSIONS = """
 import pathlib, sys
 from edge_server.errors import LoadError
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 root = pathlib.Path(sys.argv[1])
 for name in ("file", "folder"):

@@ -50,7 +50,7 @@ def test_the_warning_is_part_of_the_specification(root: Path, add_model: Any, re
 
 @pytest.fixture
 def resolved_spec(root: Path, add_model: Callable[..., Any]) -> Callable[[str], ModelSpec]:
-    from edge_server.repository.resolve import ResolveOptions, resolve
+    from edge_server.repository.resolve_version import ResolveOptions, resolve
     from edge_server.repository.scan import Scanner
 
     def call(more: str) -> ModelSpec:

@@ -17,7 +17,7 @@ from edge_server.errors import BadModelConfig
 from edge_server.repository import auto_complete
 from edge_server.repository.auto_complete import check_against_file, complete
 from edge_server.repository.pbtxt import new_config, parse_text
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 from edge_server.repository.validate_batching import check_ragged
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 
 MODELS = ("apple", "pear", "a.b-c_1")

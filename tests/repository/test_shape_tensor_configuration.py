@@ -16,7 +16,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository.auto_complete import check_against_file, complete
 from edge_server.repository.pbtxt import parse_text
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 X, Y = InputSpec("X", DType.FP32, (-1, -1, 4)), OutputSpec("Y", DType.FP32, (-1, -1, 4))

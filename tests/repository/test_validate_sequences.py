@@ -24,7 +24,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository.auto_complete import check_against_file, complete
 from edge_server.repository.pbtxt import parse_text
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 from edge_server.repository.validate_batching import _check_names
 

@@ -24,7 +24,7 @@ from edge_server.repository import file_events, scan
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.file_events import FileObservation
 from edge_server.repository.open_files import is_open_for_writing
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.watch import PollIntervals, Watcher
 

@@ -18,7 +18,7 @@ from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.cuda import cuda_driver
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.providers import Pairs
-from edge_server.control_group import usable_cores
+from edge_server.cgroup_limits import usable_cores
 from edge_server.errors import LoadError
 
 LOG_FATAL = 4

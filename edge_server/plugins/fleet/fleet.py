@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli import expectations, http_client
+from edge_server.cli import expected_versions, http_client
 from edge_server.cli.console import render
 from edge_server.cli.status import NO_REPORT, read_report
 
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         "comment",
     )
     status.add_argument("--json", action="store_true", help="print JSON")
-    expectations.add_options(status)
+    expected_versions.add_options(status)
     http_client.add_request_options(status, timeout_s=5.0)
     options = parser.parse_args(arguments)
     try:
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     except argparse.ArgumentTypeError as error:
         print(f"edge-server fleet status: {error}", file=sys.stderr)
         return 2
-    hosts = expectations.wait_until_well(lambda: _look(urls, options), _are_well, options.wait)
+    hosts = expected_versions.wait_until_well(lambda: _look(urls, options), _are_well, options.wait)
     print(json.dumps({"hosts": hosts}, indent=1) if options.json else "\n".join(_lines(hosts)))
     return 0 if _are_well(hosts) else 1
 
@@ -72,7 +72,7 @@ def _look(urls: Sequence[str], options: argparse.Namespace) -> list[dict[str, An
             "url": url,
             "error": "",
             "differs": differences[url],
-            "problems": expectations.find_failures(report) + expectations.find_unmet(report, options.expect),
+            "problems": expected_versions.find_failures(report) + expected_versions.find_unmet(report, options.expect),
             "report": report,
         }
         for url, report in answers.items()

@@ -19,7 +19,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edge_server.plugins.governor.controllers import MIN_SHARE, PiController, PowerBudget, TemperaturePredictor, clip
+from edge_server.plugins.governor.control_algorithms import (
+    MIN_SHARE,
+    PiController,
+    PowerBudget,
+    TemperaturePredictor,
+    clip,
+)
 from edge_server.plugins.governor.sensor_health import SensorHealth
 
 _LONGEST_STEP_S = 5.0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.control_policy import PolicyDecision
-from edge_server.plugins.governor.controllers import smoothing_weight
 from edge_server.plugins.governor.work_meter import CompletedWork, ModelWork
 
 _SMOOTHING_S = 3.0

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from edge_server.core.custom_metric import MetricFamilyView
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.plugins.governor.controllers import smoothing_weight
+from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.energy_model import ModelWorkload, WorkKey
 
 _SMOOTHING_S = 3.0

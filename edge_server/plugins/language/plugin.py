@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 class LanguagePlugin(Plugin):
     name = "language"
-    commands = (Command("chat", "talk to a language model of a running server", "edge_server.plugins.language.chat"),)
+    commands = (
+        Command("chat", "talk to a language model of a running server", "edge_server.plugins.language.command"),
+    )
     backends = MappingProxyType(
         {
             "openvino_genai": "edge_server.plugins.language.backend",

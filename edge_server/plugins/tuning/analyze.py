@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server.backends import load_backend
+from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, clean, format_remaining, render
 from edge_server.cli.svg_charts import COLORS, Bar, draw_bars
-from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
 from edge_server.plugins.tuning import perf_options

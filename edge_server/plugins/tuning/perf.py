@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from edge_server.cgroup_limits import usable_cores
 from edge_server.cli import options as kinds
 from edge_server.cli.console import LiveView, bar, format_remaining, render
-from edge_server.control_group import usable_cores
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options

@@ -56,7 +56,7 @@ class Vision(RunningPlugin):
         if not spec.all_parameters:
             return None
         from edge_server.plugins.vision.demo_picture import PICTURE
-        from edge_server.plugins.vision.sample_check import sample_check
+        from edge_server.plugins.vision.detector_sample_check import sample_check
 
         return sample_check(spec, PICTURE)
 

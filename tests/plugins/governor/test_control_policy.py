@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.plugins.governor.control_algorithms import MIN_SHARE
 from edge_server.plugins.governor.control_policy import (
     Cause,
     ControlPolicy,
@@ -19,7 +20,6 @@ from edge_server.plugins.governor.control_policy import (
     PolicyInput,
     ThermalLevel,
 )
-from edge_server.plugins.governor.controllers import MIN_SHARE
 from edge_server.plugins.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
 PERIOD_S = 0.5

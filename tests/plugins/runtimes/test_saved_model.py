@@ -17,7 +17,7 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 LINEAR = Path(__file__).parents[2] / "data" / "linear.savedmodel"

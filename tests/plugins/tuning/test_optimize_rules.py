@@ -18,7 +18,7 @@ from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, Se
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS
 from edge_server.plugins.tuning.trial import report, write_configuration
-from edge_server.plugins.tuning.trial.accelerators import openvino_candidates
+from edge_server.plugins.tuning.trial.accelerator_candidates import openvino_candidates
 from edge_server.plugins.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
 from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate, config_of
 from edge_server.plugins.tuning.trial.candidate_list import candidates_for

@@ -23,7 +23,7 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer

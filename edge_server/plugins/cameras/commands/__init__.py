@@ -1,5 +1,5 @@
 """Commands of cameras: `edge-server stream` and `edge-server view`.
 
 `stream_run` combines the parts of `stream`: frame counts, the live table, result lines, annotated pictures.
-`frame_counts`, `percentiles`, `result_text` and `stream_display` are pure. `view` shows the streams of a server.
+`sent_frame_counts`, `percentiles`, `result_text` and `stream_display` are pure. `view` shows the streams of a server.
 """

@@ -22,7 +22,7 @@ from edge_server.client import Delivery, Returns
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
-from edge_server.plugins.cameras.commands.json_lines import JsonLines
+from edge_server.plugins.cameras.commands.json_output import JsonLines
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings
 from edge_server.plugins.cameras.commands.stream_run import RunSettings, StreamRun
 from edge_server.plugins.cameras.commands.stream_sender import StreamOptions, StreamSender

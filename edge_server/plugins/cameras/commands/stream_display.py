@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from edge_server.cli.console import Line, bar, clean, format_duration, render
-from edge_server.plugins.cameras.commands.frame_counts import StreamFigures
 from edge_server.plugins.cameras.commands.result_text import drops_in_words
+from edge_server.plugins.cameras.commands.sent_frame_counts import StreamFigures
 
 
 def _ms(seconds: float) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from edge_server.cli.console import LiveView
-from edge_server.plugins.cameras.commands.frame_counts import FrameCounts, StreamFigures
-from edge_server.plugins.cameras.commands.json_lines import JsonLines
+from edge_server.plugins.cameras.commands.json_output import JsonLines
 from edge_server.plugins.cameras.commands.result_text import result_in_words
+from edge_server.plugins.cameras.commands.sent_frame_counts import FrameCounts, StreamFigures
 from edge_server.plugins.cameras.commands.source_thread import SourceSettings, SourceThread
 from edge_server.plugins.cameras.commands.stream_display import TableView, draw_table, plain_line, summary
 from edge_server.plugins.cameras.commands.stream_sender import StreamSender

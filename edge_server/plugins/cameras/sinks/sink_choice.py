@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
+from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
 from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.sink_interface import Sink
 from edge_server.plugins.cameras.sinks.webhook import Webhook

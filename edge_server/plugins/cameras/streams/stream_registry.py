@@ -22,9 +22,9 @@ from edge_server.errors import (
 from edge_server.plugins.cameras.reports import FrameStreamReport
 from edge_server.plugins.cameras.settings import FramesConfig
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
-from edge_server.plugins.cameras.streams.frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameTally
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
+from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.model_workers import ModelWorkers
 from edge_server.plugins.cameras.streams.stream_terms import StreamTerms, terms_of
 from edge_server.plugins.cameras.streams.stream_view import StreamView

@@ -25,11 +25,11 @@ from edge_server.plugins.language.chat_roles import replace_developer
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import FinishReason, TokenEngine, TokenEvent
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
-from edge_server.plugins.language.text.metrics import LlmMetrics
 from edge_server.plugins.language.text.schema_check import check_schema
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
 from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import ToolCallDelta, ToolCallParser, guess_format, schema_place
+from edge_server.plugins.language.text.vllm_metrics import LlmMetrics
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ from edge_server.backends.backend_helpers import (
     yes_or_no,
 )
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.control_group import usable_cores
+from edge_server.cgroup_limits import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError

@@ -30,7 +30,7 @@ from edge_server.plugins.tuning.trial.candidate_engines import BuiltNotRun, Cand
 from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
 from edge_server.plugins.tuning.trial.sample_inputs import as_request, batch_of, from_file, from_warmup, random_samples
 from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
 
 

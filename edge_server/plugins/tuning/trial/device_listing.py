@@ -10,7 +10,7 @@ import sys
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.openvino import devices
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tuning.trial.accelerators import ReportedDevices
+from edge_server.plugins.tuning.trial.accelerator_candidates import ReportedDevices
 from edge_server.plugins.tuning.trial.candidate_process import CandidateProcess, ChildLimits
 from edge_server.plugins.tuning.trial.child_process_protocol import exit_at_once, start_child, write_message
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_server.backends.cuda import cuda_driver
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
-from edge_server.plugins.tuning.trial.accelerators import DeviceLister
+from edge_server.plugins.tuning.trial.accelerator_candidates import DeviceLister
 from edge_server.plugins.tuning.trial.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.tuning.trial.candidate_list import candidates_for
 from edge_server.plugins.tuning.trial.comparison import CandidateTrial

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from edge_server.plugins.cameras.sinks.json_lines import JsonLinesFile
+from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
 from edge_server.plugins.cameras.sinks.sink_interface import SinkError, SinkMessage
 from edge_server.plugins.cameras.sinks.webhook import Webhook
 

@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 
 from edge_server.cli.console import LiveView
-from edge_server.plugins.cameras.commands.frame_counts import RECENT_S, FrameCounts, StreamFigures, total
 from edge_server.plugins.cameras.commands.percentiles import Percentiles, RecentValues, percentile
+from edge_server.plugins.cameras.commands.sent_frame_counts import RECENT_S, FrameCounts, StreamFigures, total
 from edge_server.plugins.cameras.commands.stream_display import TableView, draw_table, plain_line, summary, table
 from edge_server.protocol.frame_messages import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
 

@@ -17,7 +17,7 @@ import pytest
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadModelConfig
 from edge_server.plugins.vision.demo_picture import PICTURE
-from edge_server.plugins.vision.sample_check import sample_check
+from edge_server.plugins.vision.detector_sample_check import sample_check
 
 SIDE = 320
 CELLS = np.array(

@@ -21,7 +21,7 @@ from edge_server.core.model_spec import (
 )
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 FULL = """

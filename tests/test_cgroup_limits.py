@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.control_group import available_memory, cpu_limit, limited_cores, usable_cores
+from edge_server.cgroup_limits import available_memory, cpu_limit, limited_cores, usable_cores
 
 OWN = "0::/box.slice/server.service"
 """The line of /proc/self/cgroup on a machine; in a container it is the next one."""

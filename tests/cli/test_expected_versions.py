@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli import expectations
-from edge_server.cli.expectations import Expectation, find_failures, find_unmet, parse_expectation
+from edge_server.cli import expected_versions
+from edge_server.cli.expected_versions import Expectation, find_failures, find_unmet, parse_expectation
 from edge_server.core.status_reports import CANARY_FELL_BACK, EARLIER_GENERATION
 
 
@@ -80,7 +80,7 @@ def test_a_malformed_expectation_is_refused(text: str) -> None:
 
 
 def test_waiting_ends_once_the_expectation_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expectations, "POLL_S", 0.001)
+    monkeypatch.setattr(expected_versions, "POLL_S", 0.001)
     looks = iter(range(10))
-    assert expectations.wait_until_well(lambda: next(looks), lambda seen: seen == 3, 60) == 3
-    assert expectations.wait_until_well(lambda: next(looks), lambda seen: False, 0.0) == 4
+    assert expected_versions.wait_until_well(lambda: next(looks), lambda seen: seen == 3, 60) == 3
+    assert expected_versions.wait_until_well(lambda: next(looks), lambda seen: False, 0.0) == 4
