@@ -13,8 +13,8 @@ import importlib
 import threading
 from collections.abc import Mapping
 
-from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.base import Backend
+from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
 from edge_server.own_plugins import missing_backend, plugin_objects

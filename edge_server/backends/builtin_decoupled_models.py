@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import whole_number
 from edge_server.backends.base import Array, Execution, RequestSession, SessionInfo
+from edge_server.backends.option_parsers import whole_number
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, SessionLost

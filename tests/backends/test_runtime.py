@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edge_server.backends import load_backend, onnx_file_info
-from edge_server.backends.backend_helpers import SharedModels, load_error
 from edge_server.backends.base import ModelFile
+from edge_server.backends.runtime_errors import load_error
+from edge_server.backends.shared_models import SharedModels
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
 from edge_server.own_plugins import PLUGIN_OF_BACKEND, plugin_objects
 

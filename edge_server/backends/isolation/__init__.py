@@ -3,5 +3,5 @@
 `isolated_session` is the session in the server, which starts the process again when it crashes. `process_main` is the
 program of the process, which runs the real session. Calls of the model to the server go through `call_relay`. It knows
 no runtime: the server sends the function that opens the session. May import core, errors and `backends.base`,
-`backend_helpers`, `custom_metrics`, `deadlock_check` and `running_batch`.
+`custom_metrics`, `deadlock_check`, `running_batch` and `runtime_errors`.
 """

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends.backend_helpers import file_title, message_line
 from edge_server.backends.base import Execution, ModelFile
 from edge_server.backends.isolation.process_channel import Arena, Channel
+from edge_server.backends.runtime_errors import file_title, message_line
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import file_title, message_line, whole_number
 from edge_server.backends.base import HEALTH_LIMIT_S, Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.call_relay import CallRelay
 from edge_server.backends.isolation.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
+from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.runtime_errors import file_title, message_line
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)

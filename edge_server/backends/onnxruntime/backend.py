@@ -25,19 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends.backend_helpers import (
-    SharedModels,
-    bounded_metadata,
-    existing_file,
-    file_title,
-    fingerprint,
-    import_runtime,
-    is_batchable,
-    load_error,
-    message_line,
-)
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.model_description import bounded_metadata, is_batchable
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.options import (
     LOG_FATAL,
@@ -47,6 +37,8 @@ from edge_server.backends.onnxruntime.options import (
     with_precision,
 )
 from edge_server.backends.onnxruntime.session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError
 

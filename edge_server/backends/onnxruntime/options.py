@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.backend_helpers import load_error, precision_of_tensors, whole_number, yes_or_no
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.model_description import precision_of_tensors
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.providers import Pairs
+from edge_server.backends.option_parsers import whole_number, yes_or_no
+from edge_server.backends.runtime_errors import load_error
 from edge_server.cgroup_limits import usable_cores
 from edge_server.errors import LoadError
 

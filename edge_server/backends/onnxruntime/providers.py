@@ -22,8 +22,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from edge_server.backends.backend_helpers import import_runtime
 from edge_server.backends.base import OpenJob
+from edge_server.backends.runtime_errors import import_runtime
 from edge_server.core.model_spec import Accelerator
 from edge_server.errors import LoadError
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import file_title, message_line, readable, run_error
+from edge_server.backends.array_access import readable
 from edge_server.backends.base import Array, ModelFile, Session, SessionInfo
+from edge_server.backends.runtime_errors import file_title, message_line, run_error
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError

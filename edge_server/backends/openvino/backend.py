@@ -27,16 +27,8 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
-from edge_server.backends.backend_helpers import (
-    SharedModels,
-    bounded_metadata,
-    file_title,
-    fingerprint,
-    import_runtime,
-    is_batchable,
-    load_error,
-)
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.model_description import bounded_metadata, is_batchable
 from edge_server.backends.openvino.devices import queryable_device
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.openvino.model_reader import (
@@ -51,6 +43,8 @@ from edge_server.backends.openvino.model_reader import (
 )
 from edge_server.backends.openvino.options import CompileOptions, compile_options
 from edge_server.backends.openvino.session import CompiledModel, OpenVinoLibrary, OpenVinoSession
+from edge_server.backends.runtime_errors import file_title, import_runtime, load_error
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import LoadError
 

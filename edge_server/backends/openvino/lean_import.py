@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from edge_server.backends.backend_helpers import import_runtime
+from edge_server.backends.runtime_errors import import_runtime
 
 _CONVERTERS = "openvino.tools.ovc"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends.backend_helpers import existing_file, file_title, load_error
 from edge_server.backends.base import ModelFile
+from edge_server.backends.runtime_errors import existing_file, file_title, load_error
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import message_line, run_error, writable
+from edge_server.backends.array_access import writable
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino.model_reader import dims
+from edge_server.backends.runtime_errors import message_line, run_error
 from edge_server.core.tensor import DType
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"

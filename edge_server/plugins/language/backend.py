@@ -15,10 +15,11 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
-from edge_server.backends.backend_helpers import existing_file, file_title, load_error, whole_number
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.option_parsers import whole_number
+from edge_server.backends.runtime_errors import existing_file, file_title, load_error
 from edge_server.errors import BackendMissing, EdgeServerError, LoadError, install_hint
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.model_size import (

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_server.backends.backend_helpers import file_title
 from edge_server.backends.base import ModelFile
 from edge_server.backends.isolation.child_process import ModelChildProcess
+from edge_server.backends.runtime_errors import file_title
 from edge_server.errors import LoadError
 from edge_server.plugins.python_models.error_translation import (
     MODEL_EXCEPTIONS,

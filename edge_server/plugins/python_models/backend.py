@@ -20,9 +20,9 @@ import logging
 import sys
 from collections.abc import Mapping
 
-from edge_server.backends.backend_helpers import existing_file
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.isolation.isolated_session import IsolatedSession
+from edge_server.backends.runtime_errors import existing_file
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.python_models import triton_python_backend_utils
 from edge_server.plugins.python_models.auto_complete_config import auto_complete, auto_complete_in_process

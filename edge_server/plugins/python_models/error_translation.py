@@ -6,7 +6,7 @@ import enum
 import traceback
 from pathlib import Path
 
-from edge_server.backends.backend_helpers import message_line
+from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import (
     AlreadyExists,
     BackendError,

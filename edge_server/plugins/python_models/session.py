@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from edge_server.backends.backend_helpers import file_title, yes_or_no
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.deadlock_check import WAIT_GRAPH, WaitGraph
+from edge_server.backends.option_parsers import yes_or_no
 from edge_server.backends.running_batch import RunningBatch, current_batch
+from edge_server.backends.runtime_errors import file_title
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, LoadError

@@ -27,20 +27,18 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import (
-    SharedModels,
+from edge_server.backends.array_access import readable
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.model_description import is_batchable, precision_of_tensors
+from edge_server.backends.runtime_errors import (
     existing_file,
     file_title,
-    fingerprint,
     import_runtime,
-    is_batchable,
     load_error,
     message_line,
-    precision_of_tensors,
-    readable,
     run_error,
 )
-from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import BY_NAME, DType
 from edge_server.errors import LoadError

@@ -25,22 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import (
-    SharedModels,
+from edge_server.backends.array_access import writable
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.model_description import is_batchable, precision_of_tensors
+from edge_server.backends.option_parsers import whole_number, yes_or_no
+from edge_server.backends.runtime_errors import (
     existing_file,
     file_title,
-    fingerprint,
     import_runtime,
-    is_batchable,
     load_error,
     message_line,
-    precision_of_tensors,
     run_error,
-    whole_number,
-    writable,
-    yes_or_no,
 )
-from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError

@@ -19,17 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.backend_helpers import (
-    SharedModels,
-    existing_file,
-    file_title,
-    fingerprint,
-    is_batchable,
-    load_error,
-    message_line,
-)
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.model_description import is_batchable
+from edge_server.backends.runtime_errors import existing_file, file_title, load_error, message_line
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError, OutOfMemory

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_server.backends.backend_helpers import yes_or_no
 from edge_server.backends.base import Array
 from edge_server.backends.cuda.cuda_ctypes import CudaContext
+from edge_server.backends.option_parsers import yes_or_no
 from edge_server.core.device_tensor import DeviceArray
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_server.backends.backend_helpers import whole_number, yes_or_no
+from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError

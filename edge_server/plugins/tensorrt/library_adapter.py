@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from edge_server.backends.backend_helpers import import_runtime
+from edge_server.backends.runtime_errors import import_runtime
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing
 from edge_server.plugins.tensorrt.engine_order import Profile, Range

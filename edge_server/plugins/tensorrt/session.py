@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.cuda.cuda_ctypes import CudaContext, CudaFault
+from edge_server.backends.runtime_errors import message_line
 from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, InvalidRequest, OutOfMemory, SessionLost

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import import_runtime, message_line
+from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.settings import LlmSettings
 from edge_server.plugins.language.engines.token_engine import (

@@ -19,14 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import (
-    existing_file,
-    file_title,
-    import_runtime,
-    load_error,
-    message_line,
-    yes_or_no,
-)
 from edge_server.backends.base import (
     Backend,
     Execution,
@@ -38,6 +30,8 @@ from edge_server.backends.base import (
 )
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.openvino.lean_import import import_openvino
+from edge_server.backends.option_parsers import yes_or_no
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import (

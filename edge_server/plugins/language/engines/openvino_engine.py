@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.backend_helpers import import_runtime, message_line
 from edge_server.backends.openvino.lean_import import import_openvino
+from edge_server.backends.runtime_errors import import_runtime, message_line
 from edge_server.cgroup_limits import limited_cores
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.compact_grammar import compact_grammar

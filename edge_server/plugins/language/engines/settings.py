@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from edge_server.backends.backend_helpers import whole_number, yes_or_no
+from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.errors import LoadError
 from edge_server.plugins.language.engines.model_size import LlmSize
 from edge_server.plugins.language.text.tool_calls import ToolFormat

@@ -35,19 +35,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.backends.backend_helpers import (
-    SharedModels,
-    existing_file,
-    file_title,
-    fingerprint,
-    import_runtime,
-    load_error,
-    message_line,
-    readable,
-    whole_number,
-    yes_or_no,
-)
+from edge_server.backends.array_access import readable
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.option_parsers import whole_number, yes_or_no
+from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line
+from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.cgroup_limits import usable_cores
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType

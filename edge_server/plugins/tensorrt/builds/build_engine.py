@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.backend_helpers import message_line
+from edge_server.backends.runtime_errors import message_line
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 

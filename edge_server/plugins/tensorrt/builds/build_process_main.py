@@ -18,8 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_server.backends.backend_helpers import message_line
 from edge_server.backends.cuda.cuda_driver import CudaFault
+from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildCancelled, BuildEnvironment, BuildFault, build_engine
 from edge_server.plugins.tensorrt.builds.verify_engine import Mismatch, load_samples, verify_engine

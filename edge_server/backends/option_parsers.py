@@ -1,0 +1,33 @@
+"""Parsers of a model's parameters for a backend: whole numbers and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_server.errors import LoadError
+
+
+def whole_number(model: str, options: Mapping[str, str], key: str, default: int, least: int = 0) -> int:
+    """Return an integer option, `default` if it is unset. Raises LoadError unless it is a number >= `least`."""
+    if key not in options:
+        return default
+    text = options[key].strip()
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise LoadError(f"model '{model}': parameter {key} must be a whole number from {least}, got '{text[:80]}'")
+    return value
+
+
+def yes_or_no(model: str, options: Mapping[str, str], key: str, default: bool) -> bool:
+    """Return a switch: 1/0, true/false, yes/no, on/off in any case. Raises LoadError for other words."""
+    if key not in options:
+        return default
+    text = options[key].strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise LoadError(f"model '{model}': parameter {key} must be yes or no, got '{text[:80]}'")

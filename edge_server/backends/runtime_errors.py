@@ -1,0 +1,88 @@
+"""Import of a runtime's library, and conversion of its exceptions to errors of the server, with bounded messages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from edge_server.backends.base import Array, ModelFile
+from edge_server.errors import BackendError, BackendMissing, InvalidRequest, LoadError, OutOfMemory, install_hint
+
+_LONGEST_QUOTE = 600
+"""Largest length of a quoted message. Some runtimes print the whole file into theirs."""
+
+_MEMORY_WORDS = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate memory")
+
+
+def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
+    """Import a runtime's library. `needs` is a name that a working installation has. `extra` is the extra of this
+    package that installs it, if it has another name.
+
+    Raises BackendMissing with the `pip install` line for every exception of the import: a broken wheel may raise
+    anything from OSError to RuntimeError, and must not stop other models.
+    """
+    extra = extra or module.partition(".")[0]
+    try:
+        library = importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception at import
+        reason = f"{type(error).__name__}: {message_line(error)}"
+    else:
+        if hasattr(library, needs):
+            return library
+        reason = f"it has no {needs}; the installation is incomplete"
+    raise BackendMissing(f"runtime {module} does not import ({reason}); {install_hint(extra)}")
+
+
+def message_line(error: BaseException) -> str:
+    """Return the message of an exception as one line of bounded length."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."
+
+
+def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError:
+    """Return the LoadError for a runtime's exception about a file; OutOfMemory if that is the cause."""
+    said = message_line(error)
+    kind = LoadError
+    if isinstance(error, MemoryError) or any(sign in said.lower() for sign in _MEMORY_WORDS):
+        kind = OutOfMemory
+    return kind(f"{file_title(file)}: {runtime} cannot load it: {said or type(error).__name__}")
+
+
+def run_error(
+    model: str, runtime: str, message: str, inputs: Mapping[str, Array], accepted: Mapping[str, tuple[int, ...]]
+) -> BackendError | InvalidRequest:
+    """Return the error of a failed run: the requests' if an input's shape is none that the file accepts (-1: any size).
+
+    A configuration may declare dims of any size where the file has fixed ones, so that only the run shows it.
+    """
+    for name, array in inputs.items():
+        dims = accepted.get(name)
+        # Runtimes also report no dims for an input with any number of them.
+        if dims and not (
+            len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
+        ):
+            return InvalidRequest(
+                f"input '{name}' of model '{model}' has the shape {list(array.shape)}, but {runtime} accepts only "
+                f"{list(dims)}"
+            )
+    return BackendError(f"model '{model}': {runtime} failed: {message}")
+
+
+def file_title(file: ModelFile) -> str:
+    """Return the name of a model's file in messages."""
+    return f"model '{file.model_dir.name}' version {file.version}, file '{file.path.name}'"
+
+
+def existing_file(file: ModelFile, inner_name: str) -> Path:
+    """Return the file to read: `file.path`, or `inner_name` inside it when the model is a directory.
+
+    Raises LoadError if there is no such regular file, or if it is empty.
+    """
+    path = file.path / inner_name if file.path.is_dir() else file.path
+    if not path.is_file():
+        raise LoadError(f"{file_title(file)}: there is no such file")
+    if path.stat().st_size == 0:
+        raise LoadError(f"{file_title(file)}: the file is empty")
+    return path
