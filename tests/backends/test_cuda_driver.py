@@ -75,7 +75,7 @@ def test_the_reason_for_no_gpu_is_found_without_a_runtime(fake_gpu: Any, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("said", "is_lost"),
+    ("message", "is_lost"),
     [
         # Texts of cuGetErrorString, which pycuda quotes.
         ("cuStreamSynchronize failed: unspecified launch failure", True),
@@ -89,7 +89,7 @@ def test_the_reason_for_no_gpu_is_found_without_a_runtime(fake_gpu: Any, monkeyp
     ],
 )
 def test_messages_of_pycuda_show_whether_the_context_is_lost(
-    said: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+    message: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pycuda: Any = ModuleType("pycuda.driver")
     pycuda.Error = type("Error", (Exception,), {})
@@ -97,8 +97,8 @@ def test_messages_of_pycuda_show_whether_the_context_is_lost(
     pycuda.RuntimeError = type("RuntimeError", (pycuda.Error,), {})
     monkeypatch.setitem(sys.modules, "pycuda", ModuleType("pycuda"))
     monkeypatch.setitem(sys.modules, "pycuda.driver", pycuda)
-    with pytest.raises(cuda_driver.CudaFault, match=said) as fault, cuda_pycuda._translated_errors():
-        raise pycuda.Error(said)
+    with pytest.raises(cuda_driver.CudaFault, match=message) as fault, cuda_pycuda._translated_errors():
+        raise pycuda.Error(message)
     assert fault.value.is_context_lost is is_lost
 
 

@@ -49,15 +49,15 @@ def test_a_package_adds_a_backend_by_an_entry_point(tmp_path: Path, job: Callabl
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("broken", r"backend 'broken' of package thermal-runtime 1\.4 \(thermal_runtime\.no_such_module:Backend\) "
                    r"does not load: ModuleNotFoundError"),
         ("notone", r"backend 'notone' of package thermal-runtime 1\.4 .* does not load: AttributeError"),
     ],
 )  # fmt: skip
-def test_a_backend_that_does_not_load_is_reported_with_its_package(name: str, said: str) -> None:
-    with pytest.raises(BackendMissing, match=said):
+def test_a_backend_that_does_not_load_is_reported_with_its_package(name: str, message: str) -> None:
+    with pytest.raises(BackendMissing, match=message):
         load_backend(name)
 
 

@@ -101,7 +101,7 @@ def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (b"\0\0\x12\4\0\0\0\0\0", "does not speak HTTP/1.1 (is it the gRPC port?)"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the server at this address is no edge-server"),
@@ -115,12 +115,12 @@ def test_ctrl_c_while_waiting_for_a_server_is_one_line_and_the_signals_exit_code
 )
 @pytest.mark.parametrize("command", ["status", "models"])
 def test_a_response_from_another_server_is_reported_in_one_line(
-    answering: Callable[[bytes], str], run_command: Edge, command: str, answer: bytes, words: str
+    answering: Callable[[bytes], str], run_command: Edge, command: str, answer: bytes, message: str
 ) -> None:
     done = run_command(command, "--url", answering(answer))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("command", [("--help",), ("doctor", "--skip-runtimes", "--json")])

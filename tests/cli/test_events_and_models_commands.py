@@ -138,7 +138,7 @@ def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(url: str
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("one", "--to", "9"), 1, "no version 9 in the repository"),
         (("other",), 1, "there is nothing to roll back to"),
@@ -151,11 +151,11 @@ def test_rollback_prints_the_serving_version_and_how_long_the_pin_lasts(url: str
     ],
 )
 def test_an_impossible_rollback_prints_the_reason(
-    url: str, run_command: Edge, arguments: tuple[str, ...], code: int, words: str
+    url: str, run_command: Edge, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = run_command("rollback", *arguments, "--url", url)
     assert done.returncode == code
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -66,7 +66,7 @@ def test_a_key_is_never_overwritten(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "name the directory"),
         (("{tmp}/absent",), 1, "is not the directory of a model"),
@@ -76,11 +76,11 @@ def test_a_key_is_never_overwritten(model: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_signed_is_one_line_and_an_exit_code(
-    model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+    model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     done = sign(*[item.format(tmp=tmp_path, model=model) for item in arguments])
     assert done.returncode == code
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -56,7 +56,7 @@ def test_tritons_variables_set_redis_credentials_and_a_flag_overrides_them() -> 
 
 
 @pytest.mark.parametrize(
-    ("flag", "words"),
+    ("flag", "message"),
     [
         ("lokal,size=5", "did you mean 'local'"),
         ("local", "local,<setting>=<value>"),
@@ -71,8 +71,8 @@ def test_tritons_variables_set_redis_credentials_and_a_flag_overrides_them() -> 
         ("redis,host=box,port=1,tls_enabled=maybe", "redis,tls_enabled: expected true"),
     ],
 )
-def test_invalid_values_are_refused_with_flag_setting_and_expected_value(flag: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_invalid_values_are_refused_with_flag_setting_and_expected_value(flag: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         chosen(f"--cache-config={flag}")
     assert "--cache-config" in str(caught.value)
 

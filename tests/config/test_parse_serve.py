@@ -207,7 +207,7 @@ def test_mutual_tls_implies_tls():
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "message"),
     [
         (["--http-prot=1"], "unknown flag --http-prot, did you mean '--http-port'?"),
         (["--http_port=1"], "did you mean '--http-port'?"),
@@ -247,15 +247,15 @@ def test_mutual_tls_implies_tls():
         (["--config"], "--config needs a value"),
     ],
 )
-def test_invalid_flags_are_refused_with_the_reason(argv, words):
+def test_invalid_flags_are_refused_with_the_reason(argv, message):
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[htpp]\nport = 1", "unknown table [htpp], did you mean 'http'?"),
         ("[http]\nprot = 1", "unknown key http.prot, did you mean 'http.port'?"),
@@ -273,10 +273,10 @@ def test_invalid_flags_are_refused_with_the_reason(argv, words):
         ("[http\n", "is not TOML"),
     ],
 )
-def test_invalid_files_are_refused_with_the_reason(toml, text, words):
+def test_invalid_files_are_refused_with_the_reason(toml, text, message):
     with pytest.raises(ConfigError) as caught:
         parse(toml(text))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):

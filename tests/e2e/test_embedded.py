@@ -138,7 +138,7 @@ def test_closing_a_stream_early_disturbs_nothing(server: edge_server.Server) -> 
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "options", "said"),
+    ("model", "inputs", "options", "message"),
     [
         ("nosuch", INPUTS, {}, "'nosuch' is not found"),
         ("echo", {**INPUTS, "INPUT0": np.array([[1]])}, {}, "data-type is 'INT64', but model 'echo' expects 'FP32'"),
@@ -152,15 +152,15 @@ def test_closing_a_stream_early_disturbs_nothing(server: edge_server.Server) -> 
     ],
 )
 def test_an_invalid_request_raises_a_client_error(
-    server: edge_server.Server, model: str, inputs: dict, options: dict, said: str
+    server: edge_server.Server, model: str, inputs: dict, options: dict, message: str
 ) -> None:
     with pytest.raises(EdgeServerError, match=r"\S") as caught:
         server.infer(model, inputs, **options)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "id_unknown" not in caught.value.message  # such as Triton's "[request id: <id_unknown>]"
     with pytest.raises(EdgeServerError) as caught:
         asyncio.run(server.ainfer(model, inputs, **options))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "id_unknown" not in caught.value.message
 
 
@@ -245,15 +245,17 @@ def test_importing_the_package_imports_no_third_party_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (object(), "expected text or bytes, got object"),
         ([[1.0], [2.0, 3.0]], "is no array"),
         ([["é", b"\xff"]], "is no array"),
     ],
 )
-def test_an_input_that_is_no_array_is_an_invalid_request(server: edge_server.Server, value: object, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"input 'INPUT0' for model 'echo'.*{said}"):
+def test_an_input_that_is_no_array_is_an_invalid_request(
+    server: edge_server.Server, value: object, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"input 'INPUT0' for model 'echo'.*{message}"):
         server.infer("echo", {**INPUTS, "INPUT0": value})
 
 
@@ -289,7 +291,7 @@ def test_python_floats_bools_and_empty_lists_are_converted_to_the_models_type(ty
 
 
 @pytest.mark.parametrize(
-    ("model", "value", "said"),
+    ("model", "value", "message"),
     [
         ("uint8", [[1, 256]], "input 'X' for model 'uint8': 256 is out of range for UINT8, 0 to 255"),
         ("uint64", [[-1]], "input 'X' for model 'uint64': -1 is out of range for UINT64, 0 to 18446744073709551615"),
@@ -305,11 +307,11 @@ def test_python_floats_bools_and_empty_lists_are_converted_to_the_models_type(ty
     ],
 )
 def test_out_of_range_numbers_and_arrays_of_another_type_are_refused(
-    typed: edge_server.Server, model: str, value: object, said: str
+    typed: edge_server.Server, model: str, value: object, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         typed.infer(model, {"X": value})
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.fixture(scope="module")

@@ -180,14 +180,14 @@ def test_a_builder_that_crashes_costs_one_attempt_only(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("wrong", "the engine is not used: output"), ("crash", "ended by SIGKILL")]
+    ("fault", "message"), [("wrong", "the engine is not used: output"), ("crash", "ended by SIGKILL")]
 )
 def test_an_engine_with_wrong_outputs_or_crashes_never_serves(
-    fault: str, said: str, start: Callable[..., Any], eventually: Eventually
+    fault: str, message: str, start: Callable[..., Any], eventually: Eventually
 ) -> None:
     with start(FAKE_ENGINE_FAULT=fault) as server:
         assert eventually(lambda: engine(server)["state"] == "failed", 60.0)
-        assert said in engine(server)["reason"]
+        assert message in engine(server)["reason"]
         assert backend(server) == "openvino"
         assert server.get("/v2/health/ready")[0] == 200
 

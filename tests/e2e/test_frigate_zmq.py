@@ -217,7 +217,7 @@ def test_a_message_part_above_the_limit_ends_only_its_connection(
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--frigate-zmq=tcp://nowhere"], "expected ipc:///PATH or tcp://HOST:PORT"),
         (["--frigate-zmq=ipc:///nowhere/at/all"], "cannot listen: No such file"),
@@ -228,7 +228,7 @@ def test_a_message_part_above_the_limit_ends_only_its_connection(
     ],
 )
 def test_an_address_that_cannot_be_served_ends_the_start_with_the_reason(
-    tmp_path: Path, options: list[str], words: str
+    tmp_path: Path, options: list[str], message: str
 ) -> None:
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     done = subprocess.run(
@@ -236,4 +236,4 @@ def test_an_address_that_cannot_be_served_ends_the_start_with_the_reason(
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert words in done.stderr
+    assert message in done.stderr

@@ -160,7 +160,7 @@ def binary_head(size: int, shape: tuple[int, ...] = (1, 2)) -> bytes:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("size", "tail", "words"),
+    ("size", "tail", "message"),
     [
         (8, b"1234", "unexpected size for input 'INPUT0'"),
         (8, b"123456789012", "unexpected additional input data for model 'same_INT32'"),
@@ -170,10 +170,10 @@ def binary_head(size: int, shape: tuple[int, ...] = (1, 2)) -> bytes:
         (-8, b"12345678", "binary_data_size"),
     ],
 )
-def test_binary_data_of_the_wrong_size_is_refused(zoo: Any, size: int, tail: bytes, words: str) -> None:
+def test_binary_data_of_the_wrong_size_is_refused(zoo: Any, size: int, tail: bytes, message: str) -> None:
     status, answer = post_binary(zoo, "same_INT32", binary_head(size), tail)
     assert status == 400
-    assert words in answer["error"]
+    assert message in answer["error"]
 
 
 @pytest.mark.sample(3)

@@ -865,7 +865,7 @@ class TestOnnxExport:
         assert len(pieces) > 10
 
     @pytest.mark.parametrize(
-        ("more", "said"),
+        ("more", "message"),
         [
             ({"seed": 7}, "sampling parameter seed"),
             ({"frequency_penalty": 1}, "sampling parameter frequency_penalty"),
@@ -876,11 +876,11 @@ class TestOnnxExport:
         ],
     )  # fmt: skip
     def test_an_unsupported_option_is_a_bad_request_and_disturbs_no_other(
-        self, onnx_server: Any, more: dict[str, Any], said: str
+        self, onnx_server: Any, more: dict[str, Any], message: str
     ) -> None:
         status, answer = onnx_server.ask("/v1/chat/completions", chat("say hello") | more)
         assert status == 400
-        assert said in answer["error"]["message"]
+        assert message in answer["error"]["message"]
         _, answer = onnx_server.ask("/v1/chat/completions", chat("say hello", temperature=0))
         assert answer["choices"][0]["message"]["content"] == ANSWERS["hello"]
 
@@ -938,7 +938,7 @@ class TestFilesThatCannotBeServed:
     pytestmark = real_engine
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "message"),
         [
             (lambda data: data[:2000], "cut short"),
             (lambda data: data.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1), "got 'mamba'"),
@@ -946,7 +946,7 @@ class TestFilesThatCannotBeServed:
         ],
     )
     def test_a_damaged_file_is_refused_and_other_models_serve(
-        self, serve: Any, tmp_path: Path, change: Callable[[bytes], bytes], said: str
+        self, serve: Any, tmp_path: Path, change: Callable[[bytes], bytes], message: str
     ) -> None:
         (tmp_path / "broken/1").mkdir(parents=True)
         (tmp_path / "broken/1/model.gguf").write_bytes(change(TINY.read_bytes()))
@@ -955,7 +955,7 @@ class TestFilesThatCannotBeServed:
         (tmp_path / "good/1/script.json").write_text(json.dumps({"answers": ANSWERS}))
         with serve(tmp_path) as running:
             index = {entry["name"]: entry for entry in running.ask("/v2/repository/index", {})[1]}
-            assert said in index["broken"]["reason"]
+            assert message in index["broken"]["reason"]
             assert index["good"]["state"] == "READY"
 
     def test_a_model_that_does_not_fit_into_memory_is_refused_with_size_and_limit(

@@ -170,7 +170,7 @@ def test_the_lighter_variant_answers_under_the_heavier_models_name(
 
 
 @pytest.mark.parametrize(
-    ("model", "lighter", "factor", "words"),
+    ("model", "lighter", "factor", "message"),
     [
         ("odd", "narrow", 5.0, "expected input 'IN' FP32[8], it has 'IN' FP32[4]"),
         ("vain", "vain", 9.0, "names itself"),
@@ -178,12 +178,12 @@ def test_the_lighter_variant_answers_under_the_heavier_models_name(
     ],
 )
 def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
-    front_ends: FrontEnds, model: str, lighter: str, factor: float, words: str
+    front_ends: FrontEnds, model: str, lighter: str, factor: float, message: str
 ) -> None:
     front_ends.choice.chosen = {model: lighter}
     assert ask_grpc(front_ends, model) == (factor, model, "1", "")
     notes = next(report.notes for report in front_ends.service.instance_reports() if report.name == model)
-    assert any(words in note for note in notes), notes
+    assert any(message in note for note in notes), notes
 
 
 def test_available_and_active_variants_can_be_queried(front_ends: FrontEnds) -> None:

@@ -153,11 +153,11 @@ def test_clients_see_the_ragged_input_but_not_the_generated_batch_inputs(server:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("shape", "message"),
     [([3], "unexpected shape"), ([9, 1], "batch-size must be <= 8"), ([0, 3], "unexpected shape")],
 )
-def test_a_ragged_request_is_validated(server: Any, shape: list[int], words: str) -> None:
-    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=words):
+def test_a_ragged_request_is_validated(server: Any, shape: list[int], message: str) -> None:
+    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=message):
         client.infer("sums_onnxruntime", tensors(triton, np.zeros(shape, np.float32), 1))
 
 

@@ -269,7 +269,7 @@ def test_concurrent_requests_to_ensembles_each_get_their_own_size(server: Any) -
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "said"),
+    ("model", "size", "message"),
     [
         (
             "twice",
@@ -281,9 +281,9 @@ def test_concurrent_requests_to_ensembles_each_get_their_own_size(server: Any) -
         ("whole", [[8, 8]], r"input 'SIZE' for model 'whole'. Expected \[2\], got \[1,2\]."),
     ],
 )
-def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str, size: Any, said: str) -> None:
+def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str, size: Any, message: str) -> None:
     with triton.InferenceServerClient(server.grpc) as client:
-        with pytest.raises(InferenceServerException, match=said):
+        with pytest.raises(InferenceServerException, match=message):
             client.infer(model, tensors(triton, pictures(2), np.array(size, np.int64)))
         images = pictures(2)
         check(client.infer(model, tensors(triton, images, np.array([8, 8]))), images, 8, 8)
@@ -306,7 +306,7 @@ def reason_of(server: Any, model: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (
             "rows",
@@ -323,8 +323,8 @@ def reason_of(server: Any, model: str) -> str:
         ),
     ],
 )
-def test_an_ensemble_whose_tensor_cannot_be_shape_values_is_not_served(server: Any, model: str, said: str) -> None:
-    assert said in reason_of(server, model)
+def test_an_ensemble_whose_tensor_cannot_be_shape_values_is_not_served(server: Any, model: str, message: str) -> None:
+    assert message in reason_of(server, model)
 
 
 def test_a_configuration_with_the_batch_size_among_the_shape_values_is_not_served(server: Any) -> None:

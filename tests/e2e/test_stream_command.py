@@ -166,7 +166,7 @@ def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(addre
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["--source=/nowhere.mp4"], 2, "/nowhere.mp4: expected rtsp://, http://, a video file"),
         (["--source=pattern", "--depth=100"], 1, "depth"),
@@ -178,10 +178,10 @@ def test_without_a_terminal_the_command_prints_regular_lines_and_a_summary(addre
     ],
 )
 def test_an_impossible_stream_is_reported_and_sets_the_exit_code(
-    address: str, arguments: list[str], code: int, words: str
+    address: str, arguments: list[str], code: int, message: str
 ) -> None:
     done = stream(address, *arguments)
-    assert (done.returncode, words in done.stderr + done.stdout) == (code, True), done.stderr + done.stdout
+    assert (done.returncode, message in done.stderr + done.stdout) == (code, True), done.stderr + done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -216,7 +216,7 @@ def test_generate_on_an_ensemble_returns_the_last_steps_outputs(server: Any) -> 
 
 @needs_curl
 @pytest.mark.parametrize(
-    ("model", "body", "status", "told"),
+    ("model", "body", "status", "message"),
     [
         ("tidy_twice", {}, "400", "TEXT"),
         ("tidy_twice", {"TEXT": ["a", "b"]}, "400", "TEXT"),
@@ -225,11 +225,11 @@ def test_generate_on_an_ensemble_returns_the_last_steps_outputs(server: Any) -> 
     ],
 )
 def test_generate_on_an_ensemble_reports_invalid_inputs(
-    server: Any, model: str, body: object, status: str, told: str
+    server: Any, model: str, body: object, status: str, message: str
 ) -> None:
     done = curl(server, model, "generate", body)
     assert done.stderr == status, done.stdout
-    assert told in json.loads(done.stdout)["error"]
+    assert message in json.loads(done.stdout)["error"]
 
 
 @needs_curl

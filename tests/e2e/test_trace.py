@@ -179,7 +179,7 @@ def test_settings_are_read_changed_and_cleared_alike_over_http_and_grpc(client: 
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "code", "words"),
+    ("model", "settings", "code", "message"),
     [
         ("", {"trace_file": "x"}, ("501", "UNIMPLEMENTED"), "trace file location can not be updated through network"),
         ("", {"trace_rate": "x"}, ("400", "INVALID_ARGUMENT"), "Unable to parse 'trace_rate', got: x"),
@@ -190,11 +190,11 @@ def test_settings_are_read_changed_and_cleared_alike_over_http_and_grpc(client: 
     ],
 )  # fmt: skip
 def test_an_invalid_change_is_refused_alike_over_http_and_grpc(
-    client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], words: str
+    client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], message: str
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
         client.update_trace_settings(model, settings)
-    assert words in caught.value.message()
+    assert message in caught.value.message()
     assert caught.value.status() == (code[0] if client.wire == "http" else f"StatusCode.{code[1]}")
 
 

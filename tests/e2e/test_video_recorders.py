@@ -162,7 +162,7 @@ def test_more_than_twenty_detections_leave_the_best(detector: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "words"),
+    ("model", "dtype", "message"),
     [
         ("nothing", np.uint8, "unknown model: 'nothing'"),
         ("rows", np.float32, "UINT8"),
@@ -171,14 +171,14 @@ def test_more_than_twenty_detections_leave_the_best(detector: Any) -> None:
     ],
 )
 def test_a_failure_is_logged_once_and_gives_no_detections(
-    detector: Any, caplog: pytest.LogCaptureFixture, model: str, dtype: Any, words: str
+    detector: Any, caplog: pytest.LogCaptureFixture, model: str, dtype: Any, message: str
 ) -> None:
     made = detector(model)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not made.detect_raw(picture().astype(dtype)).any()
     (record,) = caplog.records
-    assert words in record.getMessage()
+    assert message in record.getMessage()
 
 
 def test_a_slow_model_never_delays_frigate_beyond_the_limit(detector: Any) -> None:

@@ -200,7 +200,7 @@ def test_properties_are_passed_to_openvino_and_default_to_the_settings(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "words"),
+    ("parameters", "message"),
     [
         ({"NO_SUCH_PROPERTY": "1"}, "NO_SUCH_PROPERTY"),
         ({"NUM_STREAMS": "many"}, "MANY"),
@@ -210,9 +210,9 @@ def test_properties_are_passed_to_openvino_and_default_to_the_settings(
     ],
 )
 def test_an_invalid_option_is_a_load_error_in_one_line(
-    parameters: dict[str, str], words: str, backend: Backend, linear: Write, job: Callable[..., Any]
+    parameters: dict[str, str], message: str, backend: Backend, linear: Write, job: Callable[..., Any]
 ) -> None:
-    with pytest.raises(LoadError, match=f"model 'made'.*{words}") as caught:
+    with pytest.raises(LoadError, match=f"model 'made'.*{message}") as caught:
         backend.open(job(linear(), parameters=parameters))
     assert "\n" not in caught.value.message
 

@@ -73,7 +73,7 @@ def test_an_invalid_cameras_file_does_not_stop_the_models():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x", "key=value pairs"),
         ("name=a,url=demo", "needs model"),
@@ -97,14 +97,14 @@ def test_an_invalid_cameras_file_does_not_stop_the_models():
         ("name=a,url=demo,model=m,sinks=no", "there is no sink 'no'"),
     ],
 )
-def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(text, words):
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
         parse(f"--source={text}")
     assert "geheim" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[[source]]\nname='a'", "unknown table 'source', expected"),
         ("sources = 3", r"expected tables \[\[sources\]\]"),
@@ -123,8 +123,8 @@ def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(tex
         ("\x00", "is not TOML"),
     ],
 )
-def test_an_invalid_file_is_refused_with_the_reason_and_without_the_password(tmp_path, text, words):
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_an_invalid_file_is_refused_with_the_reason_and_without_the_password(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path, text)
     assert "geheim" not in str(caught.value)
     assert "cameras.toml" in str(caught.value) or "sink" in str(caught.value)

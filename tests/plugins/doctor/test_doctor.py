@@ -155,15 +155,15 @@ def test_a_runtime_that_prints_on_import_does_not_corrupt_the_report(
 
 
 @pytest.mark.parametrize(
-    ("installed", "words"),
+    ("installed", "message"),
     [({"python3-libnvinfer": "10.3.0.30"}, "--system-site-packages"), ({}, "apt-get install python3-libnvinfer")],
 )
-def test_on_a_jetson_the_report_says_how_to_install_tensorrt(installed: dict[str, str], words: str) -> None:
+def test_on_a_jetson_the_report_says_how_to_install_tensorrt(installed: dict[str, str], message: str) -> None:
     answer = {"problem": "runtime tensorrt does not import"}
     from edge_server.plugins.doctor.runtimes import _finding
 
     found = _finding("tensorrt", answer, installed, is_jetson=True)
-    assert (found.level, words in found.advice) == (FindingLevel.WARNING, True)
+    assert (found.level, message in found.advice) == (FindingLevel.WARNING, True)
     assert _finding("tensorrt", answer, {}, is_jetson=False).level is FindingLevel.NOTE
 
 
@@ -179,7 +179,7 @@ def test_nvidia_packages_are_those_installed_according_to_dpkg(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("reading", "level", "words"),
+    ("reading", "level", "message"),
     [
         (
             MachineReading(0, soc="tegra234", missing={"l4t": "no release"}),
@@ -192,10 +192,10 @@ def test_nvidia_packages_are_those_installed_according_to_dpkg(tmp_path: Path) -
     ],
 )
 def test_each_kind_of_jetpack_has_its_advice(
-    tmp_path: Path, reading: MachineReading, level: FindingLevel, words: str
+    tmp_path: Path, reading: MachineReading, level: FindingLevel, message: str
 ) -> None:
     found = named(list(check_jetpack(SysfsFiles(tmp_path), reading)), "release")
-    assert (found.level, words in found.advice) == (level, True)
+    assert (found.level, message in found.advice) == (level, True)
 
 
 def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:

@@ -316,7 +316,7 @@ def huge_header() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "words"),
+    ("file", "content", "message"),
     [
         ("m.tar.gz", b"<html>sign in first</html>", "is not a complete .tar.gz archive"),
         ("m.tar.gz", b"\x1f\x8b\x08\x04" + bytes(7), "is not a complete .tar.gz archive"),
@@ -352,11 +352,11 @@ def huge_header() -> bytes:
     ],
 )
 def test_an_unsafe_or_unreadable_model_is_refused_and_leaves_nothing(
-    file: str, content: bytes, words: str, site: Site, pull: Edge, models: Path
+    file: str, content: bytes, message: str, site: Site, pull: Edge, models: Path
 ) -> None:
     done = pull(*site.add(file, content))
     assert done.returncode == 1
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert os.listdir(models) == []
     assert os.listdir(models.parent) == ["models"]
@@ -623,7 +623,7 @@ def test_a_model_is_restored_if_its_replacement_cannot_be_moved(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("https://host/m.onnx",), "--sha256 is missing"),
         (("https://host/m.onnx", "--sha256=12"), "expected 64 hexadecimal digits"),
@@ -641,11 +641,11 @@ def test_a_model_is_restored_if_its_replacement_cannot_be_moved(
     ],
 )
 def test_invalid_arguments_are_refused_before_a_request_is_sent(
-    arguments: tuple[str, ...], words: str, pull: Edge
+    arguments: tuple[str, ...], message: str, pull: Edge
 ) -> None:
     done = pull(*arguments)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 def test_a_missing_file_and_an_unreachable_host_are_reported(site: Site, pull: Edge, models: Path) -> None:
@@ -753,7 +753,7 @@ GOOD = {"name": "m", "url": "m.onnx", "sha256": "0" * 64}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("<html>", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
@@ -768,12 +768,12 @@ GOOD = {"name": "m", "url": "m.onnx", "sha256": "0" * 64}
     ],
 )
 def test_an_invalid_index_is_refused_with_the_location(
-    text: object, words: str, index: str, secure_site: Site, pull: Edge
+    text: object, message: str, index: str, secure_site: Site, pull: Edge
 ) -> None:
     secure_site.add("models/index.json", (text if isinstance(text, str) else json.dumps(text)).encode())
     done = pull("--list", f"--index={index}")
     assert done.returncode == 1
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

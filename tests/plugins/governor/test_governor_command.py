@@ -84,7 +84,7 @@ def test_constants_of_the_machine_can_be_set(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (("--set", "colour=1"), "there is no constant 'colour'; there are chip_j_per_k"),
         (("--set", "trip_c=hot"), "--set trip_c: expected a number, given 'hot'"),
@@ -98,11 +98,13 @@ def test_constants_of_the_machine_can_be_set(capsys: pytest.CaptureFixture[str])
         (("--scenario", "moon"), "invalid choice: 'moon'"),
     ],
 )
-def test_invalid_options_are_refused(options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         _simulate(*options)
     assert caught.value.code == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

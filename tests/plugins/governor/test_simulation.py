@@ -79,7 +79,7 @@ def test_every_valid_machine_gives_finite_numbers(busy: float, constants: dict[s
 
 
 @pytest.mark.parametrize(
-    ("constants", "words"),
+    ("constants", "message"),
     [
         ({"chip_j_per_k": 0.001}, "expected at least 1 s"),
         ({"sink_to_air_k_per_w": 0.0}, "sink_to_air_k_per_w: expected a number above 0"),
@@ -90,8 +90,8 @@ def test_every_valid_machine_gives_finite_numbers(busy: float, constants: dict[s
         ({"critical_c": 90.0}, "expected critical_c above trip_c"),
     ],
 )
-def test_an_impossible_machine_is_refused(constants: dict[str, float], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_impossible_machine_is_refused(constants: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ThermalModelConstants(**constants)  # type: ignore[arg-type]
 
 
@@ -154,7 +154,7 @@ def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "expected a first line with time_s and temperature_c, given nothing"),
         ("a,b\n1,2\n", "given a, b"),
@@ -166,8 +166,8 @@ def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
         ('time_s,temperature_c\n0,"' + "9" * 200_000 + '"\n', "field larger than field limit"),
     ],
 )
-def test_an_unreadable_trace_is_refused_with_the_location(text: str, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+def test_an_unreadable_trace_is_refused_with_the_location(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         read_recording(text.splitlines(keepends=True), "trace.csv")
 
 

@@ -56,18 +56,18 @@ def test_without_a_terminal_stdin_is_the_prompt(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "more", "said"),
+    ("model", "more", "message"),
     [
         ("nosuch", (), "Request for unknown model: 'nosuch'"),
         ("talker", ("--system=" + "x" * 9000,), "expected a prompt of less than"),
         ("talker", ("--url=127.0.0.1:1",), "no answer from http://127.0.0.1:1: connection refused"),
     ],
 )
-def test_an_error_is_one_line(url: str, run_command: Any, model: str, more: tuple[str, ...], said: str) -> None:
+def test_an_error_is_one_line(url: str, run_command: Any, model: str, more: tuple[str, ...], message: str) -> None:
     done = run_command("chat", model, f"--url={url}", "--prompt=hello", *more)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("edge-server chat: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

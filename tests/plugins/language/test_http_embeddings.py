@@ -129,7 +129,7 @@ def test_a_call_opens_at_most_16_requests_and_cancels_them_if_its_client_disconn
 
 
 @pytest.mark.parametrize(
-    ("members", "param", "said"),
+    ("members", "param", "message"),
     [
         ({"input": None}, "input", "'input': expected a text, got null"),
         ({"input": []}, "input", "list of 1 to 2048 texts, got 0"),
@@ -144,12 +144,12 @@ def test_a_call_opens_at_most_16_requests_and_cancels_them_if_its_client_disconn
         ({"keep_alive": "soon"}, "keep_alive", "expected seconds"),
     ],
 )
-def test_an_invalid_member_is_named(embedder, members, param, said):
+def test_an_invalid_member_is_named(embedder, members, param, message):
     reply = ask(embedder, **members)
     assert reply.status == 400
     assert reply.json["error"]["param"] == param
     assert reply.json["error"]["type"] == "invalid_request_error"
-    assert said in reply.json["error"]["message"]
+    assert message in reply.json["error"]["message"]
     assert not embedder.service.requests
 
 
@@ -189,9 +189,10 @@ def test_errors_have_openais_form(embedder):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"), [([1, np.nan, 0], "NaN or infinity in output 'embedding'"), ([], "gave no output 'embedding'")]
+    ("values", "message"),
+    [([1, np.nan, 0], "NaN or infinity in output 'embedding'"), ([], "gave no output 'embedding'")],
 )
-def test_an_invalid_vector_is_an_error_of_the_model(embedder, values, said):
+def test_an_invalid_vector_is_an_error_of_the_model(embedder, values, message):
     tensor = Tensor("embedding", DType.FP32, np.array(values, np.float32))
     embedder.service.models["broken"] = (
         spec_of(),
@@ -199,7 +200,7 @@ def test_an_invalid_vector_is_an_error_of_the_model(embedder, values, said):
     )
     reply = ask(embedder, model="broken")
     assert reply.status == 500
-    assert said in reply.json["error"]["message"]
+    assert message in reply.json["error"]["message"]
 
 
 OTHER = OutputSpec("other", DType.FP32, (2,))
@@ -220,7 +221,7 @@ def test_the_output_is_the_configured_one_or_embedding_or_the_only_one(outputs, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"inputs": (TEXT, InputSpec("other", DType.FP32, (1,)))}, "it has 'text' STRING, 'other' FP32"),
         ({"inputs": (InputSpec("text", DType.BYTES, (1,), is_optional=True),)}, "it has none"),
@@ -233,10 +234,10 @@ def test_the_output_is_the_configured_one_or_embedding_or_the_only_one(outputs, 
         ({"is_decoupled": True}, "it is decoupled"),
     ],
 )
-def test_an_unsuitable_model_is_refused_with_what_is_missing(fields, said):
+def test_an_unsuitable_model_is_refused_with_what_is_missing(fields, message):
     with pytest.raises(BadMember, match="model 'embedder' gives no embeddings: it needs") as caught:
         embedding_tensors(spec_of(**fields))
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert caught.value.param == "model"
 
 

@@ -137,7 +137,7 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("members", "param", "said"),
+    ("members", "param", "message"),
     [
         ({"messages": []}, "messages", "'messages': expected at least one message, got an empty list"),
         ({"messages": "hello"}, "messages", "'messages': expected a list of messages, got a string"),
@@ -147,10 +147,10 @@ def test_embeddings_refuse_members_that_might_change_the_vector(talker: Any) -> 
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false"),
     ],
 )
-def test_an_invalid_member_gets_a_clear_error(talker: Any, members: dict[str, Any], param: str, said: str) -> None:
+def test_an_invalid_member_gets_a_clear_error(talker: Any, members: dict[str, Any], param: str, message: str) -> None:
     reply = talker.post("/v1/chat/completions", chat(**members))
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
-    assert said in reply.json["error"]["message"]
+    assert message in reply.json["error"]["message"]
 
 
 def test_choices_of_a_chat_share_its_parsed_messages(talker: Any) -> None:

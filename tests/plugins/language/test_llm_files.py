@@ -163,7 +163,7 @@ def test_the_memory_of_an_onnx_export_is_computed_from_its_configuration(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "expected JSON"),
         ("[]", "expected a configuration of ONNX Runtime GenAI"),
@@ -178,10 +178,10 @@ def test_the_memory_of_an_onnx_export_is_computed_from_its_configuration(tmp_pat
         ("[" * 100_000, "expected JSON"),
     ],
 )
-def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_damaged_configuration_of_an_onnx_export_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "genai_config.json"
     path.write_text(text)
-    with pytest.raises(BadModelFile, match=said):
+    with pytest.raises(BadModelFile, match=message):
         read_genai_config(path)
 
 
@@ -241,7 +241,7 @@ def test_end_tokens_and_sampling_defaults_are_read_from_generation_config_json(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "generation_config.json: expected a JSON object, got an error"),
         ("[]", "generation_config.json: expected a JSON object, got list"),
@@ -251,9 +251,9 @@ def test_end_tokens_and_sampling_defaults_are_read_from_generation_config_json(
         ('{"temperature": -1}', "temperature: expected 0 to 100, got '-1'"),
     ],
 )
-def test_a_damaged_generation_config_json_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_a_damaged_generation_config_json_is_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(BadModelFile, match=said):
+    with pytest.raises(BadModelFile, match=message):
         read_generation_config(tmp_path)
 
 

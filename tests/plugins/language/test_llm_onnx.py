@@ -211,7 +211,7 @@ def test_json_matches_its_schema_for_any_prompt(start: Callable[..., Driven]) ->
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "message"),
     [
         ({"json_schema": '{"type": "nosuch"}'}, "nosuch"),
         ({"json_schema": '{"$ref": "#/nowhere"}'}, "nowhere"),
@@ -224,13 +224,13 @@ def test_json_matches_its_schema_for_any_prompt(start: Callable[..., Driven]) ->
     ],
 )
 def test_an_unsupported_request_is_refused_alone(
-    start: Callable[..., Driven], sampling: dict[str, Any], said: str
+    start: Callable[..., Driven], sampling: dict[str, Any], message: str
 ) -> None:
     driven = start()
     running = driven.add("count from three")
     driven.step()
     waiting = driven.add("give me json")
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         driven.add("say hello", **sampling)
     later = driven.add("say hello", seed=7)
     assert driven.run(running) == ANSWERS["count from three"]
@@ -277,7 +277,7 @@ def file_in(folder: Path, tmp_path: Path) -> ModelFile:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"kv_cache_mb": "100"}, "parameter kv_cache_mb: not for the backend onnxruntime_genai: the KV cache has room"),
         ({"enable_prefix_caching": "true"}, "parameter enable_prefix_caching: not for the backend"),
@@ -285,8 +285,10 @@ def file_in(folder: Path, tmp_path: Path) -> ModelFile:
         ({"max_context": "0"}, "parameter max_context: expected 1 to 512"),
     ],
 )
-def test_an_unsupported_parameter_is_refused(job: Any, tmp_path: Path, parameters: dict[str, str], said: str) -> None:
-    with pytest.raises(LoadError, match=said):
+def test_an_unsupported_parameter_is_refused(
+    job: Any, tmp_path: Path, parameters: dict[str, str], message: str
+) -> None:
+    with pytest.raises(LoadError, match=message):
         load_backend("onnxruntime_genai").open(job(file_in(FOLDER, tmp_path), parameters=parameters))
 
 

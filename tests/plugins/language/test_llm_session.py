@@ -354,7 +354,7 @@ def test_waiting_clients_that_disconnect_free_their_slots_at_once(
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "message"),
     [
         ({"temperature": -1}, "temperature: expected 0 to 100"),
         ({"top_p": 2}, "top_p"),
@@ -370,17 +370,17 @@ def test_waiting_clients_that_disconnect_free_their_slots_at_once(
     ],
 )
 def test_an_invalid_sampling_parameter_is_named(
-    serve: Callable[..., Served], sampling: dict[str, Any], said: str
+    serve: Callable[..., Served], sampling: dict[str, Any], message: str
 ) -> None:
     served = serve()
     client = served.ask("count", **sampling)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=message):
         _ = client.text
     assert served.ask("count").text == ANSWERS["count"]
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ("[", "expected JSON"),
         ([], "at least one message"),
@@ -389,8 +389,8 @@ def test_an_invalid_sampling_parameter_is_named(
         ([{"role": "nobody", "content": "x"}], "knows no role 'nobody'"),
     ],
 )
-def test_invalid_messages_are_named(serve: Callable[..., Served], messages: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_invalid_messages_are_named(serve: Callable[..., Served], messages: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         _ = serve().ask(None, messages=messages).text
 
 
@@ -488,15 +488,15 @@ def test_closing_fails_open_requests(serve: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"max_num_seqs": "0"}, "max_num_seqs must be a whole number from 1"),
         ({"kv_cache_mb": "10", "num_kv_blocks": "4"}, "expected one of them, got both"),
         ({"kv_cache_mb": "10"}, "set num_kv_blocks"),
     ],
 )
-def test_an_invalid_setting_is_named(parameters: dict[str, str], said: str) -> None:
-    with pytest.raises(LoadError, match=said):
+def test_an_invalid_setting_is_named(parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
         read_settings("talker", parameters, LlmSize(1, 0, 0), 32)
 
 

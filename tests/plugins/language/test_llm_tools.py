@@ -102,7 +102,7 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "said"),
+    ("tools", "choice", "message"),
     [
         ({}, None, "expected a list"),
         ([tool("x")] * 200, None, "at most 128"),
@@ -120,8 +120,8 @@ def test_the_schema_of_a_forced_call_names_the_functions() -> None:
         (None, "required", "without tools"),
     ],
 )
-def test_invalid_tools_are_refused(tools: Any, choice: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_invalid_tools_are_refused(tools: Any, choice: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         read_tools(tools, choice, "request")
 
 

@@ -114,14 +114,14 @@ def test_a_model_may_undo_its_reschedule_and_a_failing_run_ends_the_request(pyth
 
 
 @pytest.mark.parametrize(
-    ("config", "flags", "returned", "words"),
+    ("config", "flags", "returned", "message"),
     [
         (TENSORS, 2, "None", "model 'm' cannot reschedule, its configuration has no sequence_batching { iterative_seq"),
         (ITERATIVE, 3, "None", "expected TRITONSERVER_REQUEST_RELEASE_ALL or .*_RESCHEDULE, got 3"),
         (ITERATIVE, 2, "answer([[1]])", "execute must return None for a request that it reschedules"),
     ],
 )
-def test_errors_of_a_model_are_reported(python_core: Any, config: str, flags: int, returned: str, words: str) -> None:
+def test_errors_of_a_model_are_reported(python_core: Any, config: str, flags: int, returned: str, message: str) -> None:
     code = f"""
     class TritonPythonModel:
         def execute(self, requests):
@@ -129,7 +129,7 @@ def test_errors_of_a_model_are_reported(python_core: Any, config: str, flags: in
             return [{returned}]
     """
     python_core.add("m", code, config + 'parameters { key: "warmup_probe" value { string_value: "false" } }')
-    assert re.search(words, python_core.error("m", [[1.0]]))
+    assert re.search(message, python_core.error("m", [[1.0]]))
 
 
 def test_an_answered_request_is_not_rescheduled_and_its_sender_is_closed(

@@ -336,14 +336,14 @@ def test_a_coroutine_always_has_its_own_thread(python_core: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         (parameter("mine"), "parameter execution_thread must be own, caller or auto, got 'mine'"),
         (parameter("caller") + parameter("process", "isolation"), "execution_thread is caller, but with isolation"),
     ],
 )
-def test_an_invalid_or_contradictory_execution_thread_fails_the_load(python_core: Any, more: str, words: str) -> None:
-    with pytest.raises(LoadError, match=words):
+def test_an_invalid_or_contradictory_execution_thread_fails_the_load(python_core: Any, more: str, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
         add(python_core, "m", SCALE, CONFIG + more)
 
 

@@ -231,14 +231,14 @@ def test_shapes_are_lists_that_models_may_add_to(python_core: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("made", "message"),
     [
         ("pb_utils.InferenceRequest('', 1.5, [], ['OUT'], 'm')", "Correlation ID must be integer or string"),
         ("pb_utils.InferenceRequest('', 1, [], ['OUT'], 'm', parameters={'a': [1]})", "got 'a' with list"),
         ("pb_utils.InferenceResponse([], parameters={1: 1})", "got 1 with int"),
     ],
 )
-def test_values_that_no_protocol_carries_raise_tritons_exception(python_core: Any, made: str, words: str) -> None:
+def test_values_that_no_protocol_carries_raise_tritons_exception(python_core: Any, made: str, message: str) -> None:
     python_core.add(
         "m",
         f"""
@@ -252,4 +252,4 @@ def test_values_that_no_protocol_carries_raise_tritons_exception(python_core: An
     )
     said = python_core.error("m")
     assert said.startswith("refused: ")
-    assert words in said
+    assert message in said

@@ -271,7 +271,7 @@ def test_an_absent_server_ends_the_replay_and_leaves_no_file(recorded: Callable[
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("none.mcap", None, "there is no recording"),
         ("empty.mcap", b"", "cannot be read"),
@@ -282,13 +282,13 @@ def test_an_absent_server_ends_the_replay_and_leaves_no_file(recorded: Callable[
     ],
 )
 def test_a_file_that_is_no_recording_is_reported_in_one_line(
-    tmp_path: Path, name: str, content: bytes | None, words: str
+    tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     done = replayed("127.0.0.1:1", tmp_path / name, tmp_path / "out.mcap")
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not (tmp_path / "out.mcap").exists()
 

@@ -139,7 +139,7 @@ def test_a_thrown_exception_is_reported_by_its_message(backend: Backend, example
 
 
 @pytest.mark.parametrize(
-    ("rule", "words"),
+    ("rule", "message"),
     [
         ("VERSION", "built for version 7 of edge_backend.h, not 1"),
         ("NO_RUN", "lacks edge_model_run"),
@@ -152,16 +152,16 @@ def test_a_thrown_exception_is_reported_by_its_message(backend: Backend, example
     ],
 )
 def test_a_library_that_breaks_the_interface_is_not_loaded(
-    rule: str, words: str, backend: Backend, unruly: Any, model: Any
+    rule: str, message: str, backend: Backend, unruly: Any, model: Any
 ) -> None:
     with pytest.raises(LoadError) as refused:
         backend.inspect(model(unruly(rule)), {})
-    assert words in refused.value.message
+    assert message in refused.value.message
     assert "model 'made' version 1, file 'libmodel.so'" in refused.value.message
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("mode", "message"),
     [
         ("fails", "the sensor is dark"),
         ("silent", "code 42, without a reason"),
@@ -179,7 +179,7 @@ def test_a_library_that_breaks_the_interface_is_not_loaded(
     ],
 )
 def test_a_failing_or_invalid_run_has_its_reason_and_the_next_one_works(
-    mode: str, words: str, backend: Backend, unruly: Any, model: Any, job: Job
+    mode: str, message: str, backend: Backend, unruly: Any, model: Any, job: Job
 ) -> None:
     file = model(unruly("NONE"))
     session = opened(backend, job(file, inputs=[X], outputs=[Y], parameters={"mode": mode}))
@@ -187,12 +187,12 @@ def test_a_failing_or_invalid_run_has_its_reason_and_the_next_one_works(
         with pytest.raises(BackendError) as failed:
             session.run({"X": np.arange(3, dtype=np.int32)}, ["Y"])
         assert "model 'made': edge_model_run failed" in failed.value.message
-        assert words in failed.value.message
+        assert message in failed.value.message
     session.close()
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"),
+    ("mode", "message"),
     [
         ("missing", "did not answer output 'Y'"),
         ("longer", r"shape \[4\], but its configuration promises \[3\]"),
@@ -201,13 +201,13 @@ def test_a_failing_or_invalid_run_has_its_reason_and_the_next_one_works(
     ],
 )
 def test_outputs_of_another_shape_or_type_than_configured_are_refused(
-    mode: str, words: str, backend: Backend, unruly: Any, model: Any, job: Job
+    mode: str, message: str, backend: Backend, unruly: Any, model: Any, job: Job
 ) -> None:
     item, made = InputSpec("X", DType.INT32, ()), OutputSpec("Y", DType.INT32, ())
     one = job(model(unruly("NONE")), inputs=[item], outputs=[made], parameters={"mode": mode}, max_batch_size=8)
     session, plan = opened(backend, one), BatchPlan(one.spec)
     request = Request("made", {"X": Tensor("X", DType.INT32, np.arange(3, dtype=np.int32))})
-    with pytest.raises(BackendError, match=words):
+    with pytest.raises(BackendError, match=message):
         plan.scatter(session.run(plan.gather([request]), ["Y"]), [request], [3])
     session.close()
 

@@ -217,7 +217,7 @@ def test_categorical_splits_are_run_by_treelite(backend: Backend, job: Job, tmp_
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"model_type": "catboost"}, "parameter model_type must be one of xgboost_json"),
         ({"engine": "gpu"}, "parameter engine must be one of auto, onnxruntime, treelite, got 'gpu'"),
@@ -228,11 +228,11 @@ def test_categorical_splits_are_run_by_treelite(backend: Backend, job: Job, tmp_
     ],
 )
 def test_an_invalid_parameter_is_a_load_error_that_names_it(
-    parameters: dict[str, str], said: str, backend: Backend, job: Job, trained: Any
+    parameters: dict[str, str], message: str, backend: Backend, job: Job, trained: Any
 ) -> None:
     folder = trained("xgboost_json", "cancer").file
     file = ModelFile(folder.path / "xgboost.json", folder.model_dir, 1)
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=message):
         opened(backend, job, file, **parameters)
 
 

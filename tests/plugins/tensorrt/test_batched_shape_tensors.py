@@ -217,7 +217,7 @@ def test_is_shape_tensor_on_another_tensor_is_refused_at_load(gpu: Any, host: An
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right", "words"),
+    ("wrong", "right", "message"),
     [
         ("dims: [ 2 ]", "dims: [ 3 ]", r"input 'S' dims: expected \[2\], .*beside the batch size, given \[3\]"),
         ("dims: [ 2 ]", "dims: [ -1 ]", r"input 'S' dims: expected \[2\], .*given \[-1\]"),
@@ -225,15 +225,15 @@ def test_is_shape_tensor_on_another_tensor_is_refused_at_load(gpu: Any, host: An
     ],
 )
 def test_dims_other_than_those_of_the_shape_values_are_refused(
-    wrong: str, right: str, words: str, make_plan: Make
+    wrong: str, right: str, message: str, make_plan: Make
 ) -> None:
     file = make_plan()
-    with pytest.raises(BadModelConfig, match=words):
+    with pytest.raises(BadModelConfig, match=message):
         resolved(file.model_dir, CONFIG.replace(wrong, right))
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words"),
+    ("bounds", "message"),
     [
         ({"S:8x32x32": "S:8x32"}, "expected min <= opt <= max"),
         (
@@ -251,13 +251,13 @@ def test_dims_other_than_those_of_the_shape_values_are_refused(
     ],
 )
 def test_bounds_without_the_batch_size_are_refused(
-    bounds: dict[str, str], words: str, gpu: Any, resizing: ModelFile
+    bounds: dict[str, str], message: str, gpu: Any, resizing: ModelFile
 ) -> None:
     text = parameters(BOUNDS)
     for old, new in bounds.items():
         text = text.replace(old, new)
     found = resolved(resizing.model_dir, CONFIG + text)
-    with pytest.raises(BadModelConfig, match=f"profile of input 'S': {words}"):
+    with pytest.raises(BadModelConfig, match=f"profile of input 'S': {message}"):
         engine_order(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})
 
 

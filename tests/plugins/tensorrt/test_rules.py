@@ -58,7 +58,7 @@ def test_a_repeated_name_makes_two_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "best", "most", "said"),
+    ("least", "best", "most", "message"),
     [
         ("image:1x3x9x8", "image:1x3x8x8", "image:1x3x8x8", "min <= opt <= max"),
         ("image:1x4x8x8", "image:1x4x8x8", "image:1x4x8x8", r"shapes that fit \[-1, 3, -1, -1\]"),
@@ -69,8 +69,8 @@ def test_a_repeated_name_makes_two_profiles() -> None:
         ("image:" + "9" * 5000, "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
     ],
 )
-def test_invalid_profiles_are_reported(least: str, best: str, most: str, said: str) -> None:
-    with pytest.raises(BadModelConfig, match=said):
+def test_invalid_profiles_are_reported(least: str, best: str, most: str, message: str) -> None:
+    with pytest.raises(BadModelConfig, match=message):
         configured_profiles(stated(least, best, most))
 
 
@@ -139,7 +139,7 @@ def test_engine_options_are_equal_in_the_building_process(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"precision": "int4"}, "has no precision 'int4'; it has fp32, fp16, int8, best"),
         ({"engine_tolerance": "2"}, "engine_tolerance must be a number of 0 to 1"),
@@ -147,9 +147,9 @@ def test_engine_options_are_equal_in_the_building_process(tmp_path: Path) -> Non
         ({"trt_builder_optimization_level": "high"}, "must be a whole number"),
     ],
 )
-def test_impossible_engine_options_are_reported(parameters: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_impossible_engine_options_are_reported(parameters: dict[str, str], message: str, tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=message):
         engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
 
 

@@ -138,7 +138,7 @@ def test_the_time_estimate_counts_the_remaining_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("-m", "nope"), "there is no model 'nope'"),
         (("-m", "../runs"), "there is no model"),
@@ -147,11 +147,11 @@ def test_the_time_estimate_counts_the_remaining_rounds() -> None:
     ],
 )
 def test_a_model_that_cannot_be_analyzed_is_reported(
-    command: Any, repository: Path, flags: tuple[str, ...], said: str
+    command: Any, repository: Path, flags: tuple[str, ...], message: str
 ) -> None:
     done = command("analyze", f"--model-repository={repository}", *flags)
     assert done.code == 2
-    assert said in done.errors
+    assert message in done.errors
 
 
 def test_an_existing_variant_is_replaced_only_on_request(command: Any, repository: Path) -> None:

@@ -261,14 +261,14 @@ def test_the_warm_up_data_of_the_configuration_are_compared(add: Callable[..., P
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({"y": np.zeros((1, 64), np.float32)}, "has no input 'y'; it has x"),
         (None, "expected an .npz file of plain arrays"),
     ],
 )
 def test_inputs_that_do_not_fit_are_reported_with_the_expected_ones(
-    add: Callable[..., Path], tmp_path: Path, arrays: dict[str, Any] | None, said: str
+    add: Callable[..., Path], tmp_path: Path, arrays: dict[str, Any] | None, message: str
 ) -> None:
     path = tmp_path / "in.npz"
     if arrays is None:
@@ -277,7 +277,7 @@ def test_inputs_that_do_not_fit_are_reported_with_the_expected_ones(
         np.savez(path, **arrays)
     done = optimize(add(), f"--input={path}", "--runtimes=onnxruntime")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

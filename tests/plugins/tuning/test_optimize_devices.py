@@ -169,11 +169,13 @@ def test_a_configured_device_combination_is_tried_with_its_single_devices(double
     assert found["by_title"]["openvino f32"]["device"] == "CPU"
 
 
-@pytest.mark.parametrize(("way", "said"), [("CRASH", "was ended by SIGABRT"), ("HANG", "took longer than 8 s")])
-def test_a_driver_that_crashes_or_hangs_only_loses_its_devices(double: Path, model: Path, way: str, said: str) -> None:
+@pytest.mark.parametrize(("way", "message"), [("CRASH", "was ended by SIGABRT"), ("HANG", "took longer than 8 s")])
+def test_a_driver_that_crashes_or_hangs_only_loses_its_devices(
+    double: Path, model: Path, way: str, message: str
+) -> None:
     found = optimize(model, double, "--runtimes=openvino", "--timeout-secs=8", **{way: "1"})
     (line,) = [line for line in found["left_out"] if line.startswith("openvino on anything but the CPU: ")]
-    assert said in line
+    assert message in line
     assert found["by_title"]["openvino f32"]["reason"] == ""
 
 

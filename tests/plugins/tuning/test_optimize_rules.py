@@ -189,7 +189,7 @@ def test_a_model_without_batching_takes_one_sample_or_a_stack(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({}, "there is no array for input 'x' of model 'm'"),
         ({"x": np.zeros((1, 64))}, "input 'x' of model 'm': expected elements of FP32 (float32), given float64"),
@@ -198,9 +198,9 @@ def test_a_model_without_batching_takes_one_sample_or_a_stack(tmp_path: Path) ->
         ({"x": np.zeros((0, 64), np.float32)}, "it holds no sample"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "in.npz", **arrays)
-    with pytest.raises(InvalidRequest, match=re.escape(said)):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
         from_file(spec(InputSpec("x", DType.FP32, (64,)), batch=4), tmp_path / "in.npz")
 
 

@@ -161,7 +161,7 @@ def test_inputs_are_read_from_files(measure: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (("nope",), "nope"),
         (("open_shape",), "--shape INPUT0:N,3"),
@@ -176,10 +176,10 @@ def test_inputs_are_read_from_files(measure: Any, tmp_path: Path) -> None:
         (("slow", "--url=ftp://here", "-i", "http"), "expected an address as http://"),
     ],
 )
-def test_an_impossible_measurement_is_reported(measure: Any, flags: tuple[str, ...], said: str) -> None:
+def test_an_impossible_measurement_is_reported(measure: Any, flags: tuple[str, ...], message: str) -> None:
     done = measure(*flags)
     assert done.code == 2
-    assert said in done.errors
+    assert message in done.errors
     assert "Traceback" not in done.errors
 
 

@@ -98,7 +98,7 @@ def test_an_image_without_objects_is_no_error(recorder: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "message"),
     [
         ({"image": b"no picture"}, "model 'finder', image for input 'pixels'"),
         ({"image": b""}, "expected a form with a file named 'image', given 'image'"),
@@ -108,10 +108,10 @@ def test_an_image_without_objects_is_no_error(recorder: Any) -> None:
         ({f"field{index}": b"x" for index in range(17)}, "must have 1 to 16 parts"),
     ],
 )
-def test_errors_of_a_form_have_deepstacks_format(recorder: Any, parts: dict[str, bytes], words: str) -> None:
+def test_errors_of_a_form_have_deepstacks_format(recorder: Any, parts: dict[str, bytes], message: str) -> None:
     reply = recorder.post(PATH, *form(**parts))
     assert (reply.status, reply.json["success"]) == (400, False)
-    assert words in reply.json["error"]
+    assert message in reply.json["error"]
 
 
 def test_a_body_that_is_no_form_is_refused(recorder: Any) -> None:

@@ -176,7 +176,7 @@ def test_the_demo_moves_and_shows_a_face_in_every_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("/dev/video99", "/dev/video99: there is no such camera: No such file or directory"),
         ("/dev/null/video0", "there is no such camera"),
@@ -186,8 +186,8 @@ def test_the_demo_moves_and_shows_a_face_in_every_frame() -> None:
         ),
     ],
 )
-def test_an_invalid_source_is_named(text: str, words: str) -> None:
-    with pytest.raises(SourceError, match=words.replace("(", r"\(")):
+def test_an_invalid_source_is_named(text: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message.replace("(", r"\(")):
         open_source(text)
 
 

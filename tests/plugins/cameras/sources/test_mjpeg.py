@@ -141,7 +141,7 @@ def test_credentials_are_sent_in_the_scheme_of_the_camera(camera, jpeg, scheme):
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "refuses user and password"),
         (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", "refuses user and password"),
@@ -161,10 +161,10 @@ def test_credentials_are_sent_in_the_scheme_of_the_camera(camera, jpeg, scheme):
         (MULTIPART + b"--x\r\n\r\n" + b"\xff\xd8" * 99, "closed the connection"),
     ],
 )
-def test_an_invalid_camera_response_is_refused_without_the_password(camera, answer, words):
+def test_an_invalid_camera_response_is_refused_without_the_password(camera, answer, message):
     camera.answers(answer)
     reason = refusal(camera.url.replace("http://", "http://me:geheim@") + "?token=geheim")
-    assert re.search(words, reason), reason
+    assert re.search(message, reason), reason
     assert reason.startswith(f"http://127.0.0.1:{camera.port}: ")
     assert "geheim" not in reason
 

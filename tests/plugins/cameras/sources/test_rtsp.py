@@ -79,15 +79,15 @@ def test_a_camera_opens_with_its_password_only_and_the_password_is_not_shown(rts
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda camera: camera.url.replace("/cam", "/other"), "no such stream; is the path right"),
         (lambda camera: camera.url.replace(f"{camera.port}", "1"), "Connection refused"),
     ],
 )
-def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, words):
+def test_a_wrong_address_is_reported_with_the_reason(rtsp_camera, change, message):
     rtsp_camera.start()
-    with pytest.raises(SourceError, match=words):
+    with pytest.raises(SourceError, match=message):
         open_rtsp(change(rtsp_camera))
 
 

@@ -78,7 +78,7 @@ def test_frames_of_several_cameras_run_as_one_batch(stream_server, tools):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"encoding": "rgb9"}, "rgb9"),
         ({"step": 5}, "step"),
@@ -89,7 +89,7 @@ def test_frames_of_several_cameras_run_as_one_batch(stream_server, tools):
         ({"region": RegionSlice("nowhere", 0, 192)}, "both data and"),
     ],
 )
-def test_an_invalid_frame_gets_an_error_and_the_others_their_results(stream_server, tools, fields, words):
+def test_an_invalid_frame_gets_an_error_and_the_others_their_results(stream_server, tools, fields, message):
     stream_server.add("sum", tools.config(delay_ms=20, rows=8))
     stream_server.start()
     good, bad = stream_server.camera(depth=64), stream_server.camera(depth=64)
@@ -100,7 +100,7 @@ def test_an_invalid_frame_gets_an_error_and_the_others_their_results(stream_serv
     results = bad.finish()
     assert [result.header.seq for result in results] == [1, 2, 3, 4, 5]
     assert [bool(result.error_code) for result in results] == [False, False, True, False, False]
-    assert words in results[2].error
+    assert message in results[2].error
     assert not results[2].tensors
     assert results[-1].counts.answered == 5
 
