@@ -1,4 +1,4 @@
-"""Tests of real hardware: what hardware there is, the report, and an installed server to ask."""
+"""Fixtures for tests on real hardware: detection of the hardware, the report, and an installed server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed server as a process of its own, asked with Python's own means."""
+"""The installed server in its own process, called with Python's standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in a client's GPU memory: the same answers, and how much faster; on an integrated GPU, the refusal."""
+"""Tensors in a client's GPU memory: equal outputs and the gain in speed; refused on an integrated GPU."""
 
 from __future__ import annotations
 

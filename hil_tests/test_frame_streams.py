@@ -1,4 +1,4 @@
-"""Cameras at their rate: how many results a second, and how old they are."""
+"""Cameras at their frame rate: results a second, and their age."""
 
 from __future__ import annotations
 

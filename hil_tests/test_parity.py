@@ -1,4 +1,4 @@
-"""Every runtime, in every precision that it offers, gives what the reference gives, within what the precision allows.
+"""Every runtime, in every precision, gives the outputs of the reference within the tolerance of the precision.
 
 The reference is ONNX Runtime on the processor in f32, or OpenVINO where that is not installed, asked through the same
 server for the same picture.

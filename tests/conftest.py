@@ -1,4 +1,4 @@
-"""How property tests look for examples; an S3 server as a process of its own, and a network in front of it."""
+"""Shared fixtures: profiles of property tests, an S3 server with a relay, Redis, ports, and installed servers."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Relay:
 
 
 class Bucket:
-    """One bucket. `url` goes over the relay; what tests put there does not."""
+    """One bucket. `url` goes over the relay; the uploads of tests do not."""
 
     def __init__(self, client: Any, relay: Relay) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The models of the matrix, as this server and as Triton serve them, and the bare runtime's call where there is one."""
+"""The models of the matrix, as this server and as Triton serve them, and the call of the bare runtime, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request costs inside the serving core, without a wire: `python tests/bench/core_path.py [ROUNDS]`.
+"""Cost of one request inside the serving core, without a network: `python tests/bench/core_path.py [ROUNDS]`.
 
 A 64-byte identity model, asked through InferenceService one request at a time. Five ways in turns: computed by a caller
 that waits anyway, with the memo of a known head, and without one; with the memo, outputs named; by a thread that reads

@@ -1,4 +1,4 @@
-"""Convolutional networks of a stated cost, made of random weights: time depends on shapes, not on what they learned."""
+"""Convolutional networks of a stated cost, made of random weights: time depends on shapes, not on training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of the matrix, for the test suite: what a request costs beside the least it could cost, in one run.
+"""The short form of the matrix, for the test suite: cost of a request relative to its minimum, in one run.
 
 - The classifier through gRPC beside the bare runtime with the same settings: requests a second, and CPU time.
 - A request to the identity model beside an echo of the same bytes by a bare server of a common library (grpcio's,

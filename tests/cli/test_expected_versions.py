@@ -1,4 +1,4 @@
-"""What `status` and `fleet status` call wrong: failures, and versions that are not the expected ones."""
+"""Problems reported by `status` and `fleet status`: failures, and versions other than the expected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One name for one option in all commands, and older spellings that go on working."""
+"""Each option has the same name in all commands, and older spellings still work."""
 
 from __future__ import annotations
 

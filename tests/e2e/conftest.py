@@ -1,4 +1,4 @@
-"""The installed server as a process of its own, and repositories of small real models for it."""
+"""The installed server in its own process, and repositories of small real models for it."""
 
 from __future__ import annotations
 

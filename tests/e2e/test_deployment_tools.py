@@ -1,4 +1,4 @@
-"""Models deployed as people deploy them: with cp, rsync, scp, tar, unzip, git, ln, mv and sed, into a server that runs.
+"""Models deployed with common tools: with cp, rsync, scp, tar, unzip, git, ln, mv and sed, into a server that runs.
 
 The fallback scan is an hour away, so whatever is served here was heard of.
 """

@@ -1,4 +1,4 @@
-"""Processes that are forked from one that runs a server: they get an error at once, and disturb nothing."""
+"""Processes forked from one that runs a server: they get an error at once, and the server is not disturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One scene on every way to a real detector of the installed server: the face is found on the same pixels.
+"""One scene in every encoding and transport to a real detector of the server: the face has the same coordinates.
 
 The face is that of scikit-image's astronaut, a photograph of NASA's in the public domain.
 """

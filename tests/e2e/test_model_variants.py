@@ -1,4 +1,4 @@
-"""A lighter model in the place of a heavier one, through the real front ends; the choice is made by the test."""
+"""A lighter variant of a model, through the real front ends; the test activates it."""
 
 from __future__ import annotations
 

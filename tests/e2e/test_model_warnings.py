@@ -1,4 +1,4 @@
-"""Warnings about a model that serves: of the installed server, in its log, in `status` and over HTTP."""
+"""Warnings about a serving model: in the log of the installed server, in `status` and over HTTP."""
 
 from __future__ import annotations
 

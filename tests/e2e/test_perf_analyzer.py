@@ -1,4 +1,4 @@
-"""perf_analyzer, the load generator of Triton, against the server as a process of its own."""
+"""perf_analyzer, the load generator of Triton, against the installed server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nginx, Caddy and HAProxy before a server on a loopback address: the Host that each passes on, and what it needs.
+"""nginx, Caddy and HAProxy before a server on a loopback address: forwarded Host headers, and needed options.
 
 The configurations are those of docs/deployment.md.
 """

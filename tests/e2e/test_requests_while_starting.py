@@ -1,4 +1,4 @@
-"""What clients meet while a server loads its models: over HTTP, and over gRPC with each value of --grpc-listen."""
+"""Responses to clients while a server loads its models: over HTTP, and over gRPC with each value of --grpc-listen."""
 
 from __future__ import annotations
 

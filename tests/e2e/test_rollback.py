@@ -1,4 +1,4 @@
-"""Going back to an earlier version of a model while it is used, in every control mode, and over restarts."""
+"""Rollback to an earlier version of a model under load, in every control mode, and across restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ROS 2 over DDS in earnest: a camera with a codec of its own, the bridge, and the server, a process each."""
+"""Real ROS 2 over DDS: a camera with its own codec, the bridge, and the server, each in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System shared memory: permission, registration, and tensors that travel through it over both wires."""
+"""System shared memory: permission, registration, and tensors in it over HTTP and gRPC."""
 
 from __future__ import annotations
 

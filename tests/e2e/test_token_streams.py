@@ -1,4 +1,4 @@
-"""Texts that leave as a stream of tokens, over gRPC and as server-sent events, alone and at the end of an ensemble."""
+"""Texts as a stream of tokens, over gRPC and as server-sent events, alone and at the end of an ensemble."""
 
 from __future__ import annotations
 

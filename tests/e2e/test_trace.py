@@ -1,4 +1,4 @@
-"""Traces of an installed server: settings over both wires, trace files, children of ensembles and models, spans."""
+"""Traces of an installed server: settings over HTTP and gRPC, trace files, children of ensembles and models, spans."""
 
 from __future__ import annotations
 

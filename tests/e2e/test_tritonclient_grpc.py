@@ -1,4 +1,4 @@
-"""tritonclient.grpc, its asyncio twin and bare gRPC calls against the server as a process of its own."""
+"""tritonclient.grpc, its asyncio variant and plain gRPC calls against the installed server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tritonclient.http, the client most users have, and its asyncio twin against the server as a process of its own."""
+"""tritonclient.http, the client of most users, and its asyncio variant against the installed server."""
 
 from __future__ import annotations
 

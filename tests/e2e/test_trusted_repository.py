@@ -1,4 +1,4 @@
-"""The installed server that serves nothing unsigned: updates over the air, corrupt, stolen and good."""
+"""The installed server with signed models only: valid, corrupt and unsigned updates."""
 
 from __future__ import annotations
 

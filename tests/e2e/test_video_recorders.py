@@ -1,4 +1,4 @@
-"""The wires of video recorders against the installed server: DeepStack's, and the detector plug-in for Frigate."""
+"""Protocols of video recorders against the installed server: DeepStack's, and the detector plug-in for Frigate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wall clock that is set while the server works: nothing hangs, and no deadline counts wall time.
+"""A wall clock that is set while the server runs: nothing hangs, and no deadline uses the wall clock.
 
 libfaketime moves the server's wall clock alone: its monotonic clock goes on, and files keep the times that the kernel
 wrote (NO_FAKE_STAT), as where a real clock is set. It does not show one thing: a wait of the C library until a moment

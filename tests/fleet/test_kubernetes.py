@@ -1,4 +1,4 @@
-"""The Kubernetes and KServe files of fleet/kubernetes, and what Kustomize and Helm make of them: strict schemas, and
+"""The Kubernetes and KServe files of fleet/kubernetes, and their output of Kustomize and Helm: strict schemas, and
 flags that the server knows."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of fleet/monitoring; promtool and a real Prometheus where they are there. That every metric exists is
+"""The files of fleet/monitoring; promtool and a real Prometheus, if installed. That every metric exists is
 tested in tests/e2e/test_governor_interfaces.py."""
 
 from __future__ import annotations

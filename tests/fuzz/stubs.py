@@ -1,4 +1,4 @@
-"""What readers need around them: a region of shared memory, a model, and the comparison of what was read."""
+"""Stubs for readers: a region of shared memory, a model, and the comparison of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests for hardware themselves: they skip with the reason, run shortened on a processor, write their report."""
+"""The hardware tests themselves: they skip with a reason, run shortened on a CPU, and write their report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts where a path has blanks, or the umask is strict."""
+"""Scripts with spaces in a path, or with a strict umask."""
 
 from __future__ import annotations
 

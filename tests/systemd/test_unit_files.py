@@ -1,4 +1,4 @@
-"""The unit and its drop-ins as systemd itself reads them."""
+"""The unit and its drop-ins, read by systemd itself."""
 
 from __future__ import annotations
 

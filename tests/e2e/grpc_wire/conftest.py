@@ -1,4 +1,4 @@
-"""A server for each gRPC transport, and a client of raw HTTP/2 frames that may send what no library would."""
+"""A server for each gRPC transport, and a client of raw HTTP/2 frames that may also send invalid ones."""
 
 from __future__ import annotations
 

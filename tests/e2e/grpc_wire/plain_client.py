@@ -1,4 +1,4 @@
-"""Calls of whichever grpcio it is run with, and of nothing else. Prints one line of JSON: what each case saw.
+"""Calls with the installed version of grpcio and no other library. Prints the results of all cases as one line of JSON.
 
     python plain_client.py HOST:PORT FILE
 

@@ -1,4 +1,4 @@
-"""One right call, however its bytes arrive: always the same right answer."""
+"""A valid call gets the same response however its bytes are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC's interoperability cases on this server's RPCs: what every transport must do the same way.
+"""gRPC's interoperability cases on this server's RPCs, equal for every transport.
 
 Cases: github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md; wire: doc/PROTOCOL-HTTP2.md.
 """

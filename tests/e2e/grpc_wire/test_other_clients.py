@@ -1,4 +1,4 @@
-"""Clients of other makers and of other ages: gRPC for Node.js, old and new grpcio, nghttp2's programs, curl."""
+"""Other clients: gRPC for Node.js, old and new grpcio, nghttp2's programs, curl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storm over a model repository, a load of clients beside it, and a record of both that can be judged afterwards."""
+"""Random changes of a model repository ("storm") under a load of clients, and a record of both to check afterwards."""
 
 from __future__ import annotations
 
@@ -578,7 +578,7 @@ def new_load() -> Callable[[Any, int], Load]:
 
 @pytest.fixture(scope="session")
 def check_load() -> Callable[[Load, ModelWriter], None]:
-    """Assert that nothing was refused that was wished for, and nothing answered by the wrong file."""
+    """Assert that no desired model was refused, and no response came from the wrong file."""
 
     def check(load: Load, writer: ModelWriter) -> None:
         assert load.errors == []

@@ -1,4 +1,4 @@
-"""kill -9 at any moment, then a start on the same ports: what the files ask for is served, and nothing is left over."""
+"""kill -9 at any time, then a start on the same ports: the desired state is served, and no file is left over."""
 
 from __future__ import annotations
 

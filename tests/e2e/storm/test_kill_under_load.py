@@ -1,4 +1,4 @@
-"""kill -9 at random moments of all work: each restart answers, with whole contents, and nothing is left over."""
+"""kill -9 at random times under load: each restart serves complete models, and no file is left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models come and go in every way that people find, while eight clients ask without a pause: no request is lost."""
+"""Models are added, changed and removed in many ways while eight clients send without a pause: no request is lost."""
 
 from __future__ import annotations
 

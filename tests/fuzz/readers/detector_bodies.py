@@ -1,4 +1,4 @@
-"""What video recorders send: DeepStack's forms over HTTP, and Frigate's messages over ZeroMQ."""
+"""Messages of video recorders: DeepStack's forms over HTTP, and Frigate's messages over ZeroMQ."""
 
 from __future__ import annotations
 

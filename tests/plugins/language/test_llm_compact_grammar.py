@@ -1,4 +1,4 @@
-"""Compact JSON under a schema: the grammar, and what each library writes with it."""
+"""Compact JSON under a schema: the grammar, and the output of each library with it."""
 
 from __future__ import annotations
 

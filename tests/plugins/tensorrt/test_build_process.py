@@ -1,4 +1,4 @@
-"""The process that builds, for real: TensorRT for RTX builds the bundled classifier; whatever happens is survived."""
+"""The real build process: TensorRT for RTX builds the bundled classifier; any failure is handled."""
 
 from __future__ import annotations
 

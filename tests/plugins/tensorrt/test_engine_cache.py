@@ -1,4 +1,4 @@
-"""What an engine depends on, and the cache: a hit, every kind of miss, damage, atomicity, eviction."""
+"""Engine key and engine cache: hit, every type of miss, damage, atomic writes, eviction."""
 
 from __future__ import annotations
 

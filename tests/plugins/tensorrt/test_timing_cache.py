@@ -1,4 +1,4 @@
-"""The timing cache over builds that succeed, fail, are taken back, and meet a cache that is damaged or of another GPU.
+"""The timing cache over builds that succeed, fail, are cancelled, or find a damaged cache or one of another GPU.
 
 TensorRT for RTX times nothing. Its real builder builds here; the methods by which TensorRT takes and gives a timing
 cache are a double, kept to NVIDIA's documents: a malformed cache makes `create_timing_cache` answer None, one of

@@ -1,4 +1,4 @@
-"""Servers of the tests of `edge-server perf` and `analyze`, and the commands as their users call them."""
+"""Servers of the tests of `edge-server perf` and `analyze`, and the commands as users call them."""
 
 from __future__ import annotations
 

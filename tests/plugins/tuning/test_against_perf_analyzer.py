@@ -1,4 +1,4 @@
-"""The same figures as perf_analyzer's, of the same server at the same load."""
+"""The same results as perf_analyzer's, for the same server and load."""
 
 from __future__ import annotations
 

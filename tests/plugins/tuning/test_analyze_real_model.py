@@ -1,4 +1,4 @@
-"""`edge-server analyze` on a real ONNX file with labels, as a user reads it: table, picture, a variant that serves."""
+"""`edge-server analyze` on a real ONNX file with labels: table, chart, and a variant that serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server optimize` as a process: real runtimes on small models, and some that crash, hang, lie or eat memory."""
+"""`edge-server optimize` as a process: real runtimes on small models, and faulty ones of every type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server optimize` where the runtimes list more than the CPU. The lists are doubles, what comes of them is not.
+"""`edge-server optimize` with runtimes that list more devices than the CPU. Only the lists are doubles.
 
 Behind "GPU" there is nothing: the real OpenVINO fails to compile for it. Behind "NPU" its CPU computes, asked as an NPU
 would be. ONNX Runtime's real build is without what it is made to list.

@@ -1,4 +1,4 @@
-"""What `edge-server optimize` decides by: candidates, differences, the choice, inputs, the file and the bar."""
+"""Decisions of `edge-server optimize`: candidates, differences, the choice, inputs, the file and the bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server perf` against the installed server: figures that follow from counts, errors, and how it ends."""
+"""`edge-server perf` against the installed server: results that follow from counts, errors, and its end."""
 
 from __future__ import annotations
 

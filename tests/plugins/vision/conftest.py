@@ -1,4 +1,4 @@
-"""Specifications of small image models, and pictures encoded by a library other than the one under test."""
+"""Specifications of small image models, and images encoded by a library other than the one under test."""
 
 from __future__ import annotations
 

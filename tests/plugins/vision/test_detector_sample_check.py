@@ -1,4 +1,4 @@
-"""A detector's answer to the sample picture: layouts that it disproves, layouts that it makes doubtful, right ones.
+"""A detector's output for the sample image: layouts that it contradicts, doubtful layouts, correct ones.
 
 The answers are made as networks for inputs of 320 x 320 give them: boxes of three grids, and one person in the middle.
 """

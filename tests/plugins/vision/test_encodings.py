@@ -1,4 +1,4 @@
-"""Raw frames against the definition of their encoding, and everything about them that can be wrong."""
+"""Raw frames against the definition of their encoding, and every type of invalid frame."""
 
 from __future__ import annotations
 

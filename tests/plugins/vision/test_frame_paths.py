@@ -1,4 +1,4 @@
-"""One scene, on every way that a camera's frame can take to a network: the same place, and nearly the same numbers."""
+"""One scene by every path from a camera's frame to a network: the same position, and nearly the same values."""
 
 from __future__ import annotations
 

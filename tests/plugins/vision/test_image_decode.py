@@ -1,4 +1,4 @@
-"""What OpenCV makes of sound, odd and damaged files."""
+"""Decoding of valid, unusual and damaged files by OpenCV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and unusual files, judged by their bytes before anything is decoded."""
+"""Hostile and unusual files, checked by their bytes before decoding."""
 
 from __future__ import annotations
 

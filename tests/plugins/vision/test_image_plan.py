@@ -1,4 +1,4 @@
-"""From a file's bytes to the tensor that a configuration declares."""
+"""Conversion of a file's bytes to the tensor that a configuration declares."""
 
 from __future__ import annotations
 

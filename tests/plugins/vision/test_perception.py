@@ -1,4 +1,4 @@
-"""Declarations of what outputs mean, classes, and what a stream may ask for."""
+"""Declarations of outputs, classes, and the results that a stream may request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the objects in a stream: the filter, the assignment, and agreement with another implementation."""
+"""Track ids of the objects in a stream: the filter, the assignment, and agreement with another implementation."""
 
 from __future__ import annotations
 

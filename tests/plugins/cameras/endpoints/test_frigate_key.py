@@ -1,4 +1,4 @@
-"""Frigate's detectors send no key: a server that asks for one does not start with them, and leaves nothing behind."""
+"""Frigate's detectors send no key: a server that requires one does not start with them, and leaves nothing open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages are paced, and what a slow or absent receiver costs: its own messages, each of them counted."""
+"""Pacing of messages, and slow or absent receivers: only their own messages are lost, and all are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources and sinks together: from the picture to the line of JSON, and a file that is edited while they run."""
+"""Sources and sinks together: from the image to the line of JSON, and a cameras file that is edited at run time."""
 
 from __future__ import annotations
 

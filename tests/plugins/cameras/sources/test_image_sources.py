@@ -1,4 +1,4 @@
-"""Where the pictures of `edge-server stream` come from, the frames they become, and when each is due."""
+"""Image sources of `edge-server stream`, their encoding to frames, and the schedule of frames."""
 
 from __future__ import annotations
 

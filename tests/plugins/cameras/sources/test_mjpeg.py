@@ -1,4 +1,4 @@
-"""Motion JPEG over HTTP: what cameras send, right and wrong, by a camera on a socket of this machine."""
+"""Motion JPEG over HTTP: valid and invalid responses of a camera on a local socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Camera streams without a wire: every frame is answered, in order, or counted as dropped, with the reason."""
+"""Camera streams without a network: every frame is answered, in order, or counted as dropped, with the reason."""
 
 from __future__ import annotations
 

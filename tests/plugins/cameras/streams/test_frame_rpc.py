@@ -1,4 +1,4 @@
-"""The call of the frame stream as bytes, without a network: what clients may do wrong, and how calls end."""
+"""The call of the frame stream as bytes, without a network: errors of clients, and the end of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frame streams as sequences: where one ends and the next begins, though both have one id."""
+"""Frame streams as sequences: the end of one and the start of the next with the same id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a frame stream: pictures on demand, at a bounded rate, without a cost to the stream."""
+"""The view of a frame stream: images on demand, at a bounded rate, without delaying the stream."""
 
 from __future__ import annotations
 

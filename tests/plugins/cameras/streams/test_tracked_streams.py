@@ -1,4 +1,4 @@
-"""Stable numbers of objects in frame streams. The frames hold the detections: the model returns its input."""
+"""Track ids of objects in frame streams. The frames hold the detections: the model returns its input."""
 
 from __future__ import annotations
 

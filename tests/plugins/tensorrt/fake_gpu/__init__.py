@@ -1,4 +1,4 @@
-"""A GPU that is not there: a driver compiled from C, and TensorRT's runtime with onnxruntime behind its last call.
+"""A fake GPU: a driver compiled from C, and TensorRT's runtime with onnxruntime behind its last call.
 
 Everything up to that call is real: libraries, engines, streams, copies, graphs, the server and its builder. A process
 of one's own gets it by `FakeGpu.environment`, this one by `FakeGpu.install`.

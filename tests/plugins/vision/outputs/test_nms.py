@@ -1,4 +1,4 @@
-"""Suppression against plain loops, and for boxes made to hurt."""
+"""Non-maximum suppression against plain loops, and for adversarial boxes."""
 
 from __future__ import annotations
 
