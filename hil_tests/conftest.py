@@ -134,7 +134,7 @@ def hardware() -> Hardware:
 
 
 class Measure:
-    """Notes figures of one test in the report."""
+    """Records the values of one test in the report."""
 
     def __init__(self, report: Report, test: str) -> None:
         self._report = report

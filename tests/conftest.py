@@ -254,7 +254,7 @@ class Bucket:
 
 @pytest.fixture(scope="session")
 def s3_address() -> Iterator[tuple[str, int]]:
-    """Where moto's S3 server listens."""
+    """Address of moto's S3 server."""
     for library in ("moto.server", "flask", "s3fs"):
         if importlib.util.find_spec(library.partition(".")[0]) is None:
             pytest.skip(f"needs {library}: pip install '.[test-all]'")

@@ -301,7 +301,7 @@ def settings_that_move_1000_windows(target: Target) -> Sent:
 
 
 def window_updates(target: Target, stream: int) -> Sent:
-    """Send WINDOW_UPDATE of 1, on one connection: how many are taken is the figure."""
+    """Send WINDOW_UPDATE of 1, on one connection; the result is the number of accepted ones."""
     burst = frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", 1)) * 500
     taken = in_bursts(target, next(calls("ServerLive")), burst, 0)
     while not target.is_over():

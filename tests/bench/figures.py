@@ -1,4 +1,4 @@
-"""The figures of the README: `python tests/bench/figures.py [ROUNDS]`, with the package and its test extra installed.
+"""Measurements of the README: `python tests/bench/figures.py [ROUNDS]`, with the package and its test extra installed.
 
 Start to ready and resident memory of the installed server, empty and with the bundled classifier; then requests a
 second through the server beside the bare runtime in this process, in turns, one request at a time. Quote the ratios:

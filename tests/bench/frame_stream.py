@@ -38,8 +38,8 @@ BUNDLED = ROOT / "model_repository"
 MODELS = ("efficientnet_lite0", "face_detection_yunet")
 RUNTIMES = ("openvino", "onnxruntime")
 THREADS = (0, 1)
-"""Of the runtime: 0 is one for each core. With one, on two cores, a core is left for receiving and preprocessing; with
-all, whatever the stream computes is taken from the inference itself."""
+"""Threads of the runtime: 0 is one for each core. With one, on two cores, a core is free for receiving and decoding;
+with all, the stream's own computing slows the inference."""
 SETTINGS = {"openvino": "INFERENCE_NUM_THREADS", "onnxruntime": "intra_op_thread_count"}
 WIRES = ("raw", "jpeg", "shm")
 WIDTH, HEIGHT = 640, 480

@@ -238,7 +238,7 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Load:
-    """What a load brought. Latencies in milliseconds; `cpu_us` is the server's CPU time for a request."""
+    """Results of a load. Latencies in milliseconds; `cpu_us` is the server's CPU time for a request."""
 
     rate: float
     p50_ms: float
@@ -397,7 +397,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, load, versions."""
+    """Return what the results depend on: processor, cores, load, versions."""
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "processor": found[1] if found else platform.machine(),

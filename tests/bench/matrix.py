@@ -38,7 +38,7 @@ RAW_TURN_S = 1.5
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the matrix. `loads` are by way, one a round."""
+    """One cell of the matrix. `loads` has one entry per round for each interface."""
 
     case: str
     transport: str

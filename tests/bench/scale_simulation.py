@@ -1,9 +1,9 @@
-"""How many replicas a load needs: `EDGE_TEST_HAPROXY=PROGRAM python tests/bench/scale_simulation.py [REQUESTS]`.
+"""Number of replicas that a load needs: `EDGE_TEST_HAPROXY=PROGRAM python tests/bench/scale_simulation.py [REQUESTS]`.
 
 Measures one and two servers behind HAProxy with fleet/haproxy/haproxy.cfg: a model that takes 50 ms and runs one
-request at a time, with eight clients that ask again as soon as they are answered, and with requests at random times.
+request at a time, with eight clients in a closed loop, and with requests at random times.
 Simulates the same requests from the service times that it measured, and prints the ratios; then it simulates up to 100
-replicas. Last it measures what a request costs HAProxy.
+replicas. Last it measures the cost of a request in HAProxy.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def calls_by_protocol(
 
 @dataclass(frozen=True)
 class Step:
-    """One size of what grows."""
+    """One step of a scaling series."""
 
     size: int
     memory_mb: float
@@ -168,7 +168,7 @@ def with_connections(folder: Path, rounds: int) -> list[Step]:
 
 @dataclass(frozen=True)
 class Overload:
-    """What came of an offer. `refused` is a share of what was sent."""
+    """Results at one offered load. `refused` is a fraction of the sent requests."""
 
     queue: str
     offered: float

@@ -49,7 +49,7 @@ class Server:
 
     @contextmanager
     def reading_prompts(self) -> Iterator[None]:
-        """Keep the language model at reading prompts: each is new, and has one token as its answer."""
+        """Keep the language model busy with prompts: each is new, and its response has one token."""
         must_end = threading.Event()
 
         def run() -> None:
@@ -68,7 +68,7 @@ class Server:
             thread.join()
 
     def phase(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Ask the image model ten times a second. Return the sorted seconds of its requests and of /v2/health/live."""
+        """Call the image model ten times a second. Return the sorted durations of these and of /v2/health/live."""
         pictures, lives = [], []
         end_s = time.perf_counter() + seconds
         while time.perf_counter() < end_s:

@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 @dataclass
 class Call:
-    """One call of a client, as the script of a test sees it."""
+    """One call of a client, for the script of a test."""
 
     incoming: Iterator[bytes]
     context: grpc.ServicerContext

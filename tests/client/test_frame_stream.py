@@ -273,7 +273,7 @@ def test_the_client_reconnects_if_the_server_ends_the_call_early(scripted: Conne
     broken: list[StreamError] = []
     with connect(server.address, on_broken=broken.append) as stream:
         results = stream.results()
-        # A frame taken by a connection that ends is lost, so frames come until one is answered.
+        # A frame sent over a connection that ends is lost, so frames are sent until one is answered.
         stop = threading.Event()
         offering = threading.Thread(target=lambda: [stream.send(JPEG) for _ in iter(lambda: stop.wait(0.01), True)])
         offering.start()

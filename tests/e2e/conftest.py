@@ -200,7 +200,7 @@ class SharedServers:
     """One server for each set of flags, in explicit mode, started when a test first asks for it.
 
     `with shared_server(repository, *flags) as server:` adds the models in the folder `repository` under their own
-    names, loads them, and takes them away again at the end. So tests share a server and do not see each other's models.
+    names, loads them, and removes them at the end. So tests share a server and do not see each other's models.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ STEP_S = 37.0
 """When it becomes cold outside, or quiet."""
 RECOVERY_S = 30.0
 NOISE = 0.03
-"""How much the share may fall back while it recovers."""
+"""How much the allowed fraction may fall while it recovers."""
 
 CONTROL, NORMAL, BULK = 1, 2, 3
 NAMES = {CONTROL: "control", NORMAL: "normal", BULK: "bulk"}
@@ -90,11 +90,11 @@ def write_models(repository: Any) -> None:
     repository.add("camera", CAMERA)
 
 
-# -- what feels the heat
+# -- sensors
 
 
 class HeatedMachine:
-    """A plant and the sensors that lie in it, warm from the beginning."""
+    """A simulated machine and its sensors, warm from the start."""
 
     constants: ThermalModelConstants
     hot_c: float
@@ -398,7 +398,7 @@ def governor(server: Any) -> dict[str, Any]:
 
 
 def run_loop(server: Any, machine: HeatedMachine) -> Outcome:
-    """Let the server heat the plant that it feels, through a change for the better, until nothing is held back."""
+    """Let the server heat the simulated machine, then improve its cooling, and run until nothing is limited."""
     plant = machine.plant
     load = Load(server)
     trace: list[TracePoint] = []

@@ -385,7 +385,7 @@ def test_a_start_that_another_thread_stops_fails(models: Path, tmp_path: Path) -
 
 
 def write_slow_model(repository: Path) -> Path:
-    """Write a model whose load takes a second. Return the path of the file that it makes when its load begins."""
+    """Write a model whose load takes a second. Return the path of the file that it creates when its load starts."""
     (repository / "slow/1").mkdir(parents=True)
     began = repository / "began"
     (repository / "slow/1/model.py").write_text(

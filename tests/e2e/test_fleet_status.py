@@ -105,7 +105,7 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(serve: Any, tmp_path:
             [COMMAND, "status", "--url", f"http://{a.http}"], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 1, done.stdout
-        # A later release heals it: --wait sees the change without a person.
+        # A later release fixes it, which --wait notices.
         for name in ("a", "b"):
             write_model(tmp_path / name, DOUBLES, version=3)
         code, text = fleet_status("--expect=m=3", "--wait=30", a.http, b.http)

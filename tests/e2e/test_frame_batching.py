@@ -20,7 +20,7 @@ CLASSIFIER = "efficientnet_lite0"
 PATIENCE_S = 60.0
 COUNT = 40
 SHOWN = {"coffee": "rgb8", "chelsea": "rgb8", "rocket": "rgb8", "camera": "mono8"}
-"""What each camera looks at, and in which encoding."""
+"""The image of each camera, and its encoding."""
 
 
 def ask(address: str, name: str, count: int) -> list[FrameResult]:

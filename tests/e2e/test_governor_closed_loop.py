@@ -45,7 +45,7 @@ def models(heated_server: Any, module_repository: Any) -> Path:
 
 @dataclass
 class LostSensor:
-    """What was seen of one sensor that was pulled."""
+    """Observations of one sensor that was removed."""
 
     before: dict[str, Any]
     without: dict[str, Any]
@@ -160,7 +160,7 @@ Work = Callable[[Any, Any], Any]
 
 @dataclass
 class Resources:
-    """What the runs need to begin. Boards and folders are made by the test's thread."""
+    """Resources of the runs. Boards and folders are created by the test's thread."""
 
     heated_server: Any
     serve: Any
@@ -181,7 +181,7 @@ class Resources:
         return nvidia
 
     def run(self, work: Work, sensed: Any, root: Path, environment: Any = None, *more: str) -> Any:
-        """Return what `work` makes of a server and of what it feels."""
+        """Return the result of `work` on a server and its sensors."""
         flags = (f"--sysfs-root={root}", *self.heated_server.FLAGS, *more)
         with self.serve(self.models, *flags, environment=environment) as server:
             outcome = work(server, sensed)

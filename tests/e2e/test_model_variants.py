@@ -53,7 +53,7 @@ def scaled(factor: float, steps: int, width: int = WIDTH) -> onnx.ModelProto:
 
 
 class Choice:
-    """What a governor would choose."""
+    """The choice of a governor."""
 
     def __init__(self) -> None:
         self.chosen: dict[str, str] = {}

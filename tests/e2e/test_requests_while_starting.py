@@ -181,7 +181,7 @@ def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_
     assert server.state("slow") == "LOADING"
     assert is_refused(server.grpc)
     assert not is_refused(server.metrics)
-    # The port is taken all the same: another server ends, rather than lose it later.
+    # The port is reserved: another server fails at once rather than later.
     other = [*server.command, "--http-port=0", "--metrics-port=0"]
     done = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

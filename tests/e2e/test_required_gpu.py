@@ -21,7 +21,7 @@ BODY = {
 
 @pytest.fixture
 def models(repository: Any) -> Path:
-    """One model that leaves its runtime open, and one that names it; and one that is content with a CPU."""
+    """One model without a configured runtime, one with it, and one that accepts a CPU."""
     repository.add_sub("open", GPU)
     repository.add_sub("named", f'backend: "onnxruntime"\n{GPU}')
     repository.add_sub("content", "max_batch_size: 4\n")

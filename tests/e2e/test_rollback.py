@@ -56,7 +56,7 @@ def kinds(server: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def explicit(serve: Any, module_repository: Any) -> Iterator[Any]:
-    """One server for the tests about orders. Each adds a model of its own name."""
+    """One server for the tests of rollback requests. Each adds a model with its own name."""
     with serve(module_repository.path, "--model-control-mode=explicit") as server:
         yield server
         assert server.stop() == 0

@@ -47,7 +47,7 @@ CHECKSUMS = {
     "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
     "sensor_msgs/CompressedImage": "8f7a12909da2c9d3332d540a0977563f",
 }
-"""What the released packages have; a subscriber with these is refused by a publisher with others."""
+"""Checksums of the released packages; a publisher with others refuses a subscriber with these."""
 
 
 @dataclass

@@ -144,7 +144,7 @@ def test_the_container_classifies_a_picture_and_stops_with_code_0(
             time.sleep(0.1)
         answer = json.loads(get(f"{url}/v2/models/efficientnet_lite0/infer", PICTURE.read_bytes(), "image/jpeg"))
         assert "espresso" in answer["outputs"][0]["data"][0]
-        # The image's own question for its health, at this test's port.
+        # The health check of the image, at this test's port.
         check = [word.replace(":8000", f":{http}") for word in config["Healthcheck"]["Test"][1:]]
         builder.run("run", "--isolation=chroot", container, "--", *check)
         nobody_there = [word.replace(f":{http}", ":9") for word in check]

@@ -33,7 +33,7 @@ KUBERNETES = "1.35"
 DEFAULT_GRACE_S = 30
 """Default terminationGracePeriodSeconds of a pod."""
 CLOSING_S = 15
-"""What the server may need for closing after its drain."""
+"""Time that the server may need to close after its drain."""
 TYPES = {
     "ScaledObject": "@kubernetes-models/keda/keda.sh/v1alpha1/ScaledObject",
     "GRPCRoute": "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1/GRPCRoute",

@@ -28,7 +28,7 @@ def fuzz(*arguments: str, folder: Path = FOLDER, timeout_s: float = 100.0) -> su
 
 
 def run_for(name: str, seconds: int, work: Path, seed: int = 0) -> str:
-    """Fuzz a reader, and return its line of figures. Fails for a finding."""
+    """Fuzz a reader, and return its line of statistics. Fails for a finding."""
     done = fuzz(name, "--seconds", str(seconds), "--seed", str(seed), "--work", str(work), timeout_s=seconds + 100)
     assert done.returncode == 0, done.stdout + done.stderr
     line = done.stdout.splitlines()[-1]

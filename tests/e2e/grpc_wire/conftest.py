@@ -34,11 +34,11 @@ SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PATIENCE_S = 30.0
 BLOCKED_S = 1.0
-"""How long a server may take nothing before a client that floods it gives up."""
+"""How long a server may read nothing before a flooding client gives up."""
 
 LARGEST_WINDOW = 2**31 - 1
 NO_WINDOW_S = 0.2
-"""How long a client of large messages waits for room before it takes it that there is none."""
+"""How long a client of large messages waits for flow-control window before it assumes that it gets none."""
 
 SETTLING_S = 0.1
 SETTLED_SHARE = 0.5
@@ -268,7 +268,7 @@ class Wire:
         return answer
 
     def first_message(self, stream: int) -> bytes:
-        """Read until one message more than was taken before has come whole on the stream, and take it."""
+        """Read until the next message of the stream is complete, and return it."""
         answer = self.answers[stream]
         while len(answer.data) < 5 or len(answer.data) < 5 + struct.unpack_from(">BI", answer.data)[1]:
             assert not answer.is_ended, answer
@@ -396,7 +396,7 @@ class Target:
 
     @staticmethod
     def assert_right(answer: Answer, request_id: str = "", count: int = 2) -> None:
-        """Hold that an answer is the right one to `numbers(count=count)`."""
+        """Assert that a response is correct for `numbers(count=count)`."""
         assert (answer.status, answer.details) == (grpc.StatusCode.OK, ""), answer
         (message,) = answer.messages
         response = messages.ModelInferResponse.FromString(message)
@@ -406,7 +406,7 @@ class Target:
 
     @contextlib.contextmanager
     def holds(self, *, memory_bytes: int, processor_s: float) -> Iterator[None]:
-        """Hold that what happens meanwhile takes no more of the server than this, memory at its highest."""
+        """Assert that the server uses no more than this meanwhile, with memory as its peak."""
         process = Path(f"/proc/{self.server.process.pid}")
         (process / "clear_refs").write_text("5")  # sets the peak back
         before, used = self.peak_bytes(), self.processor_s()
@@ -426,7 +426,7 @@ class Target:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def assert_settles(self) -> None:
-        """Hold that the server comes to rest: what it holds for its clients costs it no processor time."""
+        """Assert that the server becomes idle: the state of its clients costs no processor time."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             used, begun = self.processor_s(), time.monotonic()

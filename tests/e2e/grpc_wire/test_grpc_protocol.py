@@ -251,8 +251,8 @@ def pending(target: Any, model: str) -> float:
 
 @pytest.fixture
 def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
-    """`is_taken_back(call)`: while `slow`, which takes one request at a time, runs one and another waits, make a call
-    to it, give it up by what `call` returned, and hold that it is never run."""
+    """`check_cancelled(call)`: while `slow`, which runs one request at a time, runs one and another waits, make a call
+    to it, cancel it by the function that `call` returned, and assert that it is never run."""
 
     def check(call: Callable[[], Callable[[], Any]]) -> None:
         server = target.server
@@ -465,7 +465,7 @@ def test_a_response_is_headers_message_and_trailers(target: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 1 << 20])
 def test_responses_respect_the_clients_header_table_size(target: Any, size: int) -> None:
-    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the begin of the next block."""
+    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the start of the next block."""
     wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
     wire.decoder.max_allowed_table_size = size
     for _ in range(3):

@@ -336,7 +336,7 @@ def test_a_flood_of_calls_to_unknown_methods(bounded: Any) -> None:
 
 
 def test_valid_calls_with_ever_changing_headers(bounded: Any) -> None:
-    """What a server remembers of heads must not grow with them."""
+    """A server's header cache must not grow with the number of header blocks."""
     for number in range(20):
         wire = bounded.connect()
         for count in range(50):
@@ -443,7 +443,7 @@ def test_data_of_a_cancelled_call_does_not_stop_its_connection(bounded: Any) -> 
 
 
 def test_data_of_a_refused_call_does_not_stop_its_connection(bounded: Any) -> None:
-    """The server answers before it has the message; what it is sent of it still has to be taken."""
+    """The server answers before it has the message; it still has to read the rest of it."""
     wire = bounded.connect()
     for _ in range(4):
         stream = wire.new_stream()

@@ -222,7 +222,7 @@ def good_config(backend: str, chance: random.Random) -> str:
 
 
 class Storm:
-    """Does `count` random things to a repository. Version 1 of each steady model is never taken away."""
+    """Makes `count` random changes to a repository. Version 1 of each steady model is never deleted."""
 
     steady: ClassVar[dict[str, str]] = {"storm_ort": "onnxruntime", "storm_ov": "openvino"}
     guests = ("guest_a", "guest_b")
@@ -467,7 +467,7 @@ def _newest_by_end(answers: list[Answer]) -> tuple[list[float], list[Answer]]:
 
 
 def _is_withdrawn(answer: Answer, failure: Failure, writer: ModelWriter) -> bool:
-    """Return whether the file that gave an answer was taken away before a request failed."""
+    """Return whether the file of a response was deleted before a request failed."""
     written = writer.written[answer.model, answer.version, answer.generation]
     return any(
         item.model == failure.model and item.version in (None, failure.asked) and written <= item.when <= failure.ended

@@ -24,7 +24,7 @@ POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
 
 @pytest.fixture
 def flags(free_ports: Callable[[int], list[int]]) -> list[str]:
-    """Fixed ports: a restart that finds one taken does not start."""
+    """Fixed ports: a restart fails if one is in use."""
     return [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
 
 

@@ -49,7 +49,7 @@ BROKEN = (
     grpc.RpcError,
     ValueError,
 )
-"""What a client gets from a server that is killed; ValueError for JSON that ends in its middle and a closed stream."""
+"""Errors of a client whose server is killed; ValueError for truncated JSON and a closed stream."""
 
 COUNTER = """
 import numpy as np
@@ -113,7 +113,7 @@ class Site:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def pull(self, repository: Path, generation: int, environment: dict[str, str]) -> subprocess.Popen[str]:
-        """Begin to pull that generation of the model in place of the one that is there."""
+        """Start to pull that generation of the model in place of the present one."""
         made = io.BytesIO()
         config = b'backend: "onnxruntime"\nmax_batch_size: 4'
         files = {"config.pbtxt": config, "1/model.onnx": self._content_of(generation)}

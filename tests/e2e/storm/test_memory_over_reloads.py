@@ -15,8 +15,8 @@ pytestmark = pytest.mark.soak
 SCRIPT = Path(__file__).with_name("memory_over_reloads.py")
 RELOADS = int(os.environ.get("EDGE_MEMORY_RELOADS", "150"))
 GROWTH_LIMIT_MB = 8.0
-"""What the second half may add. The model holds 0.26 MB of weights: one copy kept per reload adds 20 MB to half of
-150, and 130 MB to half of 1,000."""
+"""Permitted growth in the second half. The model holds 0.26 MB of weights: one copy kept per reload adds 20 MB to half
+of 150, and 130 MB to half of 1,000."""
 
 
 @pytest.mark.timeout(60 + RELOADS)

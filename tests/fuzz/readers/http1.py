@@ -72,7 +72,7 @@ http_connection.asyncio.get_running_loop = lambda: _LOOP  # type: ignore[assignm
 
 
 class _Transport:
-    """What the server writes to a client, and whether it closed the connection."""
+    """The bytes that the server writes to a client, and whether it closed the connection."""
 
     def __init__(self) -> None:
         self.written = bytearray()

@@ -324,7 +324,7 @@ class _Listener:
 
 
 class _Epoll:
-    """What the server waits with: carries out the input's instructions."""
+    """The selector of the server's loop, which executes the input's instructions."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -350,7 +350,7 @@ class _Epoll:
 
 
 class _Errors(logging.Handler):
-    """Keeps the records of errors that a thread's boundary logged."""
+    """Records the errors that a thread's boundary logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

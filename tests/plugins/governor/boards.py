@@ -200,7 +200,7 @@ class Faults:
 
 
 ERRORS = (errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODATA, errno.ENODEV, errno.ENOENT, errno.ETIMEDOUT)
-"""What reading a file of sysfs fails with: drivers pass on what their bus or firmware answered."""
+"""Errors of reading a sysfs file: drivers pass on those of their bus or firmware."""
 
 
 def _ended(text: str) -> bytes:

@@ -180,7 +180,7 @@ def test_memory_pressure_refuses_bulk_work_only(machine: Machine) -> None:
 
 
 def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
-    """The plant heats by the work that admission control grants, and by nothing else."""
+    """The simulated machine is heated only by the work that admission control grants."""
     machine = Machine()
     plant = ThermalModel(ambient_c=50.0)
 

@@ -53,7 +53,7 @@ def only_gpu(reading: MachineReading) -> Gpu:
 
 
 def open_count() -> int:
-    """How often NVML was initialized, less how often it was shut down."""
+    """Number of initialisations of NVML minus its shutdowns."""
     return int(pynvml.nvmlLib.fake_nvml_open_count())
 
 

@@ -1,4 +1,4 @@
-"""How remote repositories are spelled, and which files of a listing have a place in a copy."""
+"""Addresses of remote repositories, and the files of a listing that are copied."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_shape_values_select_the_profile(make_plan: Make) -> None:
 
 
 def test_a_plan_completes_its_configuration_with_shape_values(make_plan: Make) -> None:
-    """What Triton's own test of completion expects of the same engine, no_config_shape_tensor."""
+    """Expected by Triton's own test of auto-complete for the same engine, no_config_shape_tensor."""
     spec, session = served(make_plan(), 'backend: "tensorrt_rtx"')
     assert spec.max_batch_size == 8
     assert [(item.name, item.dims, item.is_shape_tensor) for item in (*spec.inputs, *spec.outputs)] == [

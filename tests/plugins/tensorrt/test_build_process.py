@@ -43,7 +43,7 @@ def job(folder: Path, ordered: EngineOrder) -> dict[str, object]:
 
 
 class BuildRecord:
-    """What was reported, and the orders given meanwhile."""
+    """The reports of a build, and the control values given meanwhile."""
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, float]] = []

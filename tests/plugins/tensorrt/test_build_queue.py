@@ -78,7 +78,7 @@ def order(tmp_path: Path) -> EngineOrder:
 def make_queue(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[[Server], EngineBuildQueue]]:
-    """Return a function that makes works, each with a cache of its own on one folder; they are closed in the end."""
+    """Return a function that makes build queues on one cache folder, which are closed at the end."""
     fake_gpu.install(monkeypatch)
     for name, value in fake_gpu.environment(tmp_path / "engines").items():
         monkeypatch.setenv(name, value)

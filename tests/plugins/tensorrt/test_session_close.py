@@ -37,7 +37,7 @@ def plan(write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFi
 
 @pytest.fixture
 def left_at_release(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many execution contexts were made, and how many of them were left, each time an engine's share went back."""
+    """Number of created execution contexts, and of remaining ones at each release of an engine."""
     made: list[weakref.ref[Any]] = []
     seen: list[tuple[int, int]] = []
     make_context, begin = TensorRTLibrary.make_context, sessions.TensorRTSession.__init__

@@ -35,7 +35,7 @@ BRIEF = ("--measurement-interval=100", "--measurement-request-count=10", "--max-
 
 @pytest.fixture
 def repository(tmp_path: Path, stub_config: Any) -> Path:
-    """One model whose every run takes 40 ms, whatever the batch."""
+    """One model whose every run takes 40 ms, for any batch size."""
     folder = tmp_path / "models" / "runs"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(stub_config(delay_ms=40))

@@ -88,7 +88,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @pytest.fixture(scope="session")
 def expose() -> Callable[..., Frame]:
-    """What a camera would send for an RGB picture of 8 bits: written in numpy, by the definition of each encoding."""
+    """The bytes of a camera for an 8-bit RGB image, by the definition of each encoding, in numpy."""
 
     def expose(rgb: Array, encoding: str, *, padding: int = 0, is_bigendian: bool = False) -> Frame:
         height, width = rgb.shape[:2]
@@ -205,7 +205,7 @@ Find = tuple[list[float], float, int, list[tuple[float, float, float]]]
 
 @pytest.fixture(scope="session")
 def expected_detections() -> Callable[..., list[Find]]:
-    """What should come of finds in the order of the network's rows: plain loops over plain numbers."""
+    """Expected detections for the network's rows, by plain loops over plain numbers."""
 
     def overlap(a: list[float], b: list[float]) -> float:
         width = min(a[2], b[2]) - max(a[0], b[0])
@@ -258,7 +258,7 @@ def check_detections(expected_detections: Callable[..., list[Find]]) -> Callable
 
 @pytest.fixture(scope="session")
 def make_fit() -> Callable[..., FittedPicture]:
-    """Where a picture of a size comes to lie in an input of 64x64, or of another size."""
+    """The position of an image of a size in an input of 64x64, or of another size."""
 
     def make(mode: str, width: int, height: int, size: tuple[int, int] = (64, 64)) -> FittedPicture:
         rule = FitRule(FitMode(mode), *size)

@@ -1,4 +1,4 @@
-"""How edge_server reaches this runtime. A model is `curve.json`: {"gain": kelvin per count, "offset": kelvin}."""
+"""Backend of edge_server for this runtime. A model is `curve.json`: {"gain": kelvin per count, "offset": kelvin}."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_at_the_start_every_label_is_published_with_zero(broker, listen, start, 
     before.put(message("door", "person", "ghost"))
     before.put(message("gone", "person"))
     assert eventually(lambda: before.report().delivered == 3)
-    # It ends without a farewell, as after a power cut.
+    # It ends without a message, as after a power cut.
     before._sink._client.loop_stop()
     before._sink._client = None
     runner = start(address(broker), topic="t")

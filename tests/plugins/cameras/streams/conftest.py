@@ -33,7 +33,7 @@ from edge_server.protocol.frame_messages import (
 from edge_server.telemetry.log import LogSettings
 
 PATIENCE_S = 20.0
-"""How long a test waits for what must happen; only a failing one waits that long."""
+"""Timeout of waits for expected events; only a failing test waits that long."""
 
 SIDE = 8
 
@@ -234,7 +234,7 @@ def stream_server(tmp_path: Path) -> Iterator[StreamServer]:
 
 @pytest.fixture
 def served(stream_server: StreamServer) -> StreamServer:
-    """A house with a quick model `sum`."""
+    """A stream server with a fast model `sum`."""
     stream_server.add("sum", stub_config())
     stream_server.start()
     return stream_server
@@ -253,7 +253,7 @@ def values(results: list[FrameResult]) -> list[float]:
 
 
 class Tools:
-    """What tests of this folder build with."""
+    """Helpers for the tests in this folder."""
 
     config = staticmethod(stub_config)
     frame = staticmethod(frame)

@@ -19,7 +19,7 @@ from edge_server.protocol.frame_messages import Delivery, DropReason, FrameResul
 
 
 class Call:
-    """One call as a transport makes it: what the client sends, and what it gets."""
+    """One call as a transport makes it: the client's messages, and the responses."""
 
     hold_us = math.inf
     metadata = ()

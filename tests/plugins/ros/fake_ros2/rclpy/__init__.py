@@ -97,7 +97,7 @@ class Node:
 
 
 parameter_overrides: dict[str, Any] = {}
-"""What a params.yaml would give to nodes made from now on."""
+"""Parameters from a params.yaml for nodes created from now on."""
 
 
 class Parameter:
