@@ -1,4 +1,5 @@
-"""Built-in decoupled models `square` and `repeat`: any number of timed responses per request."""
+"""Built-in models `square` and `repeat`, which send any number of responses to a request, as Triton's decoupled models
+do."""
 
 from __future__ import annotations
 

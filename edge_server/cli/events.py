@@ -1,4 +1,4 @@
-"""`edge-server events`: print the events of a running server."""
+"""`edge-server events`: print the events of a running server, such as loads, failures and throttling."""
 
 from __future__ import annotations
 

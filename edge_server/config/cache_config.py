@@ -1,4 +1,4 @@
-"""Settings of the response cache.
+"""Settings of the response cache, and the parser of Triton's `--cache-config`.
 
 Triton uses one flag for each value: `--cache-config=local,size=1048576`, or `--cache-config=redis,host=box
 --cache-config=redis,port=6379`. One flag may also hold several values, with commas between them.

@@ -1,4 +1,4 @@
-"""Settings of the server: one frozen dataclass for each subsystem, one field for each setting.
+"""Declarations of the core's settings: one frozen dataclass for each subsystem, one field for each setting.
 
 A field is the only declaration of its setting. Its environment variable, TOML key and lines in --help,
 --print-config and the reference follow from it. Each subsystem gets only its own dataclass.

@@ -1,4 +1,4 @@
-"""Parts of ModelSpec: the configuration of ensembles, sequences and ragged batches.
+"""Data classes of the parts of a model's configuration about ensembles, sequences and ragged batches.
 
 Field names and meanings follow Triton's model_config.proto. Durations end in `_us` (microseconds).
 """

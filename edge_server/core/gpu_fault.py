@@ -1,4 +1,5 @@
-"""GPU fault classification: decides from a runtime's error message whether the GPU is lost or out of memory.
+"""Classification of GPU errors: decides from a runtime's message whether the GPU is lost, needs a new process, or is
+out of memory.
 
 The messages are those of CUDA's runtime and driver (cudaGetErrorString, names and numbers of CUresult), as quoted by
 ONNX Runtime ("CUDA failure 719: unspecified launch failure ; GPU=0 ; ..."), TensorRT, cuDNN, cuBLAS and PyTorch.

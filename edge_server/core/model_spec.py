@@ -1,4 +1,5 @@
-"""ModelSpec: the validated configuration of one model and its parts. Frozen; a reload makes a new one.
+"""Class `ModelSpec`, the validated configuration of one model: inputs, outputs, batching, instances and more. Frozen; a
+reload makes a new one.
 
 Field names and meanings follow Triton's model_config.proto. Fields that the server does not use stay in `config_json`,
 so that a client reads back the whole configuration. Durations end in `_us` (microseconds).

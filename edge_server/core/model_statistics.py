@@ -1,4 +1,5 @@
-"""Statistics of one model version, as in Triton's statistics extension. Durations are nanoseconds."""
+"""Data classes for the counts and durations of one model version, as in Triton's statistics extension. Durations are
+nanoseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Validation of a request against the model's configuration. Error messages follow Triton's: clients match them."""
+"""Check of a request against the model's configuration: names, types and shapes of its inputs. Error messages follow
+Triton's: clients match them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request and Response of the inference API, independent of the wire format (no JSON, no protobuf)."""
+"""Classes `Request` and `Response` of an inference, independent of the wire format (no JSON, no protobuf)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sequence batcher: assigns sequences to slots, queues their requests, and chooses the requests that run now.
+"""Triton's sequence batcher as pure rules: assigns sequences to slots of instances, and chooses the requests that run
+now.
 
 The rule is Triton's sequence batcher as a function of the entries and `now`: no threads, no clock, no callbacks. The
 caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.

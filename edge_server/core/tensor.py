@@ -1,4 +1,4 @@
-"""Tensor: a name, a KServe data type and a numpy array, passed through the server without copies."""
+"""Class `Tensor`: a name, a KServe data type and a numpy array, passed through the server without copies."""
 
 from __future__ import annotations
 

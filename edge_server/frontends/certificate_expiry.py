@@ -1,4 +1,5 @@
-"""Expiry of a certificate chain, read from its PEM file. Python's ssl module gives it only for verified peers."""
+"""Reader of the time at which the certificates in a PEM file expire. Python's ssl module gives it only for verified
+peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error message for an address on which a front end cannot listen."""
+"""Text of the error when a front end cannot listen on its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Memory budget for request bodies and messages that are being received, over HTTP and gRPC together.
+"""Limit on the memory of all request bodies that are being received, over HTTP and gRPC together: rejects large, slow
+uploads first.
 
 The bytes received count, not the announced length: announcements cost a client nothing, and could block all others.
 When the budget is exceeded, the bodies with the highest cost are refused; the cost is bytes held times seconds held. A

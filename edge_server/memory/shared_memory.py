@@ -1,4 +1,4 @@
-"""POSIX shared-memory regions that clients registered, mapped for reading and writing.
+"""Registry of POSIX shared-memory regions that clients registered, mapped for reading and writing.
 
 A client creates a segment, registers it once under a name, and then sends (name, offset, byte size) in place of tensor
 bytes. A request pins its pieces while it runs. A region that is unregistered meanwhile accepts no new pins, and is

@@ -1,4 +1,4 @@
-"""Protobuf definitions of the wire protocol: .proto files, compiled descriptors, and message classes made from them.
+"""Protobuf definitions of the server's protocols: .proto files, compiled descriptors, message classes, and codecs.
 
 `frontends/grpc` sends these messages; `repository` reads config.pbtxt with ModelConfig. Start at `messages`. Frame
 streams have `frame_messages` of plain Python, and `frame_codec` to and from the wire. The descriptors use a separate

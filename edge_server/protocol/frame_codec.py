@@ -1,4 +1,4 @@
-"""Codec of the frame stream's messages (edge_frames.proto), without copies of large payloads.
+"""Encoder and decoder of the messages of a frame stream (edge_frames.proto), without copies of large payloads.
 
 A generated class copies `bytes` fields. So the pixels of a frame and the data of tensors are cut out, as views, before
 a message is parsed, and are joined to the other fields when it is encoded: one copy. A message in which they cannot be

@@ -1,4 +1,4 @@
-"""Protobuf wire format: numbers, tags and lengths (protobuf.dev/programming-guides/encoding).
+"""Encoder and decoder of protobuf's numbers, tags and lengths (protobuf.dev/programming-guides/encoding).
 
 For messages coded by hand, where generated classes would copy large payloads or cost an import.
 """

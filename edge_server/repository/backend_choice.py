@@ -1,4 +1,4 @@
-"""Choice of the runtimes and the file of a model version: from its configuration, else from the files in its folder."""
+"""Choice of the backend and the file for a model version: from its configuration, else from the files in its folder."""
 
 from __future__ import annotations
 

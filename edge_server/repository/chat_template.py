@@ -1,4 +1,4 @@
-"""Reader of a chat template: the parameter `chat_tokenizer` of a model names a folder with a tokenizer of Hugging Face.
+"""Reader of a language model's chat template and special tokens from the files of its Hugging Face tokenizer.
 
 The template is chat_template.jinja, else the member `chat_template` of tokenizer_config.json, whose members such as
 `bos_token` are the special tokens (https://huggingface.co/docs/transformers/chat_templating). All special tokens are in

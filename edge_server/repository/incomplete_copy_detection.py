@@ -1,4 +1,4 @@
-"""Detection of incomplete copies: a pure function that decides, scan by scan, which files of a model are complete.
+"""Detection of incomplete copies: decides, scan by scan, which files of a model are completely written.
 
 A model has parts: each version directory, and all files outside them (configuration, labels). A part has **settled**
 when no process writes it any more:

@@ -1,4 +1,4 @@
-"""Model serving: loads model versions, routes requests to them, and runs batches on their instances.
+"""Serving of models: loads model versions, routes requests to them, and runs batches on their instances.
 
 A request enters at `Router.submit`, goes to a version's `submit` and is answered through its ticket's sink. A version
 enters as part of the desired state given to `ModelTable` and is closed after its last request was answered. Used by

@@ -1,4 +1,4 @@
-"""Timer thread: calls functions at given times (queue delays, request timeouts, retries)."""
+"""Thread that calls functions at given times (queue delays, request timeouts, retries)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-process event bus: events of models, the server and its plugins go to subscribers and into a history.
+"""Event bus inside the process: passes events of models, the server and plugins to subscribers, and keeps a history.
 
 `publish` never waits for a reader: it calls the subscribers and returns. Events are for people and dashboards; serving
 does not depend on them.

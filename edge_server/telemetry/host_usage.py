@@ -1,4 +1,4 @@
-"""Processor load and memory of the machine, read from /proc (proc(5))."""
+"""Reader of the machine's processor load and memory from /proc (proc(5))."""
 
 from __future__ import annotations
 

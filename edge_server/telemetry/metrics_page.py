@@ -1,4 +1,4 @@
-"""Prometheus metrics page: Triton's nv_* families, the edge_* families, and those of the process.
+"""Encoder of the Prometheus metrics page: Triton's nv_* families, the edge_* families, and those of the process.
 
 Nothing is counted here. Each scrape makes the families from the statistics of the versions. Serving therefore updates
 no metric, counts are exact, and an unloaded version has no series.

@@ -1,4 +1,4 @@
-"""Collector thread for finished traces: writes Triton's trace files, or passes the traces to an export.
+"""Thread that takes finished traces, and writes Triton's trace files or passes the traces to an export.
 
 A request thread queues its finished trace and continues. The queue is bounded: traces that do not fit into it, or onto
 the disk, are lost and counted.

@@ -1,4 +1,4 @@
-"""Trace of one request: time stamps of the front end, and stamps and tensors of each model that ran for it.
+"""Record of one traced request: time stamps of the front end, and stamps and tensors of each model that ran for it.
 
 The trace is delivered when it is complete: the front end and every model that began have finished.
 """

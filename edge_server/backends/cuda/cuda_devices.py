@@ -1,4 +1,5 @@
-"""GPU memory access for the server itself: CUDA IPC memory of clients, copies, free memory and GPU UUIDs.
+"""Access to GPU memory for the server itself: opens memory that client processes share (CUDA IPC), copies, and reads
+free memory and UUIDs.
 
 It uses the driver of `cuda_driver`, in the primary contexts that the runtimes share. Functions that those
 classes lack are called through ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,

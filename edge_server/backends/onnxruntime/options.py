@@ -1,4 +1,4 @@
-"""Options for onnxruntime from a model's configuration: threads, memory, optimisation, providers, precision.
+"""Parser of a model's options for onnxruntime: threads, memory, optimisation, providers, precision.
 
 The docstring of `backend` lists the keys.
 """

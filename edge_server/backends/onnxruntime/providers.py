@@ -1,4 +1,5 @@
-"""Execution providers of onnxruntime for a model, best first, and their options.
+"""Choice of onnxruntime's execution providers (CPU, CUDA, TensorRT and others) for a model, best first, and their
+options.
 
 `optimization { execution_accelerators }` is Triton's: gpu_execution_accelerator for instances of KIND_GPU (`tensorrt`,
 `cuda`), cpu_execution_accelerator for the others (`openvino`, `dnnl`, `xnnpack`). Parameters are Triton's, and any of

@@ -1,4 +1,5 @@
-"""Session of one ONNX Runtime instance: runs batches on the CPU, or on a GPU with I/O binding.
+"""Session of one instance of an ONNX model: runs batches on the CPU, or on a GPU with inputs and outputs in its memory
+(I/O binding).
 
 On a GPU, I/O binding keeps all outputs on the device until the last one is computed, and then copies them. Without it
 onnxruntime waits for the device at each output. A client's input tensor that lies on the GPU is bound in place. An

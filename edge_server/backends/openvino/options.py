@@ -1,4 +1,4 @@
-"""Compile options for OpenVINO from a model's configuration: device, properties, precision and shapes.
+"""Parser of a model's options for OpenVINO: device, properties, precision and shapes.
 
 The docstring of `backend` lists the keys.
 """

@@ -1,4 +1,5 @@
-"""Session of one OpenVINO instance: runs batches, padded if required, on a shared compiled model."""
+"""Session of one instance of an OpenVINO model: runs batches, padded if required, on a compiled model that instances
+share."""
 
 from __future__ import annotations
 

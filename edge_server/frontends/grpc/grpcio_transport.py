@@ -1,4 +1,4 @@
-"""gRPC transport over grpcio's server: `--grpc-transport=grpcio`.
+"""gRPC transport on the library grpcio, chosen by `--grpc-transport=grpcio`: passes calls to the handlers of RPCs.
 
 A unary call uses one thread, a stream two. This transport is the reference for the contract tests, and the fallback
 for clients that do not work with http2_transport.py.

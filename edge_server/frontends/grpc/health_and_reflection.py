@@ -1,4 +1,4 @@
-"""gRPC health checking and server reflection, for standard gRPC tools.
+"""Handlers of the standard gRPC services for health checking and server reflection.
 
 Protocols: grpc.health.v1 (github.com/grpc/grpc/blob/master/doc/health-checking.md) and grpc.reflection v1, v1alpha.
 """

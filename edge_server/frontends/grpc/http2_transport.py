@@ -1,4 +1,4 @@
-"""gRPC transport over this server's own HTTP/2 implementation; the default.
+"""gRPC transport on this server's own HTTP/2 implementation, the default: passes calls to the handlers of RPCs.
 
 Specification: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One
 thread, the reading thread, reads all connections and delivers the events of all calls. Any thread may respond.

@@ -1,4 +1,4 @@
-"""Typed tensor contents (InferTensorContents): packed protobuf fields to arrays, without a Python loop.
+"""Conversion of typed tensor contents (InferTensorContents, packed protobuf fields) to arrays, without a Python loop.
 
 protobuf writes the numbers of a repeated field as one packed payload: floats as IEEE values, integers as varints. So
 the payload of floating-point contents is the tensor itself, and only varints need decoding.

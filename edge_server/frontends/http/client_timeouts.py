@@ -1,4 +1,4 @@
-"""Time limits for slow clients: a client that sends or reads almost nothing loses its connection.
+"""Time limits for slow clients: closes the connection of a client that sends or reads almost nothing.
 
 A regular client on a slow link is far above these limits: 20 kB/s is forty times the required rate.
 """

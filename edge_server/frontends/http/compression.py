@@ -1,4 +1,4 @@
-"""Compression of HTTP bodies, gzip and deflate (zlib format): decompression with a limit, choice for responses."""
+"""Compression and decompression of HTTP bodies (gzip, deflate), with a limit on the decompressed size."""
 
 from __future__ import annotations
 

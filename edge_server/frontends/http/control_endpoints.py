@@ -1,4 +1,5 @@
-"""Control endpoints of Triton's HTTP API: health, metadata, repository, shared memory, statistics, trace, logging."""
+"""Handlers of Triton's HTTP API except inference: health, metadata, repository, shared memory, statistics, trace,
+logging."""
 
 from __future__ import annotations
 

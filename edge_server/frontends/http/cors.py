@@ -1,4 +1,5 @@
-"""Cross-origin resource sharing (CORS, https://fetch.spec.whatwg.org): which other sites' pages may read responses."""
+"""Headers of cross-origin resource sharing (CORS, https://fetch.spec.whatwg.org): which other sites' pages may read
+responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event endpoint: the events of the bus as a JSON array, or as a stream of server-sent events.
+"""HTTP handler of the server's events: sends them as a JSON array, or as a stream of server-sent events.
 
 There is no queue for each client. A client's stream keeps the number of its last event, and reads the next ones from
 the history of the bus.

@@ -1,4 +1,5 @@
-"""Generate endpoints: a flat JSON object as input; one such object, or a stream of server-sent events, as output."""
+"""HTTP handlers of Triton's generate extension: a flat JSON object in; one object, or a stream of server-sent events,
+out."""
 
 from __future__ import annotations
 

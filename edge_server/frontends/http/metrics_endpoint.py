@@ -1,4 +1,4 @@
-"""Metrics endpoint: GET /metrics on its own address and port."""
+"""Metrics port: serves GET /metrics on an address and port of its own."""
 
 from __future__ import annotations
 

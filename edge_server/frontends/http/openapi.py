@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.0) of the HTTP port, generated from its routes.
+"""Generator of the OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.0) of the HTTP port, from its routes.
 
 The routes give paths, methods, categories, summaries and the names of their schemas. It is imported for the first
 reader only.

@@ -1,4 +1,4 @@
-"""Schemas of request and response bodies for the OpenAPI document (JSON Schema, draft 2020-12).
+"""JSON schemas of the requests and responses of the HTTP API (JSON Schema, draft 2020-12), for the OpenAPI document.
 
 The line of a route names its OperationSchema as `module:NAME`. Such modules are imported for the first reader of the
 document only. A plugin has one of its own.

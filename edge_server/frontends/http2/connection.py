@@ -1,4 +1,4 @@
-"""HTTP/2 connection: the reading thread parses frames, and any thread may send.
+"""HTTP/2 connection: parses frames on the reading thread, and sends frames from any thread.
 
 RFC 9113; section numbers are given at each rule. One lock guards windows, queues and output. It is never held while
 stream receivers are called. Frames are parsed in a buffer that the server's connections share, because one thread reads

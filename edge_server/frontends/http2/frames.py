@@ -1,4 +1,4 @@
-"""HTTP/2 frame encoding, RFC 9113 sections 4.1, 6 and 7."""
+"""Encoder of HTTP/2 frames, RFC 9113 sections 4.1, 6 and 7."""
 
 from __future__ import annotations
 

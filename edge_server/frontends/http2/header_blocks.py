@@ -1,4 +1,4 @@
-"""HTTP/2 header blocks: stateless encoding, and decoding with checks and a cache keyed by the block's bytes.
+"""Encoder and decoder of HTTP/2 header blocks (HPACK, RFC 7541), with a cache of decoded blocks.
 
 RFC 7541, RFC 9113 section 8. A client whose HPACK table is stable sends the same bytes for every request of a kind.
 Such a block is decoded once.

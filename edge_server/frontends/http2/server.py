@@ -1,4 +1,4 @@
-"""HTTP/2 server: a listening socket, and one thread that reads all connections by epoll."""
+"""HTTP/2 listener of one address, and the one thread that reads all its connections by epoll."""
 
 from __future__ import annotations
 

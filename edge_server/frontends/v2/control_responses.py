@@ -1,4 +1,4 @@
-"""JSON responses of the control endpoints: metadata, statistics, repository, shared memory, in Triton's format."""
+"""Encoder of the JSON responses about metadata, statistics, repository and shared memory, in Triton's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Header forwarding: HTTP headers or gRPC metadata that become string parameters of the request."""
+"""Conversion of HTTP headers or gRPC metadata to string parameters of a request, as the operator's pattern selects
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Status reports of frame streams, sources and sinks, and their JSON."""
+"""Data classes of the status reports on frame streams, sources and sinks, and their JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of cameras: frame streams, the cameras that the server opens itself, and Frigate."""
+"""Declarations of the settings of cameras: frame streams, the cameras that the server opens itself, and Frigate."""
 
 from __future__ import annotations
 

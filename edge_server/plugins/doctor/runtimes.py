@@ -1,4 +1,5 @@
-"""Checks of the runtimes: version or the reason why it does not work, and the fastest runtime for a sample model."""
+"""Checks of the runtimes: finds each one's version or the reason why it does not work, and the fastest one for a sample
+model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample model: a small convolutional network as an ONNX file, to compare the speed of runtimes.
+"""Writer of a small convolutional network as an ONNX file, by which `doctor` compares the speed of runtimes.
 
 It is encoded directly according to onnx.proto3 (github.com/onnx/onnx), so no library is needed. FP32
 [1, 3, 224, 224] -> [1, 10], 0.16 billion multiplications, like a light classifier.

@@ -1,4 +1,4 @@
-"""`edge-server governor`: simulate strategies against heat, and replay recorded temperatures."""
+"""`edge-server governor`: simulate strategies that limit heat, and replay recorded temperatures."""
 
 from __future__ import annotations
 

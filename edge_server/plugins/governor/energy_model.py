@@ -1,4 +1,5 @@
-"""Energy model: learns the energy of one inference in joules, by model and batch size. No clock, no I/O.
+"""Estimate of the energy of one inference in joules, by model and batch size, learned from the power of the machine. No
+clock, no I/O.
 
 Only the power of the whole machine is measured. Each interval gives one linear equation: the energy above idle is the
 sum over all models of busy seconds times the watts that the busy model adds. The watts are the non-negative

@@ -1,4 +1,5 @@
-"""Inputs of the control policy: reduces a machine reading to one temperature, one power and the causes of throttling.
+"""Conversion of the sensor readings to the inputs of the control policy: one temperature, one power, the causes of
+throttling.
 
 No clock, no I/O. It remembers only which temperature is controlled and which kinds of sensor ever had a reading.
 """

@@ -1,4 +1,4 @@
-"""Sensor readings: data types for temperatures, power, clocks, counters and memory of the machine.
+"""Data classes of sensor readings: temperatures, power, clocks, counters and memory of the machine.
 
 Each metric may be absent: a value is None or a group is empty, and `missing` gives the reason. `sources` names the
 source of a value: "nvml", or "sysfs:" with the file. Temperatures are in degrees Celsius, power in milliwatts, energy

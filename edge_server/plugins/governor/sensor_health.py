@@ -1,4 +1,4 @@
-"""Sensor health: finds lost sensors, which had readings before and have had none for a while. No clock, no I/O."""
+"""Detection of lost sensors: those that had readings before and have had none for a while. No clock, no I/O."""
 
 from __future__ import annotations
 

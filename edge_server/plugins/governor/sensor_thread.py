@@ -1,4 +1,4 @@
-"""Sensor thread: reads the sensors on its own thread, so that a driver that hangs does not block the control loop."""
+"""Thread that reads the sensors, so that a driver that hangs does not block the control loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the governor."""
+"""Declarations of the settings of the governor: limits of temperature and power, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of the governor's state for GET /edge/v1/governor: one JSON value in common units (W, °C, J)."""
+"""Report on the governor's state for GET /edge/v1/governor: one JSON value in common units (W, °C, J)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The governor's part of `edge-server status`: temperature, power, refused requests, energy per inference."""
+"""Part of `edge-server status` about the governor: temperature, power, refused requests, energy per inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models: text as tokens with in-flight batching, OpenAI's API for it, and the command `chat`.
+"""Language models: backends that generate text, OpenAI's HTTP API for them, and the command `chat`.
 
 `backend` opens the models. `text` turns requests into token sequences and tokens into text, over any `TokenEngine` of
 `engines`. `openai` has the routes of OpenAI's API, for these and other models with text tensors.

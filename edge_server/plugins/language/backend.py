@@ -1,4 +1,4 @@
-"""Backends of language models: `openvino_genai`, `onnxruntime_genai` and, for tests, `scripted_llm`.
+"""Loader of the backends of language models: `openvino_genai`, `onnxruntime_genai` and, for tests, `scripted_llm`.
 
 `openvino_genai` serves a GGUF file (llama, qwen2, qwen3) or the folder of an OpenVINO export, `onnxruntime_genai` the
 folder of an ONNX export with `genai_config.json`. Both run on the CPU, in a child process: the libraries hold the GIL,

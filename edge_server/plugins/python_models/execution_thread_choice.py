@@ -1,4 +1,5 @@
-"""Choice between request threads and a dedicated thread for a Python model, by its configuration and source code.
+"""Choice of the thread that runs a Python model, by its configuration and source code: the request's thread, or one of
+its own.
 
 A thread of the instance's own costs each request two thread switches, which is most of the cost of a small model. But
 some code depends on it: an sqlite3 connection, torch's grad mode, the current CUDA device and an event loop belong to

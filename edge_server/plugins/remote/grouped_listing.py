@@ -1,4 +1,4 @@
-"""Listing of a remote repository, grouped into versions and the models' other files. No I/O."""
+"""Grouping of a remote repository's files by model and version, to decide which are copied. No I/O."""
 
 from __future__ import annotations
 

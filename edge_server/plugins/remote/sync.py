@@ -1,4 +1,4 @@
-"""Synchronisation of local copies with remote repositories, one thread for each repository."""
+"""Update of local copies from remote repositories, one thread for each repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ROS bridge and replay: camera topics in, perception topics out, as a client of the server's frame stream.
+"""ROS bridge: sends camera topics or recordings to a running server as frame streams, and publishes the results as
+topics.
 
 `message_conversion` converts between ROS messages and `protocol/frame_messages.py`; `bridge` connects a transport to
 a stream. Both need no ROS library. Each transport is one file: `dds_transport` speaks ROS 2's DDS protocol without a

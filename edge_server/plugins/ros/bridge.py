@@ -1,4 +1,4 @@
-"""Bridge from a camera topic to perception topics: a ROS transport on one side, a frame stream on the other.
+"""Bridge between ROS and a server: sends the frames of a camera topic, and publishes the results as topics.
 
 It needs no ROS library: a transport implements the small protocol below. The transport's thread sends frames directly
 to the stream, which drops the oldest one when the server is busy; another thread publishes the results. The bridge

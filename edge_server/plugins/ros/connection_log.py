@@ -1,4 +1,4 @@
-"""Writer of the log lines about a bridge's connection to the server: the same error at most once a minute."""
+"""Writer of log lines about a bridge's connection to the server: the same error at most once a minute."""
 
 from __future__ import annotations
 

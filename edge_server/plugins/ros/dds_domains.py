@@ -1,4 +1,5 @@
-"""DDS domains in which other programs of this machine take part, for messages about nodes that are not found."""
+"""Search for DDS domains in which other programs of this machine take part, for messages about nodes that are not
+found."""
 
 from __future__ import annotations
 

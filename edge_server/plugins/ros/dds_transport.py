@@ -1,4 +1,4 @@
-"""ROS 2 transport over DDS, without a ROS installation: names, types and quality of service as in rmw.
+"""ROS 2 transport on DDS, without a ROS installation: subscribes and publishes with the names, types and QoS of ROS.
 
 Cyclone DDS transfers the bytes and discovers the other nodes. `ros2_types` decodes them, because the Python codec of
 Cyclone DDS makes a list of all pixels and takes ten times as long. Names follow design.ros2.org, "Topic and Service

@@ -1,4 +1,5 @@
-"""ROS 2 transport over rclpy, for a sourced ROS 2 environment (Humble or newer), or rclpy from PyPI (Jazzy, Kilted).
+"""ROS 2 transport on the library rclpy, from a sourced ROS 2 environment (Humble or newer) or from PyPI (Jazzy,
+Kilted).
 
 It uses the configured middleware, remapping and the tools of the ROS graph. `dds_transport` needs no ROS. Only a small,
 documented part of rclpy is used, which all distributions have: rclpy.init with a context of its own, one node, one

@@ -1,4 +1,4 @@
-"""ROS 1 transport over an installed rospy.
+"""ROS 1 transport: subscribes and publishes with an installed rospy.
 
 rospy is not on a package index: it comes with ROS 1 Noetic, or with Debian and Ubuntu (`apt install python3-rospy
 python3-sensor-msgs`, for a virtual environment made with --system-site-packages). It is plain Python: any interpreter

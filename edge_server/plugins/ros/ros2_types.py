@@ -1,4 +1,4 @@
-"""ROS 2 message types without ROS: layouts, CDR encoding and type hashes, by rosbags.
+"""ROS 2 message types without a ROS installation: layouts, CDR encoding and type hashes, by the library rosbags.
 
 rosbags has the common interfaces (std_msgs, sensor_msgs, geometry_msgs); vision_msgs 4.x is defined here. Messages are
 rosbags' plain classes; image data in them is a numpy view of the received bytes.

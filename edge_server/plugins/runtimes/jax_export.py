@@ -1,4 +1,4 @@
-"""Backend `jax`: JAX functions exported by jax.export (model.jaxexport), compiled by XLA for the CPU.
+"""Backend `jax`: runs JAX functions exported by jax.export (model.jaxexport), compiled by XLA for the CPU.
 
 Write the file with `path.write_bytes(jax.export.export(jax.jit(function))(*shapes).serialize())`; it runs without the
 code that created it. With a symbolic first dimension the model can batch:

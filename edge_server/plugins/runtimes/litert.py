@@ -1,4 +1,4 @@
-"""Backends `litert` and `tflite`: TensorFlow Lite models (model.tflite) through LiteRT.
+"""Backends `litert` and `tflite`: run TensorFlow Lite models (model.tflite) with LiteRT.
 
 If the configuration names no backend, OpenVINO serves such files. Keys in config.pbtxt's `parameters` (for all
 models with `--backend-config=litert,key=value`):

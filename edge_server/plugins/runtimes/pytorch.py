@@ -1,4 +1,4 @@
-"""Backend `pytorch`: TorchScript (model.pt), and programs saved by torch.export (a .pt2 file).
+"""Backend `pytorch`: runs TorchScript (model.pt), and programs saved by torch.export (a .pt2 file).
 
 Names: a TorchScript file contains neither types nor shapes, so the configuration declares all tensors. Inputs have the
 names of the arguments of `forward`, or NAME__INDEX with the argument's number. Outputs are NAME__INDEX with the

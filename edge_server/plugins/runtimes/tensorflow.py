@@ -1,4 +1,4 @@
-"""Backend `tensorflow`: SavedModels (the folder model.savedmodel) through TensorFlow, on the CPU.
+"""Backend `tensorflow`: runs SavedModels (the folder model.savedmodel) with TensorFlow, on the CPU.
 
 If the configuration names neither backend nor platform, OpenVINO serves such folders, with a tenth of the memory. With
 `platform: "tensorflow_savedmodel"` TensorFlow serves them, or OpenVINO if TensorFlow is not installed. Only TensorFlow

@@ -1,4 +1,5 @@
-"""Backends `tensorrt` and `tensorrt_rtx`: TensorRT engines (`model.plan`), and ONNX files through an engine.
+"""Loader of the backends `tensorrt` and `tensorrt_rtx`: opens engines (`model.plan`), or finds the engine that was
+built for an ONNX file.
 
 A plan is valid for one version of the library and one kind of GPU. `cc_model_filenames` names a plan for each compute
 capability. An ONNX file is served through an engine that this machine built for it; see `engine_options` for the

@@ -1,4 +1,5 @@
-"""Buffers of tensors on their way to and from the GPU: page-locked host memory and device memory.
+"""Memory for the inputs and outputs of a TensorRT run: page-locked host memory and device memory, with the copies
+between them.
 
 On a board whose GPU shares the CPU's memory, the host memory is mapped instead and nothing is copied. Buffers grow and
 are kept, because large allocations fail on such boards once their memory is fragmented.

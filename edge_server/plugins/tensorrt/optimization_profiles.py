@@ -1,4 +1,5 @@
-"""TensorRT optimisation profiles: read from the configuration for a build, and chosen for each request.
+"""TensorRT's optimisation profiles (ranges of input shapes): reads them from a model's configuration, and chooses one
+for each run.
 
 Parameters in config.pbtxt, named as in onnxruntime's TensorRT provider. A name that is given several times makes
 several profiles; the first of each makes profile 0:

@@ -1,4 +1,5 @@
-"""Session of one TensorRT instance: a stream and an execution context on an engine shared by a device's instances."""
+"""Session of one TensorRT instance: runs batches on an engine that a device's instances share, with its own CUDA
+stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of TensorRT engines."""
+"""Declarations of the settings of TensorRT engines and their builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that the commands `perf` and `analyze` share."""
+"""Command line options that `perf` and `analyze` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoder of encoded images to pixel arrays. OpenCV is imported with the first image."""
+"""Decoder of image files (JPEG, PNG, BMP, WebP) to pixel arrays. OpenCV is imported with the first image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image file header: size and type, read before a decoder allocates memory.
+"""Reader of an image file's format and size from its header, before a decoder allocates memory.
 
 A file of a few hundred bytes may declare a billion pixels. So format, size and completeness are checked on the raw
 bytes. Only four formats reach the decoder. Layouts: ITU-T T.81 annex B (JPEG), the PNG specification, the Windows

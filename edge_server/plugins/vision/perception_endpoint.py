@@ -1,4 +1,4 @@
-"""HTTP endpoint for the results of an image file: classes, detections and mask."""
+"""HTTP handler that runs a model on an image file, and returns classes, detections and mask."""
 
 from __future__ import annotations
 

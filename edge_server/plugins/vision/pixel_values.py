@@ -1,4 +1,4 @@
-"""Pixel value conversion to a network's numeric range and type by scale, mean and standard deviation, in place."""
+"""Conversion of pixel values to a network's numeric range and type, by scale, mean and standard deviation."""
 
 from __future__ import annotations
 

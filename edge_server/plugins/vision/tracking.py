@@ -1,4 +1,4 @@
-"""ByteTrack: stable numbers for the objects in the detections of one frame stream.
+"""Object tracking in one frame stream (ByteTrack): gives each detected object the same number from frame to frame.
 
 A Kalman filter with constant velocity predicts the box of each track. Boxes with a high score are assigned to the
 predictions first; weaker boxes, mostly of hidden objects, then continue tracks that are left. The method is that of

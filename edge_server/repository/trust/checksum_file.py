@@ -1,4 +1,4 @@
-"""Checksum files: SHA256SUMS in the format of sha256sum(1), file digests, and Triton's checksum repository agent.
+"""Reader and writer of SHA256SUMS files (the format of sha256sum(1)), and of Triton's checksum repository agent.
 
 A comment line, which `sha256sum --check` ignores, names the model of the list, so that a signed list of one model
 cannot be used for another: `# edge-server model=NAME version=N`, without the version for a model's excluded files.

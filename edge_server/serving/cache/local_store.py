@@ -1,4 +1,4 @@
-"""Local cache store: responses in this process's memory; the least recently used are removed first."""
+"""Store of cached responses in this process's memory; the least recently used are removed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache lookup of one version: looks a request up, and stores the computed response.
+"""Lookup of one version's requests in the response cache, and storage of the computed responses.
 
 A hit is not queued or batched. Admission control is not asked, so it is neither charged for energy nor refused for
 heat. It is answered in the order that the model promises. Two equal requests at the same time are both computed, as in

@@ -1,4 +1,4 @@
-"""Redis cache store: responses in a Redis server, shared between machines, kept over restarts.
+"""Store of cached responses in a Redis server, shared between machines and kept over restarts.
 
 Redis may be slow or unreachable. Each call has a time limit, and after a failed call the store counts as unreachable
 for a while, so that requests do not wait for it one after the other. Entries expire by themselves: their keys include

@@ -1,4 +1,4 @@
-"""Cache key of a request: equal requests have equal keys.
+"""Computation of the cache key of a request: equal requests have equal keys.
 
 A key is a SHA-256 digest of everything that decides the answer: the model (see `identity`), each input's name, type,
 shape and bytes, and the requested outputs. SHA-256 is the fastest hash of the standard library on processors with

@@ -1,4 +1,5 @@
-"""Response cache of the server: a store, its worker threads, and the hit and miss counters."""
+"""Class `ResponseCache`, the server's cache of responses: a store, its worker threads, and the hit and miss
+counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serialization of cached responses for external stores. Bytes that come back are checked.
+"""Encoder and decoder of cached responses as bytes, for external stores. Bytes that come back are checked.
 
     "EDGEANS1" | BLAKE2b-128 of all that follows | length of the head (4) | head, JSON | the tensors' bytes
 

@@ -1,4 +1,4 @@
-"""Ensembles: a version whose steps run on versions of other models.
+"""Ensembles: models whose steps run on other models of the server.
 
 A request enters at `EnsembleVersion.submit`; `ensemble_request` runs its steps by submitting requests to the members.
 The version is opened by `lifecycle/loader`, like any other. Only `serving` imports from here."""

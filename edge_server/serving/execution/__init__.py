@@ -1,4 +1,5 @@
-"""Execution of requests on a loaded version: queue, batches, instances, threads, responses and counters.
+"""Execution of requests on a loaded version: queues them, makes batches, runs these on instances, sends responses and
+counts.
 
 A request enters at `ModelVersion.submit`, waits in the queue of its `scheduler`, and is answered by the `executor` of a
 free `instance`. `inline_execution` decides whether the thread of a caller may run a batch. Imported by `serving`; other

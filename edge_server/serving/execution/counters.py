@@ -1,5 +1,5 @@
-"""Request and batch counters of one version. A batch is counted before its responses are sent, so a client that reads
-statistics after its response finds itself counted."""
+"""Counters of the requests and batches of one version. A batch is counted before its responses are sent, so a client
+that reads statistics after its response finds itself counted."""
 
 from __future__ import annotations
 

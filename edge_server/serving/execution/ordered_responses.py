@@ -1,4 +1,4 @@
-"""Delivery of final responses in the order of the requests, for models with `preserve_ordering`."""
+"""Delivery of responses in the order of the requests, for models with `preserve_ordering`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thread pool that runs batches of sessions without a thread of their own.
+"""Pool of threads that run batches, for runtimes that do not need a thread of their own.
 
 At most `size` threads run at a time, so a thousand models do not need a thousand threads. A run that takes long, or
 hangs, does not count: while a job waits, every thread whose job began before is replaced by another one. So a hung run

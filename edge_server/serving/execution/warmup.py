@@ -1,4 +1,5 @@
-"""Warm-up: runs sample requests on every instance before a version serves, as Triton's model_warmup declares."""
+"""Warm-up of a new version: runs sample requests on every instance before it serves, as Triton's model_warmup
+declares."""
 
 from __future__ import annotations
 

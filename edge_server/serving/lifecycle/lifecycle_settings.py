@@ -1,4 +1,5 @@
-"""Lifecycle settings: load retries, models in memory, reload policy and longest run, per server and per model."""
+"""Settings of loading and unloading, per server and per model: retries, models in memory, reload policy, longest
+run."""
 
 from __future__ import annotations
 

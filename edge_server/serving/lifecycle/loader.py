@@ -1,4 +1,5 @@
-"""Loader of one version: chooses the runtime, retries, and limits how many versions load at the same time."""
+"""Loader of one version: chooses the backend, opens the model, retries, and limits how many versions load at the same
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control tensors: inputs of a sequence model that the server adds (START, END, READY, CORRID, state).
+"""Control and state inputs of a sequence model, which the server fills (START, END, READY, CORRID, state).
 
 Arrays have `(rows, *shape)` when the model batches, else the shape itself; a control's shape is [1].
 """

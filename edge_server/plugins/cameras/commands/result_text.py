@@ -1,4 +1,5 @@
-"""Results as text for people, and notices of drops as JSON objects. `sinks/result_json` makes those of results."""
+"""Conversion of a frame's results to a line of text, and of drop notices to text or JSON. `sinks/result_json` makes
+those of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source thread: reads the source and offers each picture to every stream when it is due."""
+"""Thread that reads the pictures of a source, and offers each one to every stream when it is due."""
 
 from __future__ import annotations
 

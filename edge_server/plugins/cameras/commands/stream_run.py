@@ -1,4 +1,5 @@
-"""One run of `edge-server stream`: connects a source, its streams, the display, and the summary."""
+"""Run of `edge-server stream`: connects the source with the streams to the server, shows the display, and prints the
+summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server view`: the frame streams of a running server in the Foxglove viewer."""
+"""`edge-server view`: show the frame streams of a running server in the Foxglove viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Endpoints of cameras: the gRPC service of frame streams, HTTP, and the wires of video recorders.
+"""Network interfaces of cameras: the gRPC service of frame streams, HTTP handlers, and the protocols of video
+recorders.
 
 `frame_service` opens the calls of the RPC `edge.frames.v1.FrameService/Stream`; `stream_call` decodes the frames of one
 call, passes them to a stream of `streams/`, and sends the stream's results. `routes` are those of HTTP: reports

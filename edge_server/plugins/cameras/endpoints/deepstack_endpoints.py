@@ -1,5 +1,7 @@
-"""DeepStack's object detection on the HTTP port, which video recorders such as Frigate and Blue Iris speak:
-/v1/vision/detection, and /v1/vision/custom/{model}, which names the model."""
+"""HTTP handlers of DeepStack's object detection API, which video recorders such as Frigate and Blue Iris use.
+
+The paths are /v1/vision/detection, and /v1/vision/custom/{model}, which names the model.
+"""
 
 from __future__ import annotations
 

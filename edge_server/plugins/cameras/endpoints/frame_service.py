@@ -1,4 +1,4 @@
-"""FrameService: opens the calls of cameras, and reports on their streams."""
+"""The gRPC service FrameService: opens a camera stream for each call, and reports on the streams."""
 
 from __future__ import annotations
 

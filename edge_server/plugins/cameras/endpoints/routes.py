@@ -1,4 +1,5 @@
-"""Routes of HTTP: reports of frame streams and cameras, pictures of streams, and DeepStack's object detection.
+"""List of the HTTP routes of cameras: reports of frame streams and cameras, pictures of streams, and DeepStack's object
+detection.
 
 Pictures and DeepStack's API are imported for their first request.
 """

@@ -1,4 +1,5 @@
-"""Handler of a FrameService/Stream call: connects one gRPC stream to one camera stream. Uses no thread of its own."""
+"""Handler of one call of the RPC FrameService/Stream: passes its frames to a camera stream, and the results back. Uses
+no thread of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Frigate's detector of type `zmq`: each request is a frame, its response 20 rows with the best objects.
+"""Server of Frigate's detector protocol over ZeroMQ (type `zmq`): receives frames, and answers each with its 20 best
+objects.
 
 The messages are those of frigate/detectors/plugins/zmq_ipc.py (Frigate 0.17). A client sends [header] to ask for a
 model, and [header, data] for a frame or a model's file; the headers are JSON. It waits 30 s for a model, and by default

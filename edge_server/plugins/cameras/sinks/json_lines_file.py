@@ -1,4 +1,4 @@
-"""JSON lines sink: a file with one JSON object per line, and a bound on its size."""
+"""Sink that writes results to a file, one JSON object per line, with a limit on its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MQTT sink: topics for programs, and retained messages from which Home Assistant makes its entities.
+"""Sink that publishes results to an MQTT broker, and announces them so that Home Assistant finds them.
 
 | Topic | Retained | Message |
 |---|---|---|

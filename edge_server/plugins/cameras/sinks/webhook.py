@@ -1,4 +1,4 @@
-"""Webhook sink: one POST request with a JSON object for each message."""
+"""Sink that sends each result to a URL, as a POST request with a JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demo source: a portrait that moves as if in front of a camera."""
+"""Source of a demo picture: a portrait that moves as if in front of a camera."""
 
 from __future__ import annotations
 

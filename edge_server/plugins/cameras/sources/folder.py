@@ -1,4 +1,4 @@
-"""Folder source: picture files, sent unchanged; the server decodes them."""
+"""Source that sends the picture files of a folder unchanged; the server decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frame schedule: computes when the next picture is due, without drift and without bursts."""
+"""Schedule of frames: computes when the next picture is due, without drift and without bursts."""
 
 from __future__ import annotations
 

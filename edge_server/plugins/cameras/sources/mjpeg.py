@@ -1,4 +1,4 @@
-"""Motion JPEG source: a camera that sends JPEG pictures over HTTP, as multipart/x-mixed-replace.
+"""Source that reads JPEG pictures from a camera over HTTP (Motion JPEG, multipart/x-mixed-replace).
 
 The pictures are passed on as they come; only those that run are decoded. The parts have no stamps.
 """

@@ -1,4 +1,4 @@
-"""Test pattern source: a moving picture without file, camera or OpenCV."""
+"""Source of a moving test pattern, without file, camera or OpenCV."""
 
 from __future__ import annotations
 

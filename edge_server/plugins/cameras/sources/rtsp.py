@@ -1,4 +1,4 @@
-"""RTSP source: a network camera, decoded by PyAV, else by OpenCV, or on a Jetson by GStreamer."""
+"""Source that reads a network camera over RTSP, decoded by PyAV, else by OpenCV, or on a Jetson by GStreamer."""
 
 from __future__ import annotations
 

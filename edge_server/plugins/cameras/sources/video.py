@@ -1,4 +1,4 @@
-"""Video source: video files and cameras, read with OpenCV."""
+"""Source that reads video files and local cameras with OpenCV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Camera stream: passes frames from the mailbox to a worker and results back in order."""
+"""One frame stream in the server: queues its frames, passes them to the worker threads, and sends the results back in
+order."""
 
 from __future__ import annotations
 

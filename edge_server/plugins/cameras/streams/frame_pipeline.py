@@ -1,4 +1,4 @@
-"""Frame pipeline of one model: resize frames into the input, run the model, read the results."""
+"""Processing of the frames of one model: resizes them into the input, runs the model, decodes the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frame counters of each model over all streams, for the metrics page."""
+"""Counters of frames by model, over all streams, for the metrics page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker threads of one model's streams: they choose the next frames and batch them."""
+"""Worker threads of one model: choose the next frames of its streams, and run them as batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All sensors of the machine: joins the readings of each sensor, and computes total power and critical temperature."""
+"""Reading of the whole machine: joins the readings of each sensor, and computes total power and critical
+temperature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates from counters: event rates, energy of counters that wrap around, power from energy, smoothed loads.
+"""Conversion of counters to rates: events per second, power from energy counters that wrap around, smoothed loads.
 
 No clock, no I/O. Each object belongs to one counter and gets its readings in order.
 """

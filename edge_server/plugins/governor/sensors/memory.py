@@ -1,4 +1,4 @@
-"""Memory sensor: reads /proc/meminfo (proc(5)) and /proc/pressure/memory (Documentation/accounting/psi.rst).
+"""Reader of the machine's memory: /proc/meminfo (proc(5)) and /proc/pressure/memory (Documentation/accounting/psi.rst).
 
 MemAvailable is also correct for a GPU that shares the machine's memory. CUDA's free memory does not include the page
 cache, which the kernel can release.

@@ -1,4 +1,5 @@
-"""Power rails of a Jetson: reads INA3221 and INA238 monitors by hwmon (Documentation/hwmon/{ina3221,ina238}.rst).
+"""Reader of the power of a Jetson's rails: INA3221 and INA238 monitors by hwmon
+(Documentation/hwmon/{ina3221,ina238}.rst).
 
 An INA3221 reports voltage (mV) and current (mA) of its channels 1 to 3, but no power. Its other files are sums and
 shunt voltages of the same channels, and would count the power twice. The rails of the whole module depend on the board

@@ -1,4 +1,4 @@
-"""RAPL sensor: energy counters of Intel and AMD processor packages and their memory.
+"""Reader of RAPL, the energy counters of Intel and AMD processors and their memory.
 
 `energy_uj` counts microjoules and wraps after `max_energy_range_uj`. Because of the PLATYPUS attack only root may read
 it; a udev or tmpfiles rule can permit other users.

@@ -1,4 +1,4 @@
-"""Plots of simulations and replays, each as one self-contained SVG file."""
+"""Charts of simulations and replays, each as one self-contained SVG file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of recorded sensor readings: shows the decisions of the control policy for a recording.
+"""Replay of recorded sensor readings: shows what the control policy would have decided.
 
 It is an open loop: decisions do not change the recording. So it shows when the policy would limit the work, but not the
 effect.

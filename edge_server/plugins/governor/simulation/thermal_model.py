@@ -1,4 +1,4 @@
-"""Thermal model of a machine: chip and heat sink as two heat capacities, and the kernel's thermal throttling.
+"""Thermal model of a machine for simulations: temperatures of chip and heat sink, and the kernel's thermal throttling.
 
 Used by `edge-server governor simulate` and by tests, in which the work of a real server heats it. The default constants
 are those of a small fanless module with about 22 W at full work.

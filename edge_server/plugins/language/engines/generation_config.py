@@ -1,4 +1,4 @@
-"""Reader of `generation_config.json`, the file of an export with the tokens that end a text and defaults of sampling.
+"""Reader of a model's `generation_config.json`: the tokens that end a text, and the defaults of sampling.
 
 The format is Hugging Face's (https://huggingface.co/docs/transformers/main_classes/text_generation).
 """

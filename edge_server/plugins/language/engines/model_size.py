@@ -1,4 +1,5 @@
-"""Size of a language model, read from its files before it is opened: weights, context, and KV cache per token.
+"""Computation of a language model's memory from its files, before it is opened: weights, context, and KV cache per
+token.
 
 Formats: GGUF version 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), `config.json` of Hugging Face
 beside an OpenVINO export, and `genai_config.json` of ONNX Runtime GenAI

@@ -1,4 +1,4 @@
-"""Interface of a token engine: a language model that continues several token sequences together, step by step."""
+"""Interface of token engines: adapters to libraries that continue several token sequences together, step by step."""
 
 from __future__ import annotations
 

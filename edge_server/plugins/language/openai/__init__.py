@@ -1,1 +1,1 @@
-"""OpenAI's API for language models: its HTTP routes, and its JSON to requests and from responses."""
+"""OpenAI's HTTP API for language models: routes, and conversion of its JSON to requests and from responses."""

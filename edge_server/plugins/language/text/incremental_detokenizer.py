@@ -1,4 +1,5 @@
-"""Incremental detokenizer of one sequence: yields complete characters only, and nothing from a stop string on."""
+"""Conversion of a sequence's tokens to text as they arrive: complete characters only, and nothing from a stop string
+on."""
 
 from __future__ import annotations
 

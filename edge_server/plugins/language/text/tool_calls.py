@@ -1,4 +1,4 @@
-"""Tool calls: checks the tools of a chat, and finds the calls in the text of an answer while it arrives."""
+"""Tools in chats: checks the tools of a request, and finds the calls in the text of an answer while it arrives."""
 
 from __future__ import annotations
 

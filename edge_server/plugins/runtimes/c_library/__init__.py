@@ -1,1 +1,1 @@
-"""Backend `c_abi`: models that are shared libraries, written against edge_backend.h in this folder."""
+"""Backend `c_abi`: runs models that are shared libraries, written against edge_backend.h in this folder."""

@@ -1,4 +1,5 @@
-"""Backend `c_abi`: models that are shared libraries (libmodel.so) with the C interface of edge_backend.h.
+"""Loader and session of the backend `c_abi`: opens a shared library (libmodel.so) with the C interface of
+edge_backend.h, and calls it.
 
 The library runs in the server's process, on the instance's thread, without the GIL. A crash of the library ends the
 server. Any compiler can build it against the header beside this file. `python -c "import

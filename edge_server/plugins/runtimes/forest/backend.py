@@ -1,4 +1,5 @@
-"""Backends `forest` and `fil`: forests of decision trees from XGBoost, LightGBM and treelite (scikit-learn, cuML).
+"""Loader and session of `forest` and `fil`: reads forests of XGBoost, LightGBM and treelite (scikit-learn, cuML), and
+runs them.
 
 Files: `xgboost.json`, `xgboost.ubj`, `xgboost.model` (XGBoost's old binary form), `model.txt` (LightGBM) and
 `checkpoint.tl` (treelite's own; `treelite.sklearn.import_model(trained).serialize(path)` writes one from a scikit-learn

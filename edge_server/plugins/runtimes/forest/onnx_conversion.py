@@ -1,4 +1,4 @@
-"""Forest of decision trees as checked arrays, and its conversion to an ONNX tree ensemble.
+"""Conversion of a forest of decision trees to an ONNX file with a tree ensemble.
 
 treelite stores a forest as columns for each tree. onnxruntime reads them from an ONNX file. Its bytes are written here
 (protocol buffers of onnx.proto, operators of ai.onnx.ml). The ensemble computes sums over the trees; `finish` names the

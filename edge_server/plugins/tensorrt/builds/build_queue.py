@@ -1,4 +1,4 @@
-"""Engine build queue: returns cached TensorRT engines and queues builds for missing ones.
+"""Queue of engine builds: returns the stored TensorRT engine for a model, or queues its build.
 
 A version without an engine is served by the next runtime. Once it serves, a separate process builds the engine, one at
 a time and only while the machine is cool. Another process compares it with the serving runtime. Then it is stored in

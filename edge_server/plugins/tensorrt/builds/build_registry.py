@@ -1,4 +1,4 @@
-"""Registry of engine builds and their states; counts, logs and publishes every change as an event."""
+"""Registry of engine builds and their states: counts, logs and publishes every change as an event."""
 
 from __future__ import annotations
 

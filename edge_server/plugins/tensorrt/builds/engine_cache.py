@@ -1,4 +1,5 @@
-"""Engine cache: verified engines on disk, unfinished builds, and the lock that lets one process build an engine.
+"""Store of built engines on disk: verified engines, unfinished builds, and the lock that lets one process build an
+engine.
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified

@@ -1,5 +1,4 @@
-"""Metric families (Prometheus) of TensorRT engines and their builds. There is one series for each version with an
-engine."""
+"""Metrics (Prometheus) of TensorRT engines and their builds. There is one series for each version with an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine part of `edge-server status`: built engines, running builds, and reasons for missing ones."""
+"""Part of `edge-server status` about TensorRT engines: built ones, running builds, and reasons for missing ones."""
 
 from __future__ import annotations
 

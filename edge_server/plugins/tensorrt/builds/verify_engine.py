@@ -1,4 +1,4 @@
-"""Verification of a new TensorRT engine: compares its outputs with those of the runtime that it will replace.
+"""Check of a new TensorRT engine: compares its outputs with those of the runtime that it will replace.
 
 Two outputs agree if no element of a floating-point output differs by more than the tolerance times its largest
 magnitude, and no more than that fraction of the elements of any other output differs at all. Verification runs in a

@@ -1,4 +1,4 @@
-"""Chat client of the load generator: streamed chats of OpenAI's API, and when their text came.
+"""Chat client for load tests: sends chats to OpenAI's API, and records when each part of the text arrives.
 
 Works with any server that has `/v1/chat/completions`.
 """

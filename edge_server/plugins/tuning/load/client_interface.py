@@ -1,4 +1,4 @@
-"""Interface of the load clients (HTTP and gRPC), and the metadata of the measured model."""
+"""Interface of the HTTP and gRPC clients for load tests, and the metadata of the measured model."""
 
 from __future__ import annotations
 

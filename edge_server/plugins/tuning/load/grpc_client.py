@@ -1,4 +1,4 @@
-"""gRPC client of the load generator: server queries, request encoding, and senders."""
+"""gRPC client for load tests: reads metadata and statistics, encodes requests, and sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP client of the load generator: server queries, request encoding, and senders over sockets."""
+"""HTTP client for load tests: reads metadata and statistics, encodes requests, and sends them over sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input data of a measurement: random values, zeros or values from files, in shapes that the model accepts."""
+"""Input tensors for load tests: random values, zeros or values from files, in shapes that the model accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deferred handling of Ctrl-C and SIGTERM, so that temporary data is always removed."""
+"""Delay of Ctrl-C and SIGTERM until a safe moment, so that temporary data is always removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Load generator: a fixed number of concurrent requests, or requests at given times. Each worker has a thread."""
+"""Generator of requests: keeps a fixed number of them in flight, or sends them at given times. Each worker has a
+thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""CPU time and memory of a process and its children, from /proc; lookup of a process by its listening port."""
+"""Reader of CPU time and memory of a process and its children from /proc, and search for a process by its listening
+port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Difference between a candidate's outputs and the reference."""
+"""Measurement of the difference between a candidate's outputs and the reference."""
 
 from __future__ import annotations
 

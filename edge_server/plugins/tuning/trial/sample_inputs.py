@@ -1,4 +1,4 @@
-"""Sample inputs for candidates: from a file, from the configuration's warm-up samples, or random.
+"""Input tensors for candidates: from a file, from the configuration's warm-up samples, or random.
 
 A sample has the arrays of one request. If the model batches, a sample has one row.
 """

@@ -1,4 +1,4 @@
-"""Files of tensors that trial processes exchange: .npz without pickles, with strings as lengths and bytes."""
+"""Reader and writer of the tensor files that trial processes exchange: .npz without pickles."""
 
 from __future__ import annotations
 

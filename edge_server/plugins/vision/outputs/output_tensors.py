@@ -1,4 +1,4 @@
-"""Output tensors of one frame: selects its item of the batch, converts number types, activates and ranks scores."""
+"""Functions that the decoders share: select a frame's outputs from a batch, convert number types, rank scores."""
 
 from __future__ import annotations
 

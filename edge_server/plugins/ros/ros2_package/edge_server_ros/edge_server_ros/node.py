@@ -1,4 +1,4 @@
-"""ROS 2 node of the bridge: a camera topic in, perception topics out, computed by an edge_server.
+"""ROS 2 node: sends a camera topic to an edge_server, and publishes its results as topics.
 
 All settings are parameters; config/params.yaml lists them. `edge_server.plugins.ros.bridge` does the work. This file
 adds ROS parameters, the ROS log, and signals.
