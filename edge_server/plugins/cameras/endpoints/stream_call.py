@@ -42,7 +42,7 @@ class FrameCall:
         try:
             frame = decode_client_message(message)
             if not isinstance(frame, Frame):
-                raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
+                raise InvalidRequest(f"frame stream '{stream.settings.stream_id}' is open already, got another 'open'")
             assert self._streams is not None
             stream.receive(frame, self._streams.fault_of(frame))
         except Exception as error:  # noqa: BLE001 - any error gets a status: `client_error` logs it
@@ -134,7 +134,7 @@ class FrameCall:
         drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"
         _LOG.info(
             "frame stream '%s' is closed: %d frame(s) received, %d answered, dropped: %s",
-            stream.terms.stream_id,
+            stream.settings.stream_id,
             counts.received,
             counts.answered,
             drops,

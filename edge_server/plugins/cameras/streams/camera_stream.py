@@ -17,7 +17,7 @@ from edge_server.errors import Draining, EdgeServerError
 from edge_server.plugins.cameras.reports import FrameStreamReport
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals
-from edge_server.plugins.cameras.streams.stream_terms import StreamTerms
+from edge_server.plugins.cameras.streams.stream_settings import StreamSettings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
 from edge_server.plugins.vision.perception import PerceptionDecoder
 from edge_server.plugins.vision.tracking import ByteTracker
@@ -94,7 +94,7 @@ class CameraStream:
     def __init__(
         self,
         lock: threading.Lock,
-        terms: StreamTerms,
+        settings: StreamSettings,
         tally: FrameTally,
         totals: ModelTotals,
         *,
@@ -102,7 +102,7 @@ class CameraStream:
         leave: Callable[[CameraStream], None],
         on_last_release: Callable[[CameraStream], None],
     ) -> None:
-        self.terms = terms
+        self.settings = settings
         self._lock = lock
         self._tally = tally
         self._totals = totals
@@ -114,7 +114,7 @@ class CameraStream:
         """The view, since somebody first looked at this stream. Set by the registry; workers read it unlocked."""
         self.taken_count = 0
         """Number of frames that workers have taken and not released, including those of an ended stream."""
-        self._limits = FrameLimits.of(terms.delivery)
+        self._limits = FrameLimits.of(settings.delivery)
         self._on_change: Callable[[], None] = _ignore_change
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
@@ -341,14 +341,14 @@ class CameraStream:
     def report(self) -> FrameStreamReport:
         with self._lock:
             now_ns = time.monotonic_ns()
-            terms = self.terms
+            settings = self.settings
             return FrameStreamReport(
-                stream_id=terms.stream_id,
-                model=terms.model,
-                version=terms.version or 0,
-                client=terms.client,
-                priority=terms.delivery.priority,
-                weight=terms.delivery.weight,
+                stream_id=settings.stream_id,
+                model=settings.model,
+                version=settings.version or 0,
+                client=settings.client,
+                priority=settings.delivery.priority,
+                weight=settings.delivery.weight,
                 open_s=(now_ns - self._opened_ns) / 1e9,
                 fps_in=self._rate_in.per_s(now_ns),
                 fps_out=self._rate_out.per_s(now_ns),
@@ -402,7 +402,7 @@ class CameraStream:
         self._tally.drop(reason)
         self._totals.dropped[reason] += 1
         self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1
-        if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MAX_NOTICES:
+        if self.settings.delivery.notifies_drops and not self._is_over and len(self._notices) < _MAX_NOTICES:
             self._notices.append(FrameDropped(flight.header, reason, detail))
             self._on_change()
 

@@ -27,7 +27,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.plugins.cameras.streams.camera_stream import FrameInFlight
-from edge_server.plugins.cameras.streams.frame_sequences import step
+from edge_server.plugins.cameras.streams.frame_sequences import sequence_step
 from edge_server.plugins.cameras.streams.model_plan import (
     Array,
     InputPlan,
@@ -120,7 +120,7 @@ class FramePipeline:
 
     def _rank(self, flight: FrameInFlight) -> int:
         """Return the priority of a frame (1 before 2): its stream's, else its model's."""
-        return flight.stream.terms.delivery.priority or self.priority or _NORMAL
+        return flight.stream.settings.delivery.priority or self.priority or _NORMAL
 
     def output_plan(self) -> OutputPlan:
         """Return the output plan of the serving model. Raises the errors of `input_plan`, and BadModelConfig."""
@@ -153,7 +153,9 @@ class FramePipeline:
     def _plan_for(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> InputPlan:
         """Return the input plan of the model, which is `own` if that is known already, or of the model variant that
         currently answers for it."""
-        lighter = None if self._version is not None else self._lighter.of([one.stream.terms.returns for one in flights])
+        lighter = (
+            None if self._version is not None else self._lighter.of([one.stream.settings.returns for one in flights])
+        )
         return lighter or own or self.input_plan()
 
     def _run(self, flights: Sequence[FrameInFlight], own: InputPlan | None = None) -> None:
@@ -196,7 +198,7 @@ class FramePipeline:
         view = flight.stream.view
         if view is not None and not view.wants(time.monotonic_ns()):
             view = None
-        is_drawn_on = flight.stream.terms.returns.has_annotated_jpeg or view is not None
+        is_drawn_on = flight.stream.settings.returns.has_annotated_jpeg or view is not None
         pin = self._pinned(frame)
         try:
             data = memoryview(frame.data) if pin is None else pin.view
@@ -224,12 +226,12 @@ class FramePipeline:
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
         stream = fitted[0].flight.stream
-        sequence = step(plan.spec, stream.terms.stream_id, has_begun=stream.correlation_id is not None)
+        sequence = sequence_step(plan.spec, stream.settings.stream_id, has_begun=stream.correlation_id is not None)
         request = Request(
             model=plan.spec.name,
             version=self._version,
             inputs={tensor.name: tensor},
-            priority=min((one.flight for one in fitted), key=self._rank).stream.terms.delivery.priority,
+            priority=min((one.flight for one in fitted), key=self._rank).stream.settings.delivery.priority,
             sequence=sequence,
             release=partial(plan.give_back, rows),
         )
@@ -282,7 +284,7 @@ class FramePipeline:
         response: Response,
         rows: RowBuffer,
     ) -> FrameResult:
-        returns = plan.settled(one.flight.stream.terms.returns)
+        returns = plan.settled(one.flight.stream.settings.returns)
         result = self._blank(one.flight)
         if plan.perception is not None:
             row = index if plan.has_rows else None

@@ -20,7 +20,7 @@ _LARGEST = 0x7FFFFFFF
 """Largest number that fits every type of correlation id, including INT32."""
 
 
-def step(spec: ModelSpec, stream_id: str, *, has_begun: bool) -> SequenceStep | None:
+def sequence_step(spec: ModelSpec, stream_id: str, *, has_begun: bool) -> SequenceStep | None:
     """Return the sequence step of the stream's next frame.
 
     Return None for a model without sequences, and for an iterative one: there each request is a sequence.

@@ -16,7 +16,7 @@ from edge_server.core.priority import priority_class
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, UnknownModel
-from edge_server.plugins.cameras.streams.stream_terms import frame_plan, settled
+from edge_server.plugins.cameras.streams.stream_settings import frame_plan, settled
 from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
@@ -169,7 +169,7 @@ class OutputPlan:
         return () if self.perception is None else self.perception.labels
 
     def settled(self, returns: Returns) -> Returns:
-        """Return the results to send, as `stream_terms.settled`."""
+        """Return the results to send, as `stream_settings.settled`."""
         return settled(self.perception, returns, self.spec.name)
 
 

@@ -55,7 +55,7 @@ class ModelWorkers:
 
         Raises RuntimeError if no thread can be started; the caller must call `leave` then too.
         """
-        delivery = stream.terms.delivery
+        delivery = stream.settings.delivery
         self._streams.append(stream)
         self._turns.add(stream, delivery.priority, delivery.weight)
         stream.max_running = self._max_running
@@ -121,7 +121,7 @@ class ModelWorkers:
     def _run(self, flights: list[FrameInFlight], plan: InputPlan | None) -> None:
         allowed = []
         for flight in flights:
-            priority = flight.stream.terms.delivery.priority or self.pipeline.priority
+            priority = flight.stream.settings.delivery.priority or self.pipeline.priority
             reason = self._admission.refuse_frame(self._name, priority)
             if reason is None:
                 allowed.append(flight)

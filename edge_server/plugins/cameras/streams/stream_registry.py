@@ -26,7 +26,7 @@ from edge_server.plugins.cameras.streams.frame_mailbox import FrameTally
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.model_frame_counters import ModelTotals, families
 from edge_server.plugins.cameras.streams.model_workers import ModelWorkers
-from edge_server.plugins.cameras.streams.stream_terms import StreamTerms, terms_of
+from edge_server.plugins.cameras.streams.stream_settings import StreamSettings, make_stream_settings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
 from edge_server.protocol.frame_messages import Frame, StreamOpened, StreamRequest
 from edge_server.serving.execution.admission_control import AdmissionControl
@@ -75,30 +75,30 @@ class StreamRegistry:
     def open(self, request: StreamRequest, *, is_source: bool = False) -> CameraStream:
         """Open a stream. It ends an open stream of the same id and continues its counters.
 
-        Raises the errors of `terms_of`, Throttled when there are too many streams, Draining once the server stops, and
-        AlreadyExists for a client that gives the id of a source.
+        Raises the errors of `make_stream_settings`, Throttled when there are too many streams, Draining once the server
+        stops, and AlreadyExists for a client that gives the id of a source.
         """
-        terms = terms_of(request, self._service)
-        if terms.stream_id in self._reserved_ids and not is_source:
+        settings = make_stream_settings(request, self._service)
+        if settings.stream_id in self._reserved_ids and not is_source:
             raise AlreadyExists(
-                f"the stream id '{terms.stream_id}' is that of a camera that the server opens; expected another one"
+                f"the stream id '{settings.stream_id}' is that of a camera that the server opens; expected another one"
             )
-        workers = self._workers_of(terms)
+        workers = self._workers_of(settings)
         plan = workers.pipeline.output_plan()
         version = workers.pipeline.serving_version()
         workers.adapt()
         with self._lock:
-            self._check_room(terms)
-            stream = self._place(terms, workers)
-            counts = self._tallies[terms.stream_id].counts()
+            self._check_room(settings)
+            stream = self._place(settings, workers)
+            counts = self._tallies[settings.stream_id].counts()
             server = f"edge-server {__version__}"
             stream.perception = plan.perception
             stream.set_first_message(
-                StreamOpened(terms.stream_id, terms.model, version, plan.runtime, plan.labels, counts, server)
+                StreamOpened(settings.stream_id, settings.model, version, plan.runtime, plan.labels, counts, server)
             )
         _LOG.info(
-            "frame stream '%s' of '%s' for model '%s' is open, %s", terms.stream_id, terms.client, terms.model,
-            terms.delivery,
+            "frame stream '%s' of '%s' for model '%s' is open, %s", settings.stream_id, settings.client, settings.model,
+            settings.delivery,
         )  # fmt: skip
         return stream
 
@@ -149,78 +149,79 @@ class StreamRegistry:
         with self._lock:
             return families(self._totals)
 
-    def _workers_of(self, terms: StreamTerms) -> ModelWorkers:
-        key = (terms.model, terms.version)
+    def _workers_of(self, settings: StreamSettings) -> ModelWorkers:
+        key = (settings.model, settings.version)
         with self._lock:
             workers = self._workers.get(key)
             if workers is None:
                 pipeline = FramePipeline(self._service, self._admission, *key)
-                workers = self._workers[key] = ModelWorkers(self._lock, pipeline, self._admission, terms.model)
+                workers = self._workers[key] = ModelWorkers(self._lock, pipeline, self._admission, settings.model)
             return workers
 
-    def _check_room(self, terms: StreamTerms) -> None:
+    def _check_room(self, settings: StreamSettings) -> None:
         if self._is_stopping:
             raise Draining("the server is stopping and takes no new frame streams")
-        others = len(self._open) - (terms.stream_id in self._open)
+        others = len(self._open) - (settings.stream_id in self._open)
         if others >= self._config.max_streams:
             raise Throttled(f"{others} frame streams are open, which is as many as are served at once")
 
-    def _place(self, terms: StreamTerms, workers: ModelWorkers) -> CameraStream:
-        older = self._open.get(terms.stream_id)
+    def _place(self, settings: StreamSettings, workers: ModelWorkers) -> CameraStream:
+        older = self._open.get(settings.stream_id)
         if older is not None:
             older.end_locked(
-                Superseded(f"another connection opened the stream '{terms.stream_id}' and goes on counting")
+                Superseded(f"another connection opened the stream '{settings.stream_id}' and goes on counting")
             )
-        tally = self._tallies.setdefault(terms.stream_id, FrameTally())
-        self._tallies.move_to_end(terms.stream_id)
-        totals = self._totals.setdefault(terms.model, ModelTotals())
+        tally = self._tallies.setdefault(settings.stream_id, FrameTally())
+        self._tallies.move_to_end(settings.stream_id)
+        totals = self._totals.setdefault(settings.model, ModelTotals())
         # Since the lookup these workers may have ended with their last stream, and others may have replaced them.
-        workers = self._workers.setdefault((terms.model, terms.version), workers)
+        workers = self._workers.setdefault((settings.model, settings.version), workers)
         leave = partial(self._leave, workers)
         stream = CameraStream(
-            self._lock, terms, tally, totals, wake=workers.wake, leave=leave, on_last_release=self._release_successor
+            self._lock, settings, tally, totals, wake=workers.wake, leave=leave, on_last_release=self._release_successor
         )
         # A frame of the previous stream must not join the sequence of this one, which has the same id.
-        stream.hold(workers.is_sequence and self._is_preceded(terms))
-        self._open[terms.stream_id] = stream
+        stream.hold(workers.is_sequence and self._is_preceded(settings))
+        self._open[settings.stream_id] = stream
         totals.open_streams += 1
         try:
             workers.enter(stream)
         except RuntimeError as error:
             stream.end_locked()
-            raise Throttled(f"the system grants no thread for the frames of model '{terms.model}'") from error
+            raise Throttled(f"the system grants no thread for the frames of model '{settings.model}'") from error
         self._forget_oldest()
         return stream
 
     def _leave(self, workers: ModelWorkers, stream: CameraStream) -> None:
-        terms = stream.terms
-        del self._open[terms.stream_id]
+        settings = stream.settings
+        del self._open[settings.stream_id]
         if stream.view is not None:
             stream.view.end()
         self._end_sequence(stream)
         if stream.taken_count:
             self._ending.add(stream)
-        self._tallies.move_to_end(terms.stream_id)
-        self._totals[terms.model].open_streams -= 1
+        self._tallies.move_to_end(settings.stream_id)
+        self._totals[settings.model].open_streams -= 1
         workers.leave(stream)
         if workers.is_empty:
-            del self._workers[(terms.model, terms.version)]
+            del self._workers[(settings.model, settings.version)]
 
     def _release_successor(self, stream: CameraStream) -> None:
         """Release the successor of an ended stream, now that no frame of the ended one can reach the model."""
         self._ending.discard(stream)
         # The last frame may have begun or restarted the sequence.
         self._end_sequence(stream)
-        successor = self._open.get(stream.terms.stream_id)
-        if successor is not None and not self._is_preceded(successor.terms):
+        successor = self._open.get(stream.settings.stream_id)
+        if successor is not None and not self._is_preceded(successor.settings):
             successor.hold(False)
 
-    def _is_preceded(self, terms: StreamTerms) -> bool:
-        return any((one.terms.stream_id, one.terms.model) == (terms.stream_id, terms.model) for one in self._ending)
+    def _is_preceded(self, settings: StreamSettings) -> bool:
+        stream = (settings.stream_id, settings.model)
+        return any((one.settings.stream_id, one.settings.model) == stream for one in self._ending)
 
     def _end_sequence(self, stream: CameraStream) -> None:
         if stream.correlation_id is not None:
-            self._service.end_sequence(stream.terms.model, stream.terms.version, stream.correlation_id)
+            self._service.end_sequence(stream.settings.model, stream.settings.version, stream.correlation_id)
 
     def _forget_oldest(self) -> None:
         surplus = len(self._tallies) - MAX_REMEMBERED

@@ -30,7 +30,7 @@ MAX_TOP_K = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTerms:
+class StreamSettings:
     """Checked settings of a stream. `version` None: each frame runs on the newest version that serves."""
 
     model: str
@@ -41,8 +41,8 @@ class StreamTerms:
     client: str
 
 
-def terms_of(request: StreamRequest, service: InferenceService) -> StreamTerms:
-    """Return the terms with every default filled in.
+def make_stream_settings(request: StreamRequest, service: InferenceService) -> StreamSettings:
+    """Return the settings with every default filled in.
 
     Raises UnknownModel, NotReady, InvalidRequest for numbers out of range and for results that the model does not
     declare, and Unsupported for decoupled models.
@@ -55,7 +55,7 @@ def terms_of(request: StreamRequest, service: InferenceService) -> StreamTerms:
     spec = service.find(request.model, version).spec
     frame_plan(spec)
     _check_returns(spec, request.returns)
-    return StreamTerms(
+    return StreamSettings(
         model=request.model,
         version=version,
         stream_id=request.stream_id or f"stream-{secrets.token_hex(6)}",
