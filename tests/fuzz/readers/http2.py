@@ -7,7 +7,6 @@ passes. After each turn the accounts are checked, and what a client receives aga
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import itertools
 import logging
@@ -414,8 +413,8 @@ class _Server:
         config = GrpcConfig(compression_level=("none", "low")[self.input.byte() & 1], max_connection_age_ms=600_000)
         self.transport = Http2Transport(methods, config, max_calls=6, max_streams=3, budget=self.budget)
         server = self.transport.server
-        server.limits = dataclasses.replace(
-            server.limits, control_rate=_CONTROL_RATE, max_connections=_MAX_CLIENTS - 1, keepalive_time_s=100.0
+        server.limits = server.limits._replace(
+            control_rate=_CONTROL_RATE, max_connections=_MAX_CLIENTS - 1, keepalive_time_s=100.0
         )
         self.http2 = server
         self._listener = _Listener(self)
