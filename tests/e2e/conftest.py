@@ -93,7 +93,7 @@ class ServerProcess:
         return self.ask(f"/v2/models/{model}/infer", body)
 
     def connection(self) -> http.client.HTTPConnection:
-        """Return a connection of its own, for requests that urllib would put right. The caller closes it."""
+        """Return a separate connection, for requests that urllib would correct. The caller closes it."""
         return http.client.HTTPConnection(self.http, timeout=30)
 
     def read_counters(self, model: str) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Voice activity of many microphones at a time: sequences of a real recurrent network, bit for bit as one by one.
+"""Voice activity of many microphones at once: sequences of a real recurrent network, with the same bits as one by one.
 
-The network wants 64 samples of the audio before and a memory [2, batch, 128]. Triton's implicit state has the batch
-first, so `as_stateful` puts a transposition on either side, and the 64 samples into a state of their own. The reference
-is the network as it was published, run by ONNX Runtime alone, one frame of one microphone after the other.
+The network needs the previous 64 audio samples and a state [2, batch, 128]. Triton's implicit state has the batch
+first, so `as_stateful` adds a transposition on either side, and a second state for the 64 samples. The reference
+is the published network, run by ONNX Runtime alone, one frame of one microphone after the other.
 """
 
 from __future__ import annotations

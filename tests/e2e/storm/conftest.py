@@ -268,7 +268,7 @@ class Storm:
         self._slow_model = ""
 
     def settle_configurations(self) -> None:
-        """Rest, and put right the configurations that are bad."""
+        """Pause, and restore invalid configurations."""
         self.rest()
         for model in sorted(self.writer.bad_configs):
             self.writer.configure(model, good_config(self.steady[model], self.chance), is_good=True)

@@ -1,5 +1,5 @@
-"""Messages of frame streams: payloads cut out and messages parsed whole give the same, and what is read is written so
-that it is read again as the same."""
+"""Messages of frame streams: both parsers of payloads give equal results, and a message that is read, written and
+read again is unchanged."""
 
 from __future__ import annotations
 

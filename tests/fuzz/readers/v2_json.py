@@ -1,7 +1,7 @@
 """Inference bodies over HTTP: JSON, and JSON with raw tensors behind it.
 
 A body is parsed directly, through the header cache (which may not change the result), and with large arrays cut out
-(small ones are cut out here too). What is read is written as a response and read again.
+(small ones are cut out here too). The tensors are written as a response and read again.
 """
 
 from __future__ import annotations
