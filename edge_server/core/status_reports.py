@@ -153,6 +153,8 @@ class InstanceReport:
     """"sha256:..." of its files, see ContentDigests; "" while it is computed."""
     warnings: tuple[str, ...] = ()
     """Sentences about probable mistakes in the model's configuration."""
+    recognised: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that were recognised by the file's metadata."""
 
     @property
     def how_it_runs(self) -> str:

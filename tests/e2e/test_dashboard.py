@@ -23,6 +23,8 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "tests/data/coffee.jpg"
 ANSWER = "An edge server runs neural networks where the data is: beside the camera, without a detour through the cloud."
@@ -94,6 +96,7 @@ def board(boards: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 def server(browser: Any, serve: Any, board: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
     for name in ("efficientnet_lite0", "face_detection_yunet"):
         shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
+    module_repository.add("yolo11n", model=export(detect(), ULTRALYTICS))
     module_repository.add("scale", identity("FP32", "4"))
     halves = module_repository.add("halves", HALVES)
     (halves / "1/model.py").write_text(HALVES_CODE)
@@ -171,6 +174,14 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
     face = ROOT / "edge_server/plugins/vision/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
+
+
+def test_a_picture_for_a_recognised_export_gets_boxes(page: Any) -> None:
+    page.wait("document.querySelector('#try-model option[value=\"yolo11n\"]')")
+    page.click('[data-model="yolo11n"] .actions button')
+    page.wait("document.querySelector('#try-drop')")
+    page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
+    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 2 boxes'")
 
 
 def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:

@@ -26,9 +26,11 @@ from tests.e2e.yolo_exports import (
     corners,
     detect,
     export,
+    final_pose_rows,
     final_rows,
     names,
     pose,
+    rtdetr,
     rtdetr_rows,
     with_objectness,
 )  # fmt: skip
@@ -37,7 +39,8 @@ EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "detect": (detect(), {}),
     "end2end": (final_rows(), {"end2end": "True"}),
     "end2end_unstated": (final_rows(), {"version": "8.2.46", "end2end": ""}),
-    "rtdetr": (rtdetr_rows(), {"head": "RTDETRDecoder"}),
+    "rtdetr": (rtdetr(), {"version": "8.3.0", "end2end": ""}),
+    "rtdetr_of_2026": (rtdetr_rows(), {"head": "RTDETRDecoder"}),
     "nms": (final_rows(), {"args": "{'batch': 1, 'nms': True}"}),
 }
 HOSTILE = {
@@ -68,7 +71,9 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
         add(name, model=export(answer, ULTRALYTICS | changed))
     add("onnxruntime", 'backend: "onnxruntime"', model=export(detect(), ULTRALYTICS))
     add("dynamic", model=export(detect(), ULTRALYTICS, is_dynamic=True))
-    add("pose", model=export(pose(), ULTRALYTICS | {"task": "pose", "names": names(NAMES[:1]), "kpt_shape": "[2, 3]"}))
+    persons = ULTRALYTICS | {"task": "pose", "names": names(NAMES[:1]), "kpt_shape": "[2, 3]"}
+    add("pose", model=export(pose(), persons))
+    add("pose_end2end", model=export(final_pose_rows(), persons | {"end2end": "True"}))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
     for name, changed in HOSTILE.items():
@@ -111,12 +116,13 @@ def test_boxes_and_labels_of_an_export_without_configuration(server: Any, pictur
     assert "recognised by its metadata: yolo detect, 3 classes" in notes(server, model)
 
 
-def test_keypoints_of_a_pose_export(server: Any, picture: bytes) -> None:
-    detections = perceive(server, "pose", picture)["detections"]
+@pytest.mark.parametrize("model", ["pose", "pose_end2end"])
+def test_keypoints_of_a_pose_export(server: Any, picture: bytes, model: str) -> None:
+    detections = perceive(server, model, picture)["detections"]
     check_boxes(detections, NAMES[:1])
     for seen, point in zip(detections[0]["keypoints"], POINTS, strict=True):
         assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(point[2])]
-    assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, "pose")
+    assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, model)
 
 
 def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:
@@ -154,8 +160,8 @@ def test_metadata_that_do_not_fit_are_not_believed(server: Any, picture: bytes, 
     (note,) = [note for note in notes(server, model) if "metadata" in note]
     assert note.startswith("its metadata are those of a YOLO export, but nothing is recognised: ")
     assert len(note) < 300
-    status, _ = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
-    assert status == 400
+    status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
+    assert (status, note in json.loads(body)["error"]) == (400, True)
     assert server.ask(f"/v2/models/{model}")[1]["outputs"][0]["shape"] == [1, 4 + len(NAMES), CELLS]
 
 

@@ -67,12 +67,26 @@ def final_rows() -> np.ndarray:
     return spread(np.concatenate((corners(), last), axis=1), 300, 6)
 
 
+def final_pose_rows() -> np.ndarray:
+    last = np.array([(score, 0) for _, _, score in FOUND])
+    points = np.array([(x * RATIO + LEFT, y * RATIO + TOP, score) for x, y, score in POINTS])
+    return spread(np.concatenate((corners(), last, [points.ravel()] * 2), axis=1), 300, 6 + 6)
+
+
+def rtdetr() -> np.ndarray:
+    """As RT-DETR was exported until 8.3."""
+    return spread(np.concatenate((stretched(), scores()), axis=1), 300, 4 + len(NAMES))
+
+
+def stretched() -> np.ndarray:
+    """Centre and size as fractions of the picture."""
+    low, high = np.split(np.array([box for box, _, _ in FOUND]) / (640, 480, 640, 480), 2, axis=1)
+    return np.concatenate(((low + high) / 2, high - low), axis=1)
+
+
 def rtdetr_rows() -> np.ndarray:
-    """Centre and size as fractions of a stretched picture."""
-    found = np.array([box for box, _, _ in FOUND]) / (640, 480, 640, 480)
-    low, high = np.split(found, 2, axis=1)
     last = np.array([(score, label) for _, label, score in FOUND])
-    return spread(np.concatenate(((low + high) / 2, high - low, last), axis=1), 300, 6)
+    return spread(np.concatenate((stretched(), last), axis=1), 300, 6)
 
 
 def with_objectness() -> np.ndarray:

@@ -60,6 +60,7 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
                 "notes": list(report.notes),
                 "warnings": list(report.warnings),
                 "digest": report.digest,
+                "recognised": dict(report.recognised),
                 "live_sequences": report.live_sequences,
                 "waiting_sequences": report.waiting_sequences,
             }

@@ -173,6 +173,8 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
         size, others = shapes[0][0], 4 + 3 * declaration.keypoint_count
     elif kind in _WITH_OBJECTNESS:
         size, others = shapes[0][1], 5
+    elif kind is HeadKind.RTDETR:
+        size, others = shapes[0][1], 4
     elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS):
         size, others = shapes[1][1 if kind is HeadKind.SSD else 0], 0
     else:
@@ -206,12 +208,13 @@ def _options(
     for unit, activation in itertools.product(
         sorted(BoxUnit, key=lambda unit: unit is not declaration.unit), (Activation.NONE, Activation.SIGMOID)
     ):
-        rows, columns, objectness = (
+        rows, columns, objectness, class_rows = (
             replace(declaration, head=kind, unit=unit, activation=activation, format=box_format, keypoint_count=0)
             for kind, box_format in (
                 (HeadKind.YOLOV10, BoxFormat.XYXY),
                 (HeadKind.YOLOV8, BoxFormat.CXCYWH),
                 (HeadKind.YOLOV5, BoxFormat.CXCYWH),
+                (HeadKind.RTDETR, BoxFormat.CXCYWH),
             )
         )
         if activation is Activation.NONE:
@@ -221,7 +224,7 @@ def _options(
             yield "{}", replace(columns, keypoint_count=point_count), values
         if len(values) in (_count_grid_cells(size), 3 * _count_grid_cells(size)):
             yield "{}", objectness, values
-        yield "{} if the model transposes it from [boxes, 4 + classes] to [4 + classes, boxes]", columns, values.T
+        yield "{}", class_rows, values
         if activation is Activation.NONE and values.shape[1] == 6:
             for order, names in _COLUMN_ORDERS.items():
                 yield f"{{}} if the model reorders its columns {names} as box, score, class", rows, values[:, order]
@@ -321,7 +324,7 @@ def _score_doubts(declaration: DetectionDeclaration, arrays: Sequence[FloatArray
     kind, activation = declaration.head, declaration.activation
     if kind in _COLUMNS:
         scores = arrays[0][4 : len(arrays[0]) - 3 * declaration.keypoint_count]
-    elif kind in _WITH_OBJECTNESS:
+    elif kind in (*_WITH_OBJECTNESS, HeadKind.RTDETR):
         scores = arrays[0][:, 4:]
     elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS, HeadKind.BLAZEFACE):
         scores = arrays[1]

@@ -52,6 +52,7 @@ def _prepare(spec: ModelSpec, body: Body) -> tuple[PerceptionDecoder, Tensor, Fi
         raise InvalidRequest(
             f"model '{spec.name}' does not give classes or detections for an image: its configuration must say by "
             "parameters how an image becomes its input and what its outputs mean"
+            + ("" if spec.recognised is None else f"; {spec.recognised.note}")
         )
     return decoder, *images.fit_file(memoryview(body), model=spec.name)
 

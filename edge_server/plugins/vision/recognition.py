@@ -7,8 +7,10 @@ shapes of that task. YOLOv5's own exporter names no task: then the number of box
 |---|---|---|
 | detect | [4 + C, A] | yolov8 |
 | detect, end2end or with nms | [A, 6] | yolov10 |
-| detect, head RTDETRDecoder | [A, 6], centre, size, 0 to 1 | yolov10 |
+| detect by RT-DETR | [A, 4 + C] | rtdetr |
+| detect by RT-DETR, with head RTDETRDecoder | [A, 6]: centre, size, score, class | yolov10 |
 | pose | [4 + C + 3 K, A] | yolov8 |
+| pose, end2end or with nms | [A, 6 + 3 K] | yolov10 |
 | none, by YOLOv5 | [A, 5 + C] | yolov5 |
 | classify | [C] | - |
 
@@ -99,17 +101,17 @@ class _Export:
             what += f", {_count(int(found['detection_keypoints']), 'keypoint')}"
         else:
             found = self._boxes(output, shape, size, len(labels))
-        parameters = self._image_parameters(image, size, is_cropped=task == "classify") | found
+        parameters = self._image_parameters(image, size, found) | found
         return Recognised(parameters, {output.name: labels}, f"recognised by its metadata: {what}")
 
-    def _image_parameters(self, image: InputSpec, size: NetworkSize, *, is_cropped: bool) -> dict[str, str]:
+    def _image_parameters(self, image: InputSpec, size: NetworkSize, head: Mapping[str, str]) -> dict[str, str]:
         stated = self.spec.parameters
         found: dict[str, str] = {}
         if not any(key in stated for key in _FIT_KEYS):
             found = {"image_fit": "letterbox", "image_pad_value": "114"}
-            if is_cropped:
+            if "class_output" in head:
                 found = {"image_fit": "crop"}
-            elif self.metadata.get("head") == _RTDETR:
+            elif head["detection_head"] == "rtdetr" or "detection_box_unit" in head:
                 found = {"image_fit": "stretch"}
         if not any(key in stated for key in _SCALE_KEYS):
             found["image_scale"] = "1/255"
@@ -170,6 +172,8 @@ class _Export:
         if len(shape) == 2 and shape[0] == 4 + count and not is_final:
             self._check_box_count(output, shape[1], size)
             return {"detection_head": "yolov8"}
+        if len(shape) == 2 and shape[1] == 4 + count and self.metadata.get("head", _RTDETR) == _RTDETR and not is_final:
+            return {"detection_head": "rtdetr"}
         expected = "[boxes, 6] after NMS" if is_final else f"[{4 + count}, boxes] for {count} names"
         raise _NotCertainError(_mismatch(output, shape, expected))
 
@@ -184,10 +188,12 @@ class _Export:
         points = read_pair(text)
         if points is None or points[0] == 0 or points[1] != 3:
             raise _NotCertainError(f"expected kpt_shape [keypoints, 3], given {_quote(text)}")
-        rows = 4 + count + 3 * points[0]
+        rows, columns = 4 + count + 3 * points[0], 6 + 3 * points[0]
+        if self._is_final and len(shape) == 2 and shape[1] == columns:
+            return {"detection_head": "yolov10", "detection_keypoints": str(points[0])}
         if self._is_final or len(shape) != 2 or shape[0] != rows:
-            expected = f"[{rows}, boxes] for {count} names and {points[0]} keypoints, without NMS"
-            raise _NotCertainError(_mismatch(output, shape, expected))
+            expected = f"[boxes, {columns}] after NMS" if self._is_final else f"[{rows}, boxes] for {count} names"
+            raise _NotCertainError(_mismatch(output, shape, f"{expected} and {points[0]} keypoints"))
         self._check_box_count(output, shape[1], size)
         return {"detection_head": "yolov8", "detection_keypoints": str(points[0])}
 

@@ -403,6 +403,7 @@ class ModelVersion:
             notes=self.spec.notes,
             warnings=self.spec.warnings,
             gpu_bytes=dict(self._gpu_bytes),
+            recognised={} if self.spec.recognised is None else self.spec.recognised.parameters,
             live_sequences=live_sequences,
             waiting_sequences=waiting_sequences,
         )

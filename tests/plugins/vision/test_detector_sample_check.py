@@ -134,7 +134,7 @@ DISPROVED = {
         rtdetr(),
         {},
         "84 boxes within a pixel",
-        "detection_head yolov8, detection_box_unit normalized if the model transposes it",
+        "answer fits detection_head rtdetr.",
     ),
     "class, score, box": (
         "yolov10",

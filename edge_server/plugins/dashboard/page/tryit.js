@@ -46,7 +46,9 @@ async function open(name) {
     const path = `v2/models/${encodeURIComponent(name)}`;
     const metadata = access.allowed.metadata ? await getJson(path) : { inputs: [], outputs: [] };
     const config = access.allowed["model-config"] ? await getJson(`${path}/config`) : {};
-    made = formOf(name, metadata, config);
+    const loaded = access.allowed.metadata ? (await getJson("edge/v1/models")).models : [];
+    const recognised = loaded.find((model) => model.name === name)?.recognised;
+    made = formOf(name, metadata, { ...config, parameters: { ...config.parameters, ...recognised } });
   } catch (error) {
     made = [element("p", { class: "error" }, error.message)];
   }

@@ -103,16 +103,21 @@ def decode_classified(
     classes: FloatArray,
     background: int | None,
     threshold: float,
+    keypoints: FloatArray | None = None,
 ) -> Candidates:
     """Return candidates of a network that gives a class index for each box. Other than valid indices, and the
-    background, are omitted."""
+    background, are omitted. `keypoints` are (A, K, 3): position and score."""
     # A class is at most 2**32 - 1 on the wire; NaN fails the comparison.
     is_class = (classes >= 0) & (classes < 2**32)
     if background is not None:
         is_class &= classes != background
     indices = np.flatnonzero(is_class)
     indices = indices[select_top_k(scores[indices], threshold, MAX_CANDIDATES)]
-    return Candidates(encoding.to_corners(boxes[indices]), scores[indices], classes[indices].astype(np.int64))
+    points = None
+    if keypoints is not None:
+        points = keypoints[indices].astype(np.float64)
+        points[..., :2] *= encoding.pixels_per_unit
+    return Candidates(encoding.to_corners(boxes[indices]), scores[indices], classes[indices].astype(np.int64), points)
 
 
 def apply_nms(

@@ -22,7 +22,7 @@ from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_nam
 from edge_server.plugins.vision.outputs.output_parameters import TRAITS, DetectionDeclaration, HeadKind
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim, require_numbers
 from edge_server.plugins.vision.outputs.ssd import DetectionRows, FinalTensors, SelectedBoxes, Ssd
-from edge_server.plugins.vision.outputs.yolo import ClassColumns, FinalRows, ObjectnessRows, YoloxGrid
+from edge_server.plugins.vision.outputs.yolo import ClassColumns, ClassRows, FinalRows, ObjectnessRows, YoloxGrid
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Detection, Keypoint
 
@@ -219,7 +219,9 @@ def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count
     if kind in (HeadKind.YOLOV8, HeadKind.YOLO11):
         return ClassColumns(encoding, activation, declaration.keypoint_count)
     if kind is HeadKind.YOLOV10:
-        return FinalRows(encoding)
+        return FinalRows(encoding, declaration.keypoint_count)
+    if kind is HeadKind.RTDETR:
+        return ClassRows(encoding, activation)
     if kind is HeadKind.YOLOX:
         return YoloxGrid(size, declaration.strides, activation)
     if kind is HeadKind.SSD:

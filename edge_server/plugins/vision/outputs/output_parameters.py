@@ -18,7 +18,7 @@ All values are strings; lists are comma-separated. The class names are those of 
 | detection_background | index of the background class | none |
 | detection_strides | pixels of the input per cell, one number for each grid | the head's |
 | detection_variances | scale of offsets for centre and size, with priors | 0.1,0.2 |
-| detection_keypoints | number of points (x, y, score) after the classes | 0 |
+| detection_keypoints | number of points (x, y, score) after the classes or the class | 0 |
 | deepstack | true: answer DeepStack clients that name no model, see docs/cameras.md | false |
 | track | bytetrack: give the objects of each frame stream ids, see `plugins.vision.tracking` | no ids |
 | detection_track_threshold | 0 to 1: weaker detections continue a track, but do not start one | 0.5 |
@@ -37,7 +37,9 @@ output is unambiguous, and by a single output with labels and one dimension.
 |---|---|---|---|
 | yolov5 | [A, 5 + C]: box, objectness, classes; decoded | cxcywh pixels, none | format unit activation nms |
 | yolov8, yolo11 | [4 + C, A]: box, classes, then 3 rows per keypoint | cxcywh pixels, none | the same, keypoints |
-| yolov10 | [A, 6]: box, score, class; already suppressed | xyxy pixels | format unit |
+| yolov10 | [A, 6]: box, score, class, then 3 columns per keypoint; already suppressed | xyxy pixels | format unit \
+keypoints |
+| rtdetr | [A, 4 + C]: box, classes; needs no suppression | cxcywh normalized, none | format unit activation |
 | yolox | [A, 5 + C]: offsets and sizes in cells of grids 8, 16, 32 | -, none | activation strides nms |
 | yolox_decoded | as yolov5 | cxcywh pixels, none | format unit activation nms |
 | ssd | [A, 4], [A, C], optional priors: [A, 4] cxcywh, or [2, 4 A] corners and variances | xyxy \
@@ -81,6 +83,7 @@ class HeadKind(enum.Enum):
     YOLOV8 = "yolov8"
     YOLO11 = "yolo11"
     YOLOV10 = "yolov10"
+    RTDETR = "rtdetr"
     YOLOX = "yolox"
     YOLOX_DECODED = "yolox_decoded"
     SSD = "ssd"
@@ -144,7 +147,8 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
     HeadKind.YOLOV5: _YOLO,
     HeadKind.YOLOV8: _YOLOV8,
     HeadKind.YOLO11: _YOLOV8,
-    HeadKind.YOLOV10: HeadTraits(_BOX),
+    HeadKind.YOLOV10: HeadTraits((*_BOX, "detection_keypoints")),
+    HeadKind.RTDETR: HeadTraits((*_BOX, "detection_activation"), BoxFormat.CXCYWH, BoxUnit.NORMALIZED),
     HeadKind.YOLOX: HeadTraits((*_NMS, "detection_activation", "detection_strides")),
     HeadKind.YOLOX_DECODED: _YOLO,
     HeadKind.SSD: HeadTraits(

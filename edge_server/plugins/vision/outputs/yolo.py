@@ -99,18 +99,44 @@ class ClassColumns:
 
 @dataclass(frozen=True, slots=True)
 class FinalRows:
-    """YOLOv10, which needs no NMS, [A, 6]: box, score, class."""
+    """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints]: box, score, class, then x, y and score of
+    each keypoint."""
 
     encoding: BoxEncoding
+    keypoint_count: int
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        return None if shape_matches(shapes[0], (-1, 6)) else "[boxes, 6]"
+        points = f" + 3 * {self.keypoint_count} keypoints" if self.keypoint_count else ""
+        return None if shape_matches(shapes[0], (-1, 6 + 3 * self.keypoint_count)) else f"[boxes, 6{points}]"
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         rows = arrays[0]
-        return decode_classified(self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold)
+        points = rows[:, 6:].reshape(len(rows), self.keypoint_count, 3) if self.keypoint_count else None
+        return decode_classified(self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold, points)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRows:
+    """RT-DETR, which needs no NMS, [A, 4 + C]: box, classes."""
+
+    encoding: BoxEncoding
+    activation: Activation
+    ranks: tuple[int, ...] = (2,)
+    labels_index: int = 0
+
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
+        shape = shapes[0]
+        matches = len(shape) == 2 and (shape[1] == -1 or shape[1] >= 5)
+        return None if matches else "[boxes, 4 + classes]"
+
+    def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+        rows = arrays[0]
+        scores = max_probability(rows[:, 4:], self.activation, axis=1)
+        indices = select_top_k(scores, threshold, MAX_CANDIDATES)
+        kept = rows[indices]
+        return Candidates(self.encoding.to_corners(kept[:, :4]), scores[indices], kept[:, 4:].argmax(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

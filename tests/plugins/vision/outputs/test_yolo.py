@@ -31,7 +31,7 @@ inputs = given(
 def plan(make_model: Any) -> Callable[..., PerceptionDecoder]:
     def make(head: str, dims: tuple[int, ...], **parameters: str) -> PerceptionDecoder:
         stated = {f"detection_{key}": value for key, value in parameters.items()}
-        nms = {} if head == "yolov10" else {"detection_iou_threshold": str(IOU)}
+        nms = {} if head in ("yolov10", "rtdetr") else {"detection_iou_threshold": str(IOU)}
         made = make_perception_decoder(make_model({"detection_head": head, **nms, **stated}, {"out": dims}))
         assert made is not None
         return made
@@ -131,6 +131,35 @@ def test_rows_that_were_suppressed_inside_are_only_sorted(
     check_detections(found, finds, fit, iou=None, most=7)
 
 
+@inputs
+def test_rows_with_keypoints_after_nms(plan, make_fit, check_detections, seed, mode, picture) -> None:
+    random = np.random.default_rng(seed)
+    boxes = random.uniform(-20, 90, (20, 4)).astype(np.float32)
+    points = random.uniform(-20, 90, (20, 6)).astype(np.float32)
+    rows = np.concatenate((boxes, exact_scores(random, (20, 1)), random.integers(0, 5, (20, 1)), points), axis=1)
+    fit = make_fit(mode, *picture)
+    finds = [(row[:4], row[4], int(row[5]), [row[6:9], row[9:]]) for row in rows.tolist() if row[4] >= 0.25]
+    made = plan("yolov10", (20, 12), keypoints="2", max="7")
+    check_detections(
+        made.decode({"out": rows[None]}, 0, fit, WISH, model="net").detections, finds, fit, iou=None, most=7
+    )
+
+
+@inputs
+def test_class_scores_of_each_query(plan, make_fit, check_detections, seed, mode, picture) -> None:
+    """RT-DETR: centre and size are fractions of the input, and nothing is suppressed."""
+    random = np.random.default_rng(seed)
+    rows = np.concatenate((random_boxes(random, 20) / SIZE, exact_scores(random, (20, 3))), axis=1)
+    fit = make_fit(mode, *picture)
+    finds = [
+        (centred(*(SIZE * number for number in row[:4])), max(row[4:]), row.index(max(row[4:]), 4) - 4, [])
+        for row in rows.tolist()
+        if max(row[4:]) >= 0.25
+    ]
+    found = plan("rtdetr", (20, 7), max="7").decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
+    check_detections(found, finds, fit, iou=None, most=7)
+
+
 def logistic(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
@@ -167,7 +196,10 @@ def test_each_box_format_gives_the_same_box(plan, make_fit, format_) -> None:
     assert (found.x_min, found.y_min, found.x_max, found.y_max) == (10, 20, 40, 30)
 
 
-SHAPES = {"yolov5": (30, 7), "yolov8": (7, 30), "yolo11": (7, 30), "yolov10": (30, 6), "yolox": (len(GRID), 7)}
+SHAPES = {
+    "yolov5": (30, 7), "yolov8": (7, 30), "yolo11": (7, 30), "yolov10": (30, 6), "rtdetr": (30, 7),
+    "yolox": (len(GRID), 7),
+}  # fmt: skip
 
 
 @pytest.mark.sample
