@@ -2,7 +2,8 @@
 `process` imports it, and plugins with endpoints of their own.
 
 `server` accepts connections. A `connection` reads a request: its head (`request_head`) and its body (`body_reader`).
-`frontend` finds the target of the head: the `inference_route`, or a handler of `routes`. `process/http_routes` passes
-it the routes of the modules named `..._endpoints`. A handler gets an `HttpRequest` (`request`); `aiohttp_adapter` makes
-one from aiohttp's. `response` encodes responses.
+`frontend` finds the target of the head: the `inference_route`, or a handler of `routes`. A route is a method, a path
+and its handler; the handlers are in modules named `..._endpoints`. `process/http_routes` passes the routes to
+`frontend`. A handler gets an `HttpRequest` (`request`); `aiohttp_adapter` makes one from aiohttp's. `response` encodes
+responses.
 """

@@ -1,5 +1,4 @@
-"""HTTP route /edge/v1/governor and the governor's section of the web page; both say so when the governor is switched
-off."""
+"""HTTP route /edge/v1/governor and the governor's section of the web page, also of a server whose governor is off."""
 
 from __future__ import annotations
 
