@@ -1,4 +1,5 @@
-"""Exception classes of the server. Every error that a client can see is an EdgeServerError with one of Triton's codes.
+"""Exception classes of the server: one for each kind of error that a client or an operator can see. Every error that a
+client can see is an EdgeServerError with one of Triton's codes.
 
 HTTP and gRPC status numbers are only in `frontends/error_status.py`. Messages name the model, version and tensor, the
 expected value and the given one; of a missing library they say how to install it (`install_hint`). This module imports

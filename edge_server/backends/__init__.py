@@ -1,5 +1,5 @@
-"""Backends, the adapters between the server and the libraries that run models: the interface (`base`), the loader of a
-backend by its name, and those that every installation has (ONNX Runtime, OpenVINO, built-in models).
+"""Backends, the adapters to the libraries that run models: their interface (`base`), their loader, and those for ONNX
+Runtime and OpenVINO.
 
 The other runtimes are in plugins of this package (`Plugin.backends`): `plugins/runtimes` (PyTorch, TensorFlow and
 others), `plugins/tensorrt`, `plugins/python_models` and `plugins/language`. Other packages add backends as entry

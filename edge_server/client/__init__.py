@@ -1,4 +1,5 @@
-"""Python client for frame streams. It needs grpcio and numpy, and no part of the server.
+"""Python client that sends camera frames to a model of a server and reads the results, as one long stream. It needs
+grpcio and numpy, and no part of the server.
 
 Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
 `stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and

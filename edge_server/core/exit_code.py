@@ -1,4 +1,5 @@
-"""Exit codes of `edge-server`. Scripts and service managers use them to decide whether to restart."""
+"""Exit codes of `edge-server` and its commands, such as the one for a wrong configuration. Scripts and service managers
+use them to decide whether to restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes `Request` and `Response` of an inference, independent of the wire format (no JSON, no protobuf)."""
+"""Classes `Request` and `Response` of an inference, without JSON or protobuf."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Data classes of the server's answers about itself and its models (metadata, repository index, version history),
-without a wire format."""
+"""Data classes of the server's answers about itself and its models: metadata, repository index, version history."""
 
 from __future__ import annotations
 

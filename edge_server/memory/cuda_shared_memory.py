@@ -1,4 +1,4 @@
-"""Registry of CUDA shared-memory regions: device memory of client processes on this machine, registered by handle.
+"""Registry of CUDA shared-memory regions: GPU memory of client processes on this machine.
 
 A client allocates on the GPU, exports a handle (cudaIpcGetMemHandle, 64 bytes), registers it once, and then sends the
 region's name in place of tensor bytes, as with system shared memory. Pins keep a region open while a request runs.

@@ -1,4 +1,4 @@
-"""Data classes of the messages of a frame stream (frames, results, drop notices, settings), without a wire format.
+"""Data classes of the messages of a frame stream (frames, results, drop notices, settings), without their encoding.
 
 Names follow ROS. A frame has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage. A detection converts to
 vision_msgs/Detection2D field by field. Pixel coordinates are continuous, in the original camera frame; the origin is

@@ -1,5 +1,5 @@
-"""Store of version pins: an operator pins a model to a version, and no newer one is served; kept in the state directory
-if there is one."""
+"""Store of version pins: the model versions that operators chose to keep serving; kept in the state directory if there
+is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of a parsed ModelInferRequest to a request of the core, and of its output options to a `ResponsePlan`."""
+"""Conversion of a parsed ModelInferRequest to a request of the core, and of its output options for the response."""
 
 from __future__ import annotations
 

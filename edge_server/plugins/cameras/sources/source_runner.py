@@ -1,4 +1,4 @@
-"""Thread of one camera of the server. Opens it, feeds its frame stream, and opens it again after a failure."""
+"""Thread that runs one camera of the server: opens it, feeds its frame stream, and opens it again after a failure."""
 
 from __future__ import annotations
 
