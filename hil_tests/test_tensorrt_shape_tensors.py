@@ -105,7 +105,7 @@ def ask(spec: Any, session: Any, counts: list[int], size: tuple[int, int]) -> li
             Request("resized", {"X": Tensor("X", DType.FP32, images), "S": Tensor("S", declared.dtype, values)})
         )
     check, plan = RequestCheck(spec), BatchPlan(spec)
-    assert [check.rows(one) for one in requests] == counts
+    assert [check.count_items(one) for one in requests] == counts
     outputs = session.run(plan.gather(requests), plan.output_names(requests))
     answers = [{item.name: item.array for item in answer} for answer in plan.scatter(outputs, requests, counts)]
     for asked, answer in zip(requests, answers, strict=True):

@@ -121,7 +121,7 @@ def served(file: ModelFile, config: str = CONFIG) -> tuple[Any, Any]:
 def run(spec: Any, session: Any, requests: list[Request]) -> list[dict[str, np.ndarray]]:
     """Check, join, run and share out, as the server does."""
     check, plan = RequestCheck(spec), BatchPlan(spec)
-    rows = [check.rows(one) for one in requests]
+    rows = [check.count_items(one) for one in requests]
     assert len({check.merge_key(one) for one in requests}) == 1
     outputs = session.run(plan.gather(requests), plan.output_names(requests))
     return [{item.name: item.array for item in answer} for answer in plan.scatter(outputs, requests, rows)]
@@ -273,7 +273,7 @@ def test_an_engine_is_verified_with_its_optimal_shape_values(gpu: Any, resizing:
     check, batches = RequestCheck(found.spec), BatchPlan(found.spec)
 
     def submit(asked: Request, take: Callable[[Response], None]) -> None:
-        rows = check.rows(asked)
+        rows = check.count_items(asked)
         made = dict(zip(("Y", "N"), runtime.run(["Y", "N"], batches.gather_one(asked)), strict=True))
         take(Response("made", 1, "", batches.scatter_one(made, asked, rows)))
 
