@@ -19,9 +19,11 @@ from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, 
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.plugin import own_plugins
 from edge_server.process.composition_root import build, first_desired_state
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.log import LogSettings
+from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
 
 WIDTH = 8
 COST = 24
@@ -70,7 +72,8 @@ class FrontEnds:
             repository=RepositoryConfig(paths=(str(path),), control_mode="explicit", load_models=("*",)),
             memory=MemoryConfig(allows_client_shm=True),
         )
-        self.core = build(config, LogSettings(LogConfig()))
+        vision = [plugin for plugin in own_plugins() if plugin.name == "vision"]
+        self.core = build(config, LogSettings(LogConfig()), vision)
         self.service = self.core.service
         self.service.variants.choice = self.choice = Choice()
         self.service.set_desired_state(first_desired_state(config.repository, self.core.source))
@@ -114,6 +117,8 @@ def front_ends(module_repository: Any) -> Iterator[FrontEnds]:
     add("narrow", model=scaled(7, 1, WIDTH // 2))
     add("vain", names("vain"), model=scaled(9, 1))
     add("alone", names("absent"), model=scaled(11, 1))
+    add("camera", names("any_size"), model=export(detect(), ULTRALYTICS))
+    add("any_size", model=export(detect(), ULTRALYTICS, is_dynamic=True))
     made = FrontEnds(module_repository.path)
     yield made
     made.close()
@@ -187,7 +192,7 @@ def test_an_incompatible_variant_is_not_used_and_status_has_the_reason(
 
 
 def test_available_and_active_variants_can_be_queried(front_ends: FrontEnds) -> None:
-    assert front_ends.service.variants.find_pairs() == {"heavy": "light"}
+    assert front_ends.service.variants.find_pairs() == {"heavy": "light", "camera": "any_size"}
     assert front_ends.service.variants.find_active() == {}
     front_ends.choice.chosen = {"heavy": "light"}
     assert front_ends.service.variants.find_active() == {"heavy": "light"}

@@ -15,6 +15,7 @@ READERS = {
     "motion_jpeg": 1024,
     "model_config": 1024,
     "model_size": 1024,
+    "export_metadata": 512,
     "archive": 4096,
 }
 """Name -> most bytes of an input: most defects need few, and short inputs are quick."""

@@ -201,7 +201,7 @@ def _image_difference(heavy: ModelSpec, light: ModelSpec) -> str:
 
 
 def _takes_images(spec: ModelSpec) -> bool:
-    return any(key.startswith(_IMAGE_KEYS) for key in spec.parameters)
+    return any(key.startswith(_IMAGE_KEYS) for key in spec.all_parameters)
 
 
 def _describe(item: InputSpec | OutputSpec) -> str:
