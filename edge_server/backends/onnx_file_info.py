@@ -1,4 +1,4 @@
-"""Reader of an ONNX file's weight types, inputs and outputs, without loading the model.
+"""Reader of an ONNX file's weight types, inputs, outputs and metadata, without loading the model.
 
 ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). The reader
 follows tags and lengths in a memory map, and skips the bytes of weights. Used by the backends only.
@@ -32,6 +32,7 @@ _MAX_ELEMENTS = 1 << 64
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 _MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
+_MODEL_METADATA, _ENTRY_KEY, _ENTRY_VALUE = 14, 1, 2
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME = 1, 2, 8
 _GRAPH_INPUT, _GRAPH_OUTPUT = 11, 12
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
@@ -70,6 +71,16 @@ def declared(path: Path) -> tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ..
         raise ValueError("not an ONNX file: it declares no output")
     # Files of IR version 3 list their weights among the inputs.
     return tuple(item for item in inputs if item.name not in weights), tuple(outputs)
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """Return the texts that the exporter wrote into the file, by key. Raises ValueError if it is not ONNX."""
+    found: dict[str, str] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, end in _fields(view, 0, len(view)):
+            if number == _MODEL_METADATA:
+                found[_text(view, start, end, _ENTRY_KEY)] = _text(view, start, end, _ENTRY_VALUE)
+    return found
 
 
 def _value(view: mmap.mmap, start: int, end: int) -> GraphTensor:

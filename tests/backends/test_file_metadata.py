@@ -35,7 +35,7 @@ def read(runtime: str, path: Path) -> dict[str, str]:
     return dict(signature.metadata)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", [*RUNTIMES, "tensorrt_rtx"])
 def test_texts_of_an_onnx_file(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(network({"task": "d\u00e9tect", "empty": "", "long": "x" * (MAX_METADATA_TEXT + 1)}))

@@ -22,7 +22,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.model_description import is_batchable
+from edge_server.backends.model_description import bounded_metadata, is_batchable
 from edge_server.backends.runtime_errors import existing_file, file_title, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -237,7 +237,8 @@ def _onnx_signature(file: ModelFile, path: Path) -> ModelSignature:
         graph_inputs, graph_outputs = onnx_file_info.declared(path)
         inputs = tuple(InputSpec(*_declared(file, item)) for item in graph_inputs)
         outputs = tuple(OutputSpec(*_declared(file, item)) for item in graph_outputs)
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
+        metadata = bounded_metadata(onnx_file_info.metadata(path))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata)
     except (ValueError, OSError) as error:
         failure = load_error(file, "the reader of ONNX files", error)
     raise failure
