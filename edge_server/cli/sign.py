@@ -1,4 +1,4 @@
-"""`edge-server sign MODEL_DIR`: write SHA256SUMS, and with a key the signatures."""
+"""`edge-server sign MODEL_DIR`: write the checksum file SHA256SUMS of each version, and sign it if a key is given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Completion of a configuration with Triton's defaults for the fields that it leaves out. Clients read the filled
-configuration back."""
+"""Completion of a model's configuration: fills in Triton's defaults for the fields that its config.pbtxt leaves out.
+Clients read the filled configuration back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Detection of files that a process still has open for writing: by a query to the kernel, and by inotify events.
+"""Detection of files that some process still writes, so that a half-copied model is not loaded: by a query to the
+kernel, and by inotify events.
 
 The query is a read lease. fcntl(2), "Leases": F_SETLEASE with F_RDLCK fails with EAGAIN while the file is
 open for writing. Only the file's owner, or a process with CAP_LEASE, may take one.

@@ -1,4 +1,5 @@
-"""Relay of calls from a model's child process to the server: requests to models, load, unload, and readiness."""
+"""Relay of calls that a model in a child process makes to its server: carries requests to other models, load, unload
+and readiness there, and the answers back."""
 
 from __future__ import annotations
 

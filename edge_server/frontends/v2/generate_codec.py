@@ -1,4 +1,5 @@
-"""JSON codec of the generate extension: one flat JSON object for a request, one for a response.
+"""JSON codec of Triton's generate endpoints: a request and a response are one JSON object each, a tensor is a member of
+it.
 
 A member with the name of an input holds that input; all other members are request parameters. The protocol has only
 one row, no binary data and no choice of outputs.

@@ -1,4 +1,5 @@
-"""HTTP route /edge/v1/governor and the governor's section of the web page, also of a server whose governor is off."""
+"""HTTP route /edge/v1/governor, and the governor's section of the web page. Both are there when the governor is off,
+too."""
 
 from __future__ import annotations
 

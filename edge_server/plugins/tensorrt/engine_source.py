@@ -1,5 +1,5 @@
-"""Interface by which the TensorRT backend gets the engine for an ONNX file: a finished one, or none, and then a build
-begins."""
+"""Interface that the TensorRT backend asks for the engine of an ONNX file: returns the finished engine, or starts its
+build and returns none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Record of the GPUs that this process has lost, and measurement and limit of the GPU memory that each model takes.
+"""State of the GPUs of this process: which of them failed and cannot be used any more, and how much memory each model
+takes on them, with a limit.
 
 Loads on one GPU run one after the other, so the growth of its used memory during a load is the memory of that model.
 """

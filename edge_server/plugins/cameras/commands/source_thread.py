@@ -1,4 +1,5 @@
-"""Thread that reads the pictures of a source, and offers each one to every stream when it is due."""
+"""Thread of `edge-server stream` that reads pictures from a camera, file or folder, and offers each one, at its time,
+to every frame stream of the command."""
 
 from __future__ import annotations
 

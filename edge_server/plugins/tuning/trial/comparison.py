@@ -1,5 +1,5 @@
-"""Comparison of candidates: opens each in a process, compares its outputs for the same samples, and measures time and
-memory.
+"""Comparison of the ways to run one model (runtime, device, precision): opens each in its own process, compares its
+outputs with the reference for the same samples, and measures time and memory.
 
 All candidates stay open and run a few inferences in turn, so that heat or other programs slow all of them equally.
 """

@@ -1,4 +1,4 @@
-"""Measurement of the difference between a candidate's outputs and the reference."""
+"""Measurement of how far the outputs of a candidate (runtime, device, precision) are from those of the reference."""
 
 from __future__ import annotations
 

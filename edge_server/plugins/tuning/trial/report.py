@@ -1,4 +1,5 @@
-"""Report of a comparison of candidates: a table for people, and JSON for programs."""
+"""Report of a comparison of runtimes, devices and precisions for one model: a table for people, and JSON for
+programs."""
 
 from __future__ import annotations
 
