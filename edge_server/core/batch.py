@@ -212,7 +212,11 @@ class BatchPlan:
                 or shape != ((item_count, *dims) if self._has_batch_dim else dims)
             ):
                 # Variable sizes, a reshaped output, or an output that does not match: use the full check.
-                array = self._checked(name, array, item_count)
+                try:
+                    array = self._checked(name, array, item_count)
+                except BackendError:
+                    # Of several faults, report the same one as for a batch.
+                    return self.scatter(outputs, [request], [item_count])[0]
             tensors.append(Tensor(name, dtype, array))
         return tuple(tensors)
 

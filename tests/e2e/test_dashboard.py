@@ -144,7 +144,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
     page.wait("document.querySelector('#machine-charts').innerText.includes('°C')")
     page.wait("document.querySelector('#activity-charts').innerText.includes('Tokens of assistant')")
     page.wait("document.querySelector('li[data-kind=\"server.ready\"]')")
-    assert "5 of 5 ready" in page.text()
+    assert "6 of 6 ready" in page.text()
 
 
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:

@@ -19,7 +19,7 @@ import edge_server.backends
 pytestmark = pytest.mark.full
 
 HEADERS = Path(edge_server.backends.__file__).parent
-SOURCE = Path(__file__).parents[1] / "backends" / "c_backend" / "moving_average.cpp"
+SOURCE = Path(__file__).parents[1] / "plugins" / "runtimes" / "c_backend" / "moving_average.cpp"
 SAVED_MODEL = Path(__file__).parents[1] / "data" / "linear.savedmodel"
 PARAMETERS = """
 max_batch_size: 8

@@ -52,7 +52,7 @@ def write_files(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def seen(machine: Any, package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the scenario saw inside; one boot for all tests."""
-    why = machine.why_none()
+    why = machine.missing_requirement()
     if why:
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("machine")
