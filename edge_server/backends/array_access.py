@@ -1,4 +1,5 @@
-"""Conversion of arrays for libraries that need aligned or writable memory, without a copy where possible."""
+"""Access to numpy arrays for runtimes that need aligned, contiguous or writable memory, without a copy where
+possible."""
 
 from __future__ import annotations
 

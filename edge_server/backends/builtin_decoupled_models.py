@@ -1,5 +1,5 @@
-"""Built-in models `square` and `repeat`, which send any number of responses to a request, as Triton's decoupled models
-do."""
+"""Built-in models `square` and `repeat`, which send several responses, or none, to one request, as Triton's decoupled
+models do."""
 
 from __future__ import annotations
 

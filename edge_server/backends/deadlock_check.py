@@ -1,4 +1,4 @@
-"""Detection of deadlocks between models that call each other: a call that can never be answered fails at once.
+"""Detection of deadlocks between models that call each other: a call that no instance could ever answer fails at once.
 
 A model that calls another model waits for the answer, and its instance is busy meanwhile. If every instance of the
 called model waits, directly or through other models, for a model in the same state, the call can never be answered.

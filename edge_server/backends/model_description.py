@@ -1,4 +1,5 @@
-"""Facts about a model that several backends report: whether it batches, precision, metadata, number of instances."""
+"""Functions with which several backends describe a model: whether it batches, its precision, metadata and number of
+instances."""
 
 from __future__ import annotations
 

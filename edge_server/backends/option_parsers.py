@@ -1,4 +1,4 @@
-"""Parsers of a model's parameters for a backend: whole numbers and switches."""
+"""Parsers of the `parameters` in a model's configuration that a backend reads: whole numbers and switches."""
 
 from __future__ import annotations
 

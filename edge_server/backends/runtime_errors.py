@@ -1,4 +1,5 @@
-"""Import of a runtime's library, and conversion of its exceptions to errors of the server, with bounded messages."""
+"""Import of the library that runs a backend's models, and conversion of its exceptions to errors of the server with
+messages of limited length."""
 
 from __future__ import annotations
 

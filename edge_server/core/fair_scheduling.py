@@ -1,4 +1,5 @@
-"""Fair choice between streams that share a model: higher priority first, and by weight within one priority.
+"""Fair choice between camera streams that share a model: higher priority first, and turns by weight within one
+priority.
 
 The algorithm is start-time fair queueing. Each turn advances its stream by 1 / weight in virtual time. A stream that
 was idle continues at the current virtual time: idle time neither saves nor loses turns.

@@ -1,4 +1,4 @@
-"""Tensor that carries parsed JSON beside its text: the front end has parsed it, and the model need not parse it
+"""Tensor that also carries parsed JSON: the front end has parsed the text already, so the model need not parse it
 again."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Meter of events per second and of quantiles of the latest values, for status displays. Times are nanoseconds of any
-monotonic clock."""
+"""Meters for status displays: events per second, and quantiles (such as the median) of the latest values. Times are
+nanoseconds of any monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Triton's sequence batcher as pure rules: assigns sequences to slots of instances, and chooses the requests that run
-now.
+"""Rule of Triton's sequence batcher: assigns each sequence of requests to an instance of its model, and chooses the
+requests that run now.
 
 The rule is Triton's sequence batcher as a function of the entries and `now`: no threads, no clock, no callbacks. The
 caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.

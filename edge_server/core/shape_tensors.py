@@ -1,4 +1,5 @@
-"""Conversion of shape tensors (inputs and outputs whose values are a shape, as in Triton) between requests and a batch.
+"""Conversion of Triton's shape tensors (their values state a shape) between the form in a request and the form in a
+batch.
 
 For `dims: [ n ]` and `is_shape_tensor: true` in a configuration with a max_batch_size:
 

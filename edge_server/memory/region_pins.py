@@ -1,5 +1,4 @@
-"""Holders of shared memory: keep the memory that a client registered mapped until the requests that use it have
-ended."""
+"""Use of clients' shared memory by requests: keeps the memory mapped until each request that uses it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computation of the SHA-256 digest of each served version's files, by which operators compare what several servers
+"""Computation of SHA-256 digests of the files of each served version: with them operators compare what several servers
 serve.
 
 The digest of a version is the SHA-256 of the lines that sha256sum(1) prints for its files, sorted by path: all files of

@@ -1,4 +1,4 @@
-"""Explanation of a failed load by the file's content, such as an HTML page named model.onnx, or by missing read
+"""Explanation of a failed load from the model's file, such as an HTML page named model.onnx, or a missing read
 permission.
 
 They are looked for after a load failed, to give the reason in place of a runtime's parser error.

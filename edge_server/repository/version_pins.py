@@ -1,5 +1,5 @@
-"""Store of version pins: the model versions that operators chose to keep serving; kept in the state directory if there
-is one."""
+"""Store of the model versions that operators chose to keep serving, in memory or, if the server has a state directory,
+in a file there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The classes of `cuda_ctypes` again, with pycuda for contexts, memory, streams and copies. Graphs, which pycuda lacks,
-are called through ctypes."""
+"""Alternative to `cuda_ctypes` with the same classes: uses the package pycuda for GPU contexts, memory, streams and
+copies. Graphs, which pycuda lacks, are called through ctypes."""
 
 from __future__ import annotations
 

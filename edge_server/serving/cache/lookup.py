@@ -1,4 +1,4 @@
-"""Lookup of one version's requests in the response cache, and storage of the computed responses.
+"""Lookup of requests to one model version in the response cache, and storage of the responses that the model computed.
 
 A hit is not queued or batched. Admission control is not asked, so it is neither charged for energy nor refused for
 heat. It is answered in the order that the model promises. Two equal requests at the same time are both computed, as in

@@ -1,5 +1,5 @@
-"""Counters of the requests and batches of one version. A batch is counted before its responses are sent, so a client
-that reads statistics after its response finds itself counted."""
+"""Counters of the requests and batches of one model version, for statistics and metrics. A batch is counted before its
+responses are sent, so a client that reads statistics after its response finds itself counted."""
 
 from __future__ import annotations
 

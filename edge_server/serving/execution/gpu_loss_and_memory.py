@@ -1,5 +1,5 @@
-"""State of the GPUs of this process: which of them failed and cannot be used any more, and how much memory each model
-takes on them, with a limit.
+"""State of the GPUs that the server uses: which failed and cannot be used any more, how much memory each model takes,
+and whether another model may be loaded.
 
 Loads on one GPU run one after the other, so the growth of its used memory during a load is the memory of that model.
 """

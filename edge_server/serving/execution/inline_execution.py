@@ -1,4 +1,5 @@
-"""Rule that decides whether the thread that received a request also runs the model, which saves a change of threads.
+"""Rule that decides whether the thread that received a request also runs the model, instead of handing it to another
+thread.
 
 A front end states how long its thread may be held, `hold_us`: 0 for never, a few hundred microseconds for a thread that
 reads for many clients, math.inf for a thread that would only wait. SessionInfo states what kind of runs a session has.

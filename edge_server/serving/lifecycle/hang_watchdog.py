@@ -1,5 +1,5 @@
-"""Detection of hung instances: those whose run has lasted longer than the limit. A thread inside a runtime cannot be
-stopped."""
+"""Detection of hung model instances: finds those whose current run has lasted longer than the limit. A thread inside a
+runtime cannot be stopped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Settings of loading and unloading, per server and per model: retries, models in memory, reload policy, longest
-run."""
+"""Settings of loading and unloading, per server and per model: retries, number of models in memory, when to reload,
+longest run."""
 
 from __future__ import annotations
 

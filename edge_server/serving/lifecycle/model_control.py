@@ -1,4 +1,5 @@
-"""Requests of clients to load, unload, roll back or pin a model, combined with the results of repository scans."""
+"""Control of models by clients' requests (load, unload, return to an earlier version), combined with the results of
+repository scans."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Table of one model's versions that serve: which one gets a request for a version, and which one a request without.
-Replaced as a whole, never changed."""
+"""Table of the versions of one model that serve: chooses the version for a request, whether or not the request names
+one. Replaced as a whole, never changed."""
 
 from __future__ import annotations
 
