@@ -1,4 +1,4 @@
-"""Options that several commands share: numbers, sizes, headers, TLS."""
+"""Command-line options that several commands share, and the parsers of their values: numbers, sizes, headers, TLS."""
 
 from __future__ import annotations
 

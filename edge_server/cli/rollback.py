@@ -1,4 +1,4 @@
-"""`edge-server rollback`: pin a model of a running server to an earlier version, or remove the pin."""
+"""`edge-server rollback`: make a running server serve one earlier version of a model, and no other, until --undo."""
 
 from __future__ import annotations
 

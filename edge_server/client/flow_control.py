@@ -1,4 +1,5 @@
-"""Flow control of a client: which frames wait, how many more the server accepts now, and which are dropped.
+"""Flow control for camera frames that a client sends: which frames wait, how many more the server accepts now, and
+which are dropped.
 
 No threads, no clock, no network: the caller holds its lock around each method and passes the time.
 """

@@ -1,4 +1,4 @@
-"""Exceptions of a client's stream, each with the information whether a new connection can succeed."""
+"""Exceptions of a client's stream of camera frames, each with the information whether a new connection can succeed."""
 
 from __future__ import annotations
 

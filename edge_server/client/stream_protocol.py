@@ -1,4 +1,5 @@
-"""Protocol of a client's stream without its network: makes the messages to send, and interprets those of the server.
+"""Protocol of a client's stream of camera frames, without network code: makes the messages to send, and interprets
+those of the server.
 
 No threads, no clock, no network: the caller holds its lock around each method.
 """

@@ -1,4 +1,5 @@
-"""Writer of the texts of --help and --print-config. The latter is a file that --config reads back."""
+"""Writer of the texts that `edge-server serve` prints for --help and --print-config. The latter is a file that --config
+reads back."""
 
 from __future__ import annotations
 

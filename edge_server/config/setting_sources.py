@@ -1,4 +1,4 @@
-"""Readers of flags, environment variables and the TOML file.
+"""Readers of the values of settings from the command-line flags, the environment variables and the TOML file.
 
 Each reader returns texts by setting name, so that one parser converts them all. Unknown names are errors: a misspelt
 limit that silently does nothing is found too late on a machine in the field.

@@ -1,5 +1,5 @@
-"""Functions of access control that HTTP and gRPC share: whether a client is on this machine, comparison of keys, and
-texts about requests without protection."""
+"""Functions for access control over HTTP and gRPC: recognise clients on this machine, compare keys, and describe what
+is open to all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Creation of bound sockets that do not listen yet: the server reserves its address at the start, and accepts clients
-when it is ready."""
+"""Creation of sockets that are bound but do not listen yet: the server reserves its address at start, and accepts
+clients when ready."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Limit on the open connections of all front ends together: closes the longest silent one for a new one when file
-descriptors run out.
+"""Limit on the open client connections of HTTP and gRPC together: when file descriptors run out, closes the one silent
+longest.
 
 Models, shared memory and logs need descriptors too, and so does the next client. When few are left, the connection that
 has been silent for longest is closed for a new one, whichever listener it belongs to. A listener's own limit of

@@ -1,4 +1,4 @@
-"""Mapping of error codes to HTTP and gRPC status numbers.
+"""Mapping of the server's error codes to HTTP and gRPC status numbers.
 
 Both tables are total. Where Triton's clients rely on a number, it is Triton's. The numbers of gRPC are those of
 grpc/status.h, repeated here so that no gRPC library is needed.

@@ -1,4 +1,4 @@
-"""Text of the error when a front end cannot listen on its address."""
+"""Error of a front end that cannot listen on its address: its message names the address, the reason and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfer of responses from the threads that run models to the asyncio event loop, with one wake-up for several
+"""Transfer of responses from the threads that run models to the asyncio event loop: wakes the loop once for several
 responses."""
 
 from __future__ import annotations

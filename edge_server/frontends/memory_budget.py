@@ -1,4 +1,4 @@
-"""Limit on the memory of all request bodies that are being received, over HTTP and gRPC together: rejects large, slow
+"""Limit on the memory of all request bodies that HTTP and gRPC receive at one time: if it is full, rejects large, slow
 uploads first.
 
 The bytes received count, not the announced length: announcements cost a client nothing, and could block all others.

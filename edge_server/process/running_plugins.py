@@ -1,4 +1,4 @@
-"""Calls of the plugins of a running server: builds, starts and stops them in order, and goes on without one that
+"""Handling of the plugins in a running server: builds, starts and stops them in order, and goes on without one that
 fails."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats and settings of the log, based on the standard `logging`: each record is exactly one line.
+"""Formats and settings of the log, based on the standard module `logging`: each record is written as exactly one line.
 
 Four formats: Triton's "default" and "ISO8601", "text" (level and logger in words) and "json" (one object per line).
 Loggers are named after modules. `setup_logging` puts one handler on the root logger; LogSettings controls it.

@@ -1,4 +1,4 @@
-"""Rejection of cross-site requests: a web page of another site must not use the server through a user's browser.
+"""Rejection of cross-site requests: HTTP requests that a web page of another site sends through a user's browser.
 
 A browser sends requests of any page to any address. It adds Origin and Sec-Fetch-Site, which a page cannot change. It
 first sends a CORS preflight, except for the content types of forms. Other clients send neither header.

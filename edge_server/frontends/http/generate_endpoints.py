@@ -1,5 +1,5 @@
-"""HTTP handlers of Triton's generate extension: a flat JSON object in; one object, or a stream of server-sent events,
-out."""
+"""HTTP handlers of Triton's generate endpoints: take one JSON object, and answer with one JSON object or a stream of
+server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Handlers of the HTTP API for operators, beyond Triton's: version history, rollback and pin of versions, activity."""
+"""Handlers of the HTTP API for operators, beyond Triton's: history of model versions, choice of the version to serve,
+activity."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""HTTP listener of one address: accepts connections and asks its owner for the handler of each request; knows no
-route."""
+"""HTTP listener of one address: accepts connections, and asks the front end that owns it for the handler of each
+request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""JSON codec of Triton's generate endpoints: a request and a response are one JSON object each, a tensor is a member of
-it.
+"""Converter between the JSON of Triton's generate endpoints and requests or responses: each tensor is one member of a
+JSON object.
 
 A member with the name of an input holds that input; all other members are request parameters. The protocol has only
 one row, no binary data and no choice of outputs.

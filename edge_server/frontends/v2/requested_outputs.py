@@ -1,4 +1,4 @@
-"""Conversion of an output as the request asked for it: to classification strings, or into a region of shared memory."""
+"""Conversion of output tensors as a request asked for them: to classification strings, or into shared memory."""
 
 from __future__ import annotations
 
