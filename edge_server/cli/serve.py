@@ -1,4 +1,4 @@
-"""`edge-server serve`: serve until SIGTERM or SIGINT, then drain and exit."""
+"""`edge-server serve`: serve models until SIGTERM or SIGINT, then let the open requests finish and exit."""
 
 from __future__ import annotations
 

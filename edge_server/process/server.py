@@ -1,4 +1,5 @@
-"""Run of the server process: opens the ports, loads the first models, waits for a signal, drains and stops.
+"""Run of the server process: opens the ports, loads the first models, waits for a signal, lets the open requests
+finish, and stops.
 
 `composition_root.build` makes the serving core. `ServerProcess.run` opens the front ends, reaches the first desired
 state, prints the served models, waits for a signal, drains, and closes everything in reverse order. Only these two

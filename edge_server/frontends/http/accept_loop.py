@@ -1,5 +1,5 @@
-"""Acceptor of the connections of a listening socket, within the limits on connections and file descriptors. It also
-works without free file descriptors.
+"""Accept loop of a listening socket: takes new client connections, within the limits on connections and file
+descriptors. It also works without free file descriptors.
 
 asyncio's accept loop has no limit. Without a free file descriptor it retries a thousand times a second, and logs a
 traceback each time.
