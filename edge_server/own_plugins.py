@@ -56,7 +56,7 @@ PLUGIN_OF_PATH: Mapping[str, str] = {
     "/edge/v1/governor": "governor",
     "/edge/v1/engines": "tensorrt",
 }
-"""Path of HTTP -> the plugin that serves it. tests/plugins/test_third_party_plugin.py compares it with the plugins."""
+"""Path of HTTP -> the plugin that serves it. tests/plugins/test_foreign_plugin.py compares it with the plugins."""
 
 PLUGIN_OF_BODY: Mapping[str, str] = dict.fromkeys(("image/", "multipart/form-data"), "vision")
 """Beginning of a content type -> the plugin that decodes such a body. tests/plugins/vision compares it."""

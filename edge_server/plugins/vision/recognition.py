@@ -49,7 +49,7 @@ class _NotCertainError(Exception):
 
 
 def recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
-    """Return what the metadata of a model's file say about its images and outputs.
+    """Return the image and output parameters and the labels that the metadata of a model's file give.
 
     None for other metadata than a YOLO export's, and for a configuration that states a head. What the configuration
     states otherwise wins. If the metadata do not fit the model, nothing is recognised and the note says why.
