@@ -1,5 +1,5 @@
-"""Parser of the options of an engine build in a model's configuration. They and the model's file decide what is built.
-Pure.
+"""Parser of the options in a model's configuration that say how TensorRT builds the model's engine. They and the
+model's file decide what is built. Pure.
 
 Keys in `parameters` of config.pbtxt (for all models with `--backend-config=tensorrt,key=value`), named as in
 onnxruntime's TensorRT provider where it has them:

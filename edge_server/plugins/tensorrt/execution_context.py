@@ -1,4 +1,5 @@
-"""TensorRT's execution context of one model instance, with the GPU memory of its inputs and outputs."""
+"""Execution of a TensorRT engine for one model instance: binds the GPU memory of inputs and outputs to TensorRT's
+execution context, and starts runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Entry module of the plugin `tensorrt`: declares its backends and settings, and the builds of TensorRT engines in a
-server."""
+"""Entry module of the plugin `tensorrt`: declares the backends `tensorrt` and `tensorrt_rtx` and the settings of engine
+builds, and creates the part that builds engines in a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command line options that `perf` and `analyze` share."""
+"""Command line options that `edge-server perf` and `edge-server analyze` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Main program of the process that builds an engine, or that compares a new engine's outputs.
+"""Main program of the child process that builds a TensorRT engine, or that compares the outputs of a new engine with
+those of another runtime.
 
 `python -m edge_server.plugins.tensorrt.builds.build_process_main` reads one job as JSON from standard input and writes
 lines of JSON to standard output: any number of {"phase", "percent"}, then one {"end"}: "built", "verified", "cancelled"

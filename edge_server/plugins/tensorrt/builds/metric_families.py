@@ -1,4 +1,5 @@
-"""Metrics (Prometheus) of TensorRT engines and their builds. There is one series for each version with an engine."""
+"""Metrics of TensorRT engines and their builds, for the metrics page in Prometheus' format. There is one series for
+each version with an engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Search for a model's best configuration: measures all candidates briefly, then the better half for longer, within
-limits."""
+"""Search of `edge-server analyze` for a model's best configuration: measures all briefly, then the better half for
+longer, and so on, within limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Delay of Ctrl-C and SIGTERM until a safe moment, so that temporary data is always removed."""
+"""Delay of Ctrl-C and SIGTERM in `edge-server analyze` until a safe moment, so that its servers and files are always
+removed."""
 
 from __future__ import annotations
 

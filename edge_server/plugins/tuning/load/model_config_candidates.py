@@ -1,4 +1,5 @@
-"""List of candidate configurations for a model (instances, batching and others), and their text for config.pbtxt."""
+"""List of the configurations of a model that `edge-server analyze` tries (instances, batching and others), and their
+text for config.pbtxt."""
 
 from __future__ import annotations
 

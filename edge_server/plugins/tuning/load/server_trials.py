@@ -1,4 +1,5 @@
-"""Measurement of candidate configurations: starts a server for each one on free ports, and measures it."""
+"""Measurement of the configurations that `edge-server analyze` tries: starts a server with each one on free ports, and
+measures it."""
 
 from __future__ import annotations
 

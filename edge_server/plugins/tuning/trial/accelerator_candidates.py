@@ -1,4 +1,5 @@
-"""List of candidates for the GPUs and NPUs that OpenVINO or ONNX Runtime reports.
+"""List of the ways to run a model on the GPUs and NPUs that OpenVINO or ONNX Runtime reports, for `edge-server
+optimize`.
 
 A reported device may still not work. Then the candidate fails, with the reason.
 """

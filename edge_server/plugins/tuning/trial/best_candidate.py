@@ -1,4 +1,5 @@
-"""Selection of the best candidate by one objective, among those whose outputs are close enough to the reference."""
+"""Selection of the best way to run a model (fastest, or by another objective) among those whose outputs are close
+enough to the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data class of a candidate, one way to run a model (runtime, device, precision), and the configuration for it."""
+"""Data class of one way to run a model (runtime, device, precision), called a candidate, and the model configuration
+for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List of all ways to run a model on this machine: the candidates of each runtime, on the CPU and on accelerators."""
+"""List of all ways to run a model on this machine: each runtime with its precisions, on the CPU and on accelerators."""
 
 from __future__ import annotations
 

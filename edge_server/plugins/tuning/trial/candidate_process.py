@@ -1,4 +1,5 @@
-"""Parent's side of the process that runs one candidate: sends one command at a time, with limits on time and memory."""
+"""Parent's side of a child process that runs a model in one way (runtime, device, precision): sends it commands, and
+limits its time and memory."""
 
 from __future__ import annotations
 

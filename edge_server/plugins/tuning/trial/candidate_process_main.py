@@ -1,5 +1,5 @@
-"""Main program of the process that runs one candidate: opens the model, runs samples and measures, as its parent
-commands.
+"""Main program of a child process that runs a model in one way (runtime, device, precision): runs samples and measures,
+as its parent commands.
 
 A crash or hang of the process affects only one candidate. The process reads a job and then commands from
 standard input, one JSON object per line. For each it writes one line to standard output: {"done": ...}, or

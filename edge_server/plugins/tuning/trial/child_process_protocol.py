@@ -1,5 +1,5 @@
-"""Child's side of the messages with the parent: reads the job from standard input, writes JSON lines, and exits with
-the parent."""
+"""Child's side of the messages between `edge-server optimize` and its child processes: reads the job from standard
+input, and writes results as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Query of the devices of a runtime, in a child process, because a driver may crash.
+"""Query of the devices that a runtime can use, in a child process, because a driver may crash.
 
 Listing loads the drivers of all devices. If a driver crashes or hangs, only this runtime's accelerators are lost.
 """

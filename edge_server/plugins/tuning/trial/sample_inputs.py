@@ -1,4 +1,5 @@
-"""Input tensors for candidates: from a file, from the configuration's warm-up samples, or random.
+"""Input tensors on which `edge-server optimize` runs a model: from a file, from the warm-up samples of the
+configuration, or random.
 
 A sample has the arrays of one request. If the model batches, a sample has one row.
 """

@@ -1,4 +1,5 @@
-"""Reader and writer of the tensor files that trial processes exchange: .npz without pickles."""
+"""Reader and writer of the files by which `edge-server optimize` and its child processes exchange tensors: .npz without
+pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plan of a comparison: reads a model folder, and lists the candidates to try, each with its configuration."""
+"""Plan of `edge-server optimize`: reads a model's folder, and lists the ways to run the model, each with its
+configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writer of the chosen configuration as a variant `configs/NAME.pbtxt`, for `--model-config-name=NAME`."""
+"""Writer of the best configuration that `edge-server optimize` found, as `configs/NAME.pbtxt`, for
+`--model-config-name=NAME`."""
 
 from __future__ import annotations
 
