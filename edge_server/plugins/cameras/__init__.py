@@ -1,4 +1,5 @@
-"""Cameras: frame streams, the cameras that the server opens itself, and the receivers of their results.
+"""Cameras: receives camera pictures from clients as frame streams, or opens cameras itself, runs models on them, and
+passes on the results.
 
 `streams/` runs the frames of all cameras through models; the newest frame wins. `endpoints/` opens streams over gRPC,
 shows them over HTTP, and speaks the protocols of video recorders. `sources/` are cameras that the server opens,

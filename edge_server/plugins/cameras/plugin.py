@@ -1,5 +1,5 @@
-"""Entry module of the plugin `cameras`: declares its settings, its commands (`stream`, `view`) and its checks, and
-imports the rest when a server uses it."""
+"""Entry module of the plugin `cameras`: declares the settings of cameras and the commands `stream` and `view`, and
+checks the settings before a server starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data classes of the status reports on frame streams, sources and sinks, and their JSON."""
+"""Data classes of the status reports on frame streams, cameras of the server and receivers of results, and their
+JSON."""
 
 from __future__ import annotations
 

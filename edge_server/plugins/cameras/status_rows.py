@@ -1,4 +1,5 @@
-"""Part of `edge-server status` about cameras: tables of frame streams, sources and sinks."""
+"""Part of `edge-server status` about cameras: tables of frame streams, cameras of the server, and receivers of
+results."""
 
 from __future__ import annotations
 

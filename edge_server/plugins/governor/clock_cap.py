@@ -1,5 +1,5 @@
-"""Rule for the upper limit of the GPU's clock: lowers it in steps, as the last measure against heat, if the operator
-permits it.
+"""Rule for an upper limit on the GPU's clock: lowers the limit in steps, as the last measure against heat, if the
+operator permits it.
 
 A lower clock does the same work with less power, because the voltage falls too. But it slows down all classes,
 including control. So it is the last measure, and is removed slowly.

@@ -1,5 +1,5 @@
-"""Admission of requests and frames while the machine is hot or short of power: admits or rejects each by its priority
-class."""
+"""Admission of requests and frames while the machine is hot or short of power: accepts or rejects each one by its
+priority class."""
 
 from __future__ import annotations
 

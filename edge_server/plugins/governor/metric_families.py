@@ -1,4 +1,5 @@
-"""Metrics of heat, power and energy: Triton's nv_gpu_* (also on a Jetson) and the server's own edge_*.
+"""Metrics of heat, power and energy for the metrics page: Triton's nv_gpu_* (also on a Jetson) and the server's own
+edge_*.
 
 The number of series is limited: zones, rails and GPUs by the machine, causes and classes by their enumerations, models
 by the models that serve.

@@ -1,4 +1,4 @@
-"""Declarations of the settings of the governor: limits of temperature and power, and others."""
+"""Declarations of the governor's settings: limits of temperature and power, the interval of control, and others."""
 
 from __future__ import annotations
 

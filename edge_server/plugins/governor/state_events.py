@@ -1,4 +1,5 @@
-"""Events and log lines of the governor: published once when its state, a sensor, a variant or the clock cap changes."""
+"""Publisher of the governor's events and log lines: one when the heat level, a lost sensor, a model's lighter variant
+or the limit on the clock changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Decision when a model's lighter variant answers in its place, and when the model itself answers again.
+"""Decision when a lighter variant of a model answers the model's requests, because the machine is hot or short of
+power, and when the model itself answers again.
 
 The lighter variant becomes active if the policy allows clearly less work than is requested. The model itself becomes
 active again if, by prediction, its work would fit for `fits_for_s`. After each change there is a rest without changes.

@@ -1,5 +1,5 @@
-"""List of the request parameters for constrained text that other servers know and no model here supports, so that they
-are refused.
+"""List of request parameters for constrained text that other servers support and this one does not, so that requests
+with them are refused.
 
 All wires refuse them, so that no answer looks as if it obeyed.
 """

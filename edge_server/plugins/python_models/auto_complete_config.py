@@ -1,5 +1,5 @@
-"""Call of a Python model's function `auto_complete_config`, which completes its configuration, and the object that it
-gets."""
+"""Completion of a Python model's configuration: calls the model's function `auto_complete_config`, with an object that
+takes inputs, outputs and batch size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Lookup of the model whose code calls a function of pb_utils, so that the function acts for this model; and
-`pb_utils.Logger`.
+"""Search for the Python model that calls a function of pb_utils, so that a log line or a call of another model is made
+in its name; contains `pb_utils.Logger`.
 
 The caller is known by context variables on its instance's thread and in its coroutines, else by the code on the stack.
 """

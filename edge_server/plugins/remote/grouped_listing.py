@@ -1,4 +1,5 @@
-"""Grouping of a remote repository's files by model and version, to decide which are copied. No I/O."""
+"""Grouping of a remote repository's files by model and version: chooses the files to download, and warns of names that
+do not fit. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Folder with the local copy of a remote repository. Files appear in it only when they are complete.
+"""Local copy of a remote repository: downloads files into a folder, shows them to the server only when complete, and
+removes old ones.
 
 models/       the repository that is served; complete files are renamed into it
 staging/      downloads: `<hash>.part` while incomplete, `<hash>` when complete

@@ -1,4 +1,5 @@
-"""Entry module of the plugin `tracing`: exports traces when the trace mode is `opentelemetry`."""
+"""Entry module of the plugin `tracing`: exports the traces of requests when `--trace-config=mode=opentelemetry` is
+set."""
 
 from __future__ import annotations
 

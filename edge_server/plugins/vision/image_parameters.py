@@ -1,4 +1,5 @@
-"""Parser of the model parameters that say how an image becomes the input (`image_*`, `network_image_*`).
+"""Parser of the parameters in a model's configuration that say how an image becomes the input (`image_*`,
+`network_image_*`).
 
 Names follow the image encoder of Isaac ROS if it has one. All values are strings; lists are comma-separated.
 

@@ -1,4 +1,5 @@
-"""Writer of JSON lines on standard output, used by several threads."""
+"""Writer of the lines of `edge-server stream --json` on standard output: one JSON object per line, from several
+threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rates and percentiles of a series of measured values, over the last seconds and over the whole run."""
+"""Computation of rates and percentiles of the frames of `edge-server stream`, over the last seconds and over the whole
+run."""
 
 from __future__ import annotations
 

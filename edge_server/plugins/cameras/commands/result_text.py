@@ -1,5 +1,5 @@
-"""Conversion of a frame's results to a line of text, and of drop notices to text or JSON. `sinks/result_json` makes
-those of results."""
+"""Conversion of a frame's results to a line of text, and of drop notices to text or JSON, for `edge-server stream`.
+`sinks/result_json` makes those of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the class for a sink: MQTT, webhook or file, by its URL or path."""
+"""Choice of the class that sends results to a receiver (MQTT, webhook or file), by the receiver's URL or path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of frames by model, over all streams, for the metrics page."""
+"""Counters of frames for the metrics page: one set for each model, over all frame streams that use the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Preparation of one loaded model for frames: its input buffers and conversion of pictures, and the decoder of its
-outputs."""
+"""Preparation of one loaded model for frames: allocates its input buffers, and makes the converter of pictures and the
+decoder of outputs."""
 
 from __future__ import annotations
 

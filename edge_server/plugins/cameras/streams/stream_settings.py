@@ -1,4 +1,5 @@
-"""Check of the message that opens a stream: model, delivery and results, with defaults filled in."""
+"""Check of the message by which a client opens a frame stream (model, frame rate, priority, wanted results): fills in
+the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Newest picture of a frame stream with its results drawn in, made on demand for the people who watch it.
+"""Picture for people who watch a frame stream: draws the results into the newest frame, only when somebody asks for it.
 
 A picture is made only on demand. Each viewer asks for the next one when it has sent the one before, so a viewer that
 does not read costs nothing. The worker only passes pixels and results on; a thread of the viewer draws and encodes

@@ -1,4 +1,4 @@
-"""Reader of the power of a Jetson's rails: INA3221 and INA238 monitors by hwmon
+"""Reader of the power of a Jetson's supply rails, from the monitors INA3221 and INA238 in the kernel's hwmon files
 (Documentation/hwmon/{ina3221,ina238}.rst).
 
 An INA3221 reports voltage (mV) and current (mA) of its channels 1 to 3, but no power. Its other files are sums and

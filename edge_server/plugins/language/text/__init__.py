@@ -1,2 +1,2 @@
-"""Text generation on a token engine: turns requests into tokens and tokens into text, with tool calls and JSON schemas;
-`session` is the entry."""
+"""Text generation on a token engine: turns requests into tokens and tokens into text, with tool calls and JSON
+schemas."""

@@ -1,4 +1,5 @@
-"""Estimate of the time that a token engine needs to compile a regular expression of a JSON schema.
+"""Estimate of the time that a token engine needs to compile a regular expression of a JSON schema, so that slow ones
+can be refused.
 
 An engine compares each state with the whole vocabulary. A state costs 4 if almost every token fits there, 0.6 for
 letters and digits, and less for fewer characters.

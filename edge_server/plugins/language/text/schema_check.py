@@ -1,4 +1,5 @@
-"""Check that a client's JSON schema is cheap enough to compile: compilation stops all requests of the engine.
+"""Check of a client's JSON schema: rejects one that takes long to compile, because compilation stops all requests of
+the engine.
 
 The limits and the costs were measured with OpenVINO GenAI 2026.4, whose grammars are xgrammar's, and a vocabulary of
 49,152 tokens: `tests/bench/schema_compile.py` searches for schemas that pass and are slow all the same.

@@ -1,5 +1,5 @@
-"""Encoding of chats as tokens in which text such as `<|im_end|>` from a user stays text, and only the template's
-becomes a special token.
+"""Encoding of chats as tokens: only the chat template writes special tokens such as `<|im_end|>`; the same text from a
+user stays text.
 
 A tokenizer finds special tokens, such as `<|im_end|>`, by their text, wherever it stands. So the prompt of a chat that
 has such a text in a message or a tool is encoded in pieces, none of which has the whole text. To know where the

@@ -1,4 +1,4 @@
-"""Decoder of classification outputs: class scores to the k best classes."""
+"""Decoder of classification outputs: finds the k best classes from the class scores."""
 
 from __future__ import annotations
 

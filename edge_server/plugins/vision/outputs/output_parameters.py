@@ -1,5 +1,5 @@
-"""Parser of the model parameters that describe outputs: `track`, `deepstack`, and keys with detection_, class_ or
-mask_.
+"""Parser of the parameters in a model's configuration that describe its outputs: `track`, `deepstack`, and keys with
+detection_, class_ or mask_.
 
 All values are strings; lists are comma-separated. The class names are those of the output with the classes
 (`label_filename`, as in Triton).

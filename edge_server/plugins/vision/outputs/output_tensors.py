@@ -1,4 +1,5 @@
-"""Functions that the decoders share: select a frame's outputs from a batch, convert number types, rank scores."""
+"""Functions that the decoders of model outputs share: select a frame's outputs from a batch, convert number types, rank
+scores."""
 
 from __future__ import annotations
 

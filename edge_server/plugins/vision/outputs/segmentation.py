@@ -1,4 +1,4 @@
-"""Decoder of segmentation outputs: class scores per pixel to a mask with the class of each pixel of the frame."""
+"""Decoder of segmentation outputs: makes a mask with the class of each pixel of the frame from the class scores."""
 
 from __future__ import annotations
 
