@@ -1,5 +1,5 @@
-"""Functions for access control over HTTP and gRPC: recognise clients on this machine, compare keys, and describe what
-is open to all."""
+"""Functions for access control over HTTP and gRPC: recognise clients on this machine, compare keys, and name for the
+log what clients may do without a key."""
 
 from __future__ import annotations
 

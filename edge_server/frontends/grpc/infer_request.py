@@ -1,4 +1,5 @@
-"""Conversion of a parsed ModelInferRequest to a request of the core, and of its output options for the response."""
+"""Reader of a parsed ModelInferRequest: makes the request for the core, and the plan of the response (which outputs, in
+what form)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""JSON schemas of the HTTP responses of the web page, for the OpenAPI document. Imported for its first reader only."""
+"""JSON schemas of the responses of the dashboard's HTTP routes, for the OpenAPI document. Imported for its first reader
+only."""
 
 from __future__ import annotations
 

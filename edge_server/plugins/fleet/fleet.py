@@ -1,4 +1,5 @@
-"""`edge-server fleet status`: show many running servers in one table, and which of them differ.
+"""`edge-server fleet status`: show many running servers in one table, and which of them serve other versions or
+configurations than the rest.
 
 It asks each server for what `edge-server status` shows. There is no server or database of its own.
 """

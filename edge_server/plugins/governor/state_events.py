@@ -1,5 +1,5 @@
-"""Publisher of the governor's events and log lines: one when the heat level, a lost sensor, a model's lighter variant
-or the limit on the clock changes."""
+"""Publisher of the governor's events and log lines: one for each change of the heat level, of the lost sensors, of a
+model's lighter variant, or of the limit on the clock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Loader of one version: chooses the backend, opens the model, retries, and limits how many versions load at the same
-time."""
+"""Loader of model versions: chooses the backend, opens the model, tries again after a failure, and limits how many load
+at the same time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Parser of a language model's settings: reads parameters of its configuration, and takes what is missing from its
-files."""
+"""Parser of a language model's settings: reads the parameters of config.pbtxt, and values that are not set there from
+the model's own files (such as generation_config.json)."""
 
 from __future__ import annotations
 
