@@ -94,6 +94,7 @@ class _Handler:
         self._server = server
         self._has_left = False
         self._has_ended = False
+        self._has_responded = False
         server.handlers.append(self)
 
     def on_message(self, message: Message) -> None:
@@ -123,7 +124,8 @@ class _Handler:
         self.call.end(OK)
 
     def act(self, size: int) -> None:
-        if self.path == "/held":
+        if self.path == "/held" and not self._has_responded:
+            self._has_responded = True  # a unary call has one response, and its handler must send no other
             self.call.respond([b"r" * size])
         elif self.path == "/stream":
             self.call.send([b"s" * size])
