@@ -1,5 +1,5 @@
-"""Cache of decoded values with the received bytes as key, so that equal headers of requests are decoded once; bounded
-in memory."""
+"""Cache of decoded request headers (of HTTP, HTTP/2 and JSON) with their bytes as key, so that equal ones are decoded
+once; bounded in memory."""
 
 from __future__ import annotations
 

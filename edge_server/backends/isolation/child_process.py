@@ -1,5 +1,5 @@
-"""Start and end of a model's child process, its connection to the server, and the list of requests that it has not
-answered."""
+"""Start and end of a model's child process, its connection to the server, and the list of requests that the process has
+not answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of the RPCs of all gRPC services, by HTTP/2 path, with their restrictions."""
+"""Table of the RPCs of all gRPC services, by HTTP/2 path, with the keys that restrict access to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Entry module of the plugin `fleet`: declares the commands `fleet status` and `pull`."""
+"""Entry module of the plugin `fleet`: declares the commands `edge-server fleet status` (state of many servers) and
+`edge-server pull` (download of a model)."""
 
 from __future__ import annotations
 

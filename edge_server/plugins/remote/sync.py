@@ -1,4 +1,4 @@
-"""Update of local copies from remote repositories, one thread for each repository."""
+"""Update of local copies from remote model repositories, one thread for each repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Class `ModelVersion`, a version of a model loaded once: takes its requests, from its load until its last response."""
+"""Class `ModelVersion`, one load of one version of a model (a reload makes a new object): accepts requests, passes them
+to its scheduler, and ends after the last response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Class `Manager`: creates and closes the parts that load and route models, and answers questions about the models.
+"""Class `Manager`, owner of all models of a server: creates and closes the loader, the reconciler and the router of
+requests, and reports the states of the models.
 
 The `ModelTable` decides, the `Reconciler` loads and unloads, and the `Router` answers requests without a call to the
 manager.

@@ -1,4 +1,5 @@
-"""WebSocket server for the Foxglove viewer: publishes the sent pictures and their detections."""
+"""WebSocket server for the Foxglove viewer: publishes the pictures that were sent to the server, and their
+detections."""
 
 from __future__ import annotations
 
