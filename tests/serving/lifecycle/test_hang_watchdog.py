@@ -48,7 +48,7 @@ def test_a_server_with_a_hung_run_still_ends(new_core: Any, new_blocker: Any) ->
     core.load(core.spec())
     core.script.on_run = lambda name, inputs: blocker.block()
     assert isinstance(core.submit(1.0)[1].final().error, SessionLost)
-    assert core.manager.close(20.0), "nobody is left to be failed, and the grave is not waited for"
+    assert core.manager.close(20.0), "no request is left to fail, and closing does not wait for the hung thread"
     blocker.release(9)
 
 
