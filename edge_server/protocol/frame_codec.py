@@ -28,6 +28,7 @@ from edge_server.protocol.frame_messages import (
     FrameTimes,
     Keypoint,
     Mask,
+    ObjectMask,
     RegionSlice,
     Returns,
     ServerMessage,
@@ -224,8 +225,13 @@ def _detection_wire(item: Detection) -> Any:
         _check_floats("Keypoint", **coordinates)
         keypoints.append(_wire("Keypoint", **coordinates))
     return _wire(
-        "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints, track_id=item.track_id
-    )
+        "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints,
+        track_id=item.track_id, mask=None if item.mask is None else _object_mask_wire(item.mask),
+    )  # fmt: skip
+
+
+def _object_mask_wire(mask: ObjectMask) -> Any:
+    return _wire("ObjectMask", x=mask.x, y=mask.y, width=mask.width, height=mask.height, data=bytes(mask.data))
 
 
 # -- messages to nouns
@@ -294,12 +300,17 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
             Detection(
                 item.x_min, item.y_min, item.x_max, item.y_max, item.score, item.class_index, item.label,
                 tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints), item.track_id,
+                _object_mask(item.mask) if item.HasField("mask") else None,
             )
             for item in wire.detections
         ),
         Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if wire.HasField("mask") else None,
         wire.annotated_jpeg, wire.error_code, wire.error,
     )  # fmt: skip
+
+
+def _object_mask(wire: Any) -> ObjectMask:
+    return ObjectMask(wire.x, wire.y, wire.width, wire.height, wire.data)
 
 
 def _tensor(wire: Any, data: Buffer) -> Tensor:

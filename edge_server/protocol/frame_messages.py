@@ -10,9 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from edge_server.core.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -42,8 +47,9 @@ class DropReason(enum.Enum):
 class Returns:
     """The results that a stream requests for each frame. If nothing is set, the model's declaration decides.
 
-    `tensors` are names of outputs, ("*",) for all. `top_k` 0 requests no classes. `has_annotated_jpeg` requests the
-    frame as JPEG with the results drawn in, of `jpeg_quality` 1..100 (0: the server chooses).
+    `tensors` are names of outputs, ("*",) for all. `top_k` 0 requests no classes. `has_mask` requests the mask of the
+    frame, or detections with the mask of each object, whichever the model has. `has_annotated_jpeg` requests the frame
+    as JPEG with the results drawn in, of `jpeg_quality` 1..100 (0: the server chooses).
     """
 
     tensors: tuple[str, ...] = ()
@@ -144,11 +150,38 @@ class Keypoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectMask:
+    """Pixels of one object, in the rectangle of `width` x `height` pixels from column `x` and row `y` of the frame.
+
+    The rectangle holds the pixels whose upper left corners lie in the object's box. `data` has one bit per pixel, row
+    by row without padding between rows, the highest bit of a byte first (numpy.packbits).
+    """
+
+    x: int
+    y: int
+    width: int
+    height: int
+    data: Buffer
+
+    def pixels(self) -> npt.NDArray[np.bool_]:
+        """Return whether each pixel belongs to the object, (height, width). Raises ValueError for data of another
+        size."""
+        count = self.width * self.height
+        if len(self.data) != (count + 7) // 8:
+            raise ValueError(
+                f"expected {(count + 7) // 8} bytes for a mask of {self.width}x{self.height}, given {len(self.data)}"
+            )
+        bits = np.unpackbits(np.frombuffer(self.data, np.uint8), count=count)
+        return bits.view(np.bool_).reshape(self.height, self.width)
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """One detected object. The box lies within the frame. `label` is "" if the model has no labels.
 
     `track_id` is the same number, above 0, in all frames of a stream that show this object; 0 if the object is not
-    tracked, or not yet.
+    tracked, or not yet. `mask` is None if the model gives no masks, if none was requested, and for weaker detections
+    beyond the server's limits on masks.
     """
 
     x_min: float
@@ -160,6 +193,7 @@ class Detection:
     label: str = ""
     keypoints: tuple[Keypoint, ...] = ()
     track_id: int = 0
+    mask: ObjectMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

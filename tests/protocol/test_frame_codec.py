@@ -36,6 +36,7 @@ from edge_server.protocol.frame_messages import (
     FrameTimes,
     Keypoint,
     Mask,
+    ObjectMask,
     RegionSlice,
     Returns,
     StreamCounts,
@@ -72,9 +73,11 @@ requests = st.builds(
     ), texts,
 )  # fmt: skip
 keypoints = st.builds(Keypoint, floats, floats, floats)
+object_masks = st.builds(ObjectMask, u32, u32, u32, u32, data)
 detections = st.builds(
-    Detection, floats, floats, floats, floats, floats, u32, texts, st.lists(keypoints, max_size=2).map(tuple)
-)
+    Detection, floats, floats, floats, floats, floats, u32, texts, st.lists(keypoints, max_size=2).map(tuple), u64,
+    mask=st.none() | object_masks,
+)  # fmt: skip
 
 
 @st.composite
@@ -183,6 +186,8 @@ def to_frame_result(item: object) -> FrameResult:
             Detection(
                 each.x_min, each.y_min, each.x_max, each.y_max, each.score, each.class_index, each.label,
                 tuple(Keypoint(point.x, point.y, point.score) for point in each.keypoints), each.track_id,
+                ObjectMask(*(getattr(each.mask, key) for key in ("x", "y", "width", "height", "data")))
+                if each.HasField("mask") else None,
             )
             for each in item.detections
         ),
@@ -254,6 +259,14 @@ def test_server_messages_round_trip_with_the_generated_class(message: object, al
     assert comparable(to_server_message(wire)) == comparable(message)
     found, found_allowed = decode_server_message(wire.SerializeToString())
     assert (comparable(found), found_allowed) == (comparable(message), allowed)
+
+
+def test_the_bits_of_an_object_mask_are_rows_of_pixels() -> None:
+    mask = ObjectMask(5, 6, 3, 2, bytes([0b10101100]))
+    assert mask.pixels().tolist() == [[True, False, True], [False, True, True]]
+    for width, height, octets in ((3, 2, b""), (3, 3, b"a"), (2**32 - 1, 2**32 - 1, b"a")):
+        with pytest.raises(ValueError, match=r"expected \d+ bytes for a mask of"):
+            ObjectMask(0, 0, width, height, octets).pixels()
 
 
 @given(st.lists(st.one_of(requests, frames), min_size=2, max_size=3))
