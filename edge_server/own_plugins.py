@@ -99,9 +99,10 @@ def unknown_address(address: str) -> str:
     scheme = address.partition("://")[0]
     plugin = PLUGIN_OF_SCHEME.get(scheme)
     if plugin is not None:
-        return _install_line(f"a model repository at {scheme}://", plugin)  # the rest may hold credentials
+        return _install_line(f"a model repository at {scheme}://", plugin)
     schemes = ", ".join(f"{name}://" for name in PLUGIN_OF_SCHEME)
-    return f"model repository '{address}': expected a folder, or one of {schemes}"
+    # Only the scheme, because the rest may hold credentials.
+    return f"model repository at {scheme}://: expected a folder, or one of {schemes}"
 
 
 def _install_line(feature: str, plugin: str) -> str:

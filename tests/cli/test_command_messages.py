@@ -163,6 +163,13 @@ def test_serve_with_a_bare_folder_names_the_flag(tmp_path: Path) -> None:
     assert f"did you mean '--model-repository={tmp_path}'?" in done.stderr
 
 
+def test_the_error_for_an_unknown_kind_of_repository_address_shows_no_credentials() -> None:
+    shown = edge("check", "--model-repository=ftp://user:secret@host/models")
+    assert shown.returncode == 2
+    assert "model repository at ftp://: expected a folder" in shown.stderr
+    assert "secret" not in shown.stdout + shown.stderr
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("front_end", ["HTTP", "gRPC", "metrics"])
 def test_serve_on_a_used_port_names_the_port_and_the_flag(
