@@ -27,6 +27,7 @@ from edge_server.protocol.frame_messages import (
     ObjectMask,
     RegionSlice,
     Returns,
+    RotatedBox,
     StreamCounts,
     StreamOpened,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "ObjectMask",
     "RegionSlice",
     "Returns",
+    "RotatedBox",
     "StreamCounts",
     "StreamError",
     "StreamOpened",

@@ -31,6 +31,7 @@ from edge_server.protocol.frame_messages import (
     ObjectMask,
     RegionSlice,
     Returns,
+    RotatedBox,
     ServerMessage,
     StreamCounts,
     StreamOpened,
@@ -226,8 +227,15 @@ def _detection_wire(item: Detection) -> Any:
         keypoints.append(_wire("Keypoint", **coordinates))
     return _wire(
         "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints,
-        track_id=item.track_id, mask=None if item.mask is None else _object_mask_wire(item.mask),
+        track_id=item.track_id, rotated=None if item.rotated is None else _rotated_box_wire(item.rotated),
+        mask=None if item.mask is None else _object_mask_wire(item.mask),
     )  # fmt: skip
+
+
+def _rotated_box_wire(box: RotatedBox) -> Any:
+    fields = {"x": box.x, "y": box.y, "width": box.width, "height": box.height, "angle": box.angle}
+    _check_floats("RotatedBox", **fields)
+    return _wire("RotatedBox", **fields)
 
 
 def _object_mask_wire(mask: ObjectMask) -> Any:
@@ -301,6 +309,7 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
                 item.x_min, item.y_min, item.x_max, item.y_max, item.score, item.class_index, item.label,
                 tuple(Keypoint(point.x, point.y, point.score) for point in item.keypoints), item.track_id,
                 _object_mask(item.mask) if item.HasField("mask") else None,
+                _rotated_box(item.rotated) if item.HasField("rotated") else None,
             )
             for item in wire.detections
         ),
@@ -311,6 +320,10 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
 
 def _object_mask(wire: Any) -> ObjectMask:
     return ObjectMask(wire.x, wire.y, wire.width, wire.height, wire.data)
+
+
+def _rotated_box(wire: Any) -> RotatedBox:
+    return RotatedBox(wire.x, wire.y, wire.width, wire.height, wire.angle)
 
 
 def _tensor(wire: Any, data: Buffer) -> Tensor:

@@ -8,6 +8,7 @@ the upper left corner of the upper left pixel.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -150,6 +151,32 @@ class Keypoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RotatedBox:
+    """Rectangle of any direction, in pixels of the frame. `x` and `y` are its centre. It may reach out of the frame.
+
+    `angle` is in radians, at least 0 and less than pi/2: between the x axis and the sides of length `width`, clockwise
+    in the picture (x to the right, y down).
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    angle: float
+
+    def corners(self) -> tuple[tuple[float, float], ...]:
+        """Return the four corners (x, y), clockwise in the picture, from the one that is upper left at angle 0."""
+        cosine, sine = math.cos(self.angle), math.sin(self.angle)
+        return tuple(
+            (
+                self.x + (right * self.width * cosine - down * self.height * sine) / 2,
+                self.y + (right * self.width * sine + down * self.height * cosine) / 2,
+            )
+            for right, down in ((-1, -1), (1, -1), (1, 1), (-1, 1))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectMask:
     """Pixels of one object, in the rectangle of `width` x `height` pixels from column `x` and row `y` of the frame.
 
@@ -181,7 +208,8 @@ class Detection:
 
     `track_id` is the same number, above 0, in all frames of a stream that show this object; 0 if the object is not
     tracked, or not yet. `mask` is None if the model gives no masks, if none was requested, and for weaker detections
-    beyond the server's limits on masks.
+    beyond the server's limits on masks. `rotated` is the object's oriented box, None if the model gives only upright
+    boxes; then the box is the part of its upright bounding box that lies within the frame.
     """
 
     x_min: float
@@ -194,6 +222,7 @@ class Detection:
     keypoints: tuple[Keypoint, ...] = ()
     track_id: int = 0
     mask: ObjectMask | None = None
+    rotated: RotatedBox | None = None
 
 
 @dataclass(frozen=True, slots=True)

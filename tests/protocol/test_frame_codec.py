@@ -39,6 +39,7 @@ from edge_server.protocol.frame_messages import (
     ObjectMask,
     RegionSlice,
     Returns,
+    RotatedBox,
     StreamCounts,
     StreamOpened,
     StreamRequest,
@@ -76,7 +77,7 @@ keypoints = st.builds(Keypoint, floats, floats, floats)
 object_masks = st.builds(ObjectMask, u32, u32, u32, u32, data)
 detections = st.builds(
     Detection, floats, floats, floats, floats, floats, u32, texts, st.lists(keypoints, max_size=2).map(tuple), u64,
-    mask=st.none() | object_masks,
+    mask=st.none() | object_masks, rotated=st.none() | st.builds(RotatedBox, floats, floats, floats, floats, floats),
 )  # fmt: skip
 
 
@@ -188,6 +189,8 @@ def to_frame_result(item: object) -> FrameResult:
                 tuple(Keypoint(point.x, point.y, point.score) for point in each.keypoints), each.track_id,
                 ObjectMask(*(getattr(each.mask, key) for key in ("x", "y", "width", "height", "data")))
                 if each.HasField("mask") else None,
+                RotatedBox(*(getattr(each.rotated, key) for key in ("x", "y", "width", "height", "angle")))
+                if each.HasField("rotated") else None,
             )
             for each in item.detections
         ),
@@ -267,6 +270,16 @@ def test_the_bits_of_an_object_mask_are_rows_of_pixels() -> None:
     for width, height, octets in ((3, 2, b""), (3, 3, b"a"), (2**32 - 1, 2**32 - 1, b"a")):
         with pytest.raises(ValueError, match=r"expected \d+ bytes for a mask of"):
             ObjectMask(0, 0, width, height, octets).pixels()
+
+
+def test_the_corners_of_a_rotated_box_go_clockwise_with_the_angle() -> None:
+    upright = RotatedBox(10, 20, 8, 4, 0.0)
+    assert upright.corners() == ((6, 18), (14, 18), (14, 22), (6, 22))
+    # The right end goes down, the lower end to the left.
+    turned = RotatedBox(10, 20, 8, 4, math.pi / 6)
+    long_side, short_side = (4 * math.cos(math.pi / 6), 2.0), (-1.0, 2 * math.cos(math.pi / 6))
+    expected = (10 + long_side[0] + short_side[0], 20 + long_side[1] + short_side[1])
+    assert turned.corners()[2] == pytest.approx(expected)
 
 
 @given(st.lists(st.one_of(requests, frames), min_size=2, max_size=3))

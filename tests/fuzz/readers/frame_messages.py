@@ -30,6 +30,7 @@ from edge_server.protocol.frame_messages import (
     ObjectMask,
     RegionSlice,
     Returns,
+    RotatedBox,
     StreamCounts,
     StreamOpened,
     StreamRequest,
@@ -47,7 +48,10 @@ def seeds() -> Iterable[bytes]:
     yield b"\0" + encode_client_message(Frame(header, 2, 2, "", 6, True, "jpeg", RegionSlice("r", 1, 2), 0, b""))
     result = FrameResult(
         header, height=3, width=4, tensors=(Tensor("t", DType.FP32, np.ones((1, 2), np.float32)),),
-        detections=(Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "cup", mask=ObjectMask(1, 2, 3, 4, b"\x0f\xf0")),),
+        detections=(
+            Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "cup", mask=ObjectMask(1, 2, 3, 4, b"\x0f\xf0")),
+            Detection(0.1, 0.2, 0.3, 0.4, 0.9, 1, "tree", rotated=RotatedBox(0.2, 0.3, 0.1, 0.1, 0.5)),
+        ),
         mask=Mask(1, 2, "mono8", b"ab", ("x",)),
         annotated_jpeg=b"jpeg", error="e", model="m", version=1,
     )  # fmt: skip
