@@ -25,8 +25,8 @@ PLUGIN_OF: Mapping[str, str] = {
     name: plugin
     for plugin, names in {
         "cameras": (
-            "frames", "--frames-max-streams", "--frames-max-frame-bytes", "sources", "--sources-file", "--source",
-            "--sink", "frigate", "--frigate-zmq",
+            "frames", "--frames-max-streams", "--frames-max-frame-bytes", "--frames-priority-weight",
+            "sources", "--sources-file", "--source", "--sink", "frigate", "--frigate-zmq",
         ),
         "governor": (
             "governor", "--governor", "--power-budget-watts", "--temperature-limit", "--control-floor-percent",

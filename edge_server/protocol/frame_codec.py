@@ -184,7 +184,10 @@ def _drops_wire(counts: Mapping[DropReason, int]) -> list[Any]:
 
 
 def _counts_wire(counts: StreamCounts) -> Any:
-    return _wire("Counts", received=counts.received, answered=counts.answered, dropped=_drops_wire(counts.dropped))
+    return _wire(
+        "Counts", received=counts.received, answered=counts.answered, dropped=_drops_wire(counts.dropped),
+        late=counts.late,
+    )  # fmt: skip
 
 
 def _result_parts(result: FrameResult) -> list[_Part]:
@@ -200,7 +203,7 @@ def _result_parts(result: FrameResult) -> list[_Part]:
         governor_detail=result.governor_detail, height=result.height, width=result.width,
         batch_size=result.batch_size, classes=[_class_score_wire(item) for item in result.classes],
         detections=[_detection_wire(item) for item in result.detections], error_code=result.error_code,
-        error=result.error,
+        error=result.error, is_late=result.is_late,
     )  # fmt: skip
     parts: list[_Part] = [fields]
     for tensor in result.tensors:
@@ -293,7 +296,7 @@ def _drops(entries: Iterable[Any]) -> dict[DropReason, int]:
 
 
 def _counts(wire: Any) -> StreamCounts:
-    return StreamCounts(wire.received, wire.answered, _drops(wire.dropped))
+    return StreamCounts(wire.received, wire.answered, _drops(wire.dropped), wire.late)
 
 
 def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
@@ -314,7 +317,7 @@ def _result(wire: Any, tensors: Sequence[Tensor]) -> FrameResult:
             for item in wire.detections
         ),
         Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if wire.HasField("mask") else None,
-        wire.annotated_jpeg, wire.error_code, wire.error,
+        wire.annotated_jpeg, wire.error_code, wire.error, wire.is_late,
     )  # fmt: skip
 
 

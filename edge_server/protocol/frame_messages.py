@@ -33,7 +33,7 @@ class DropReason(enum.Enum):
     MAX_AGE = 2
     """It waited longer than `max_age_ms`."""
     DEADLINE = 3
-    """Its result could not be ready, or was not ready, within `deadline_ms`."""
+    """It did not run, because its result could not have been ready within `deadline_ms`."""
     MAX_FPS = 4
     """It arrived sooner than `max_fps` allows."""
     SLOW_READER = 5
@@ -66,10 +66,11 @@ class Delivery:
     """Delivery policy of a stream: how frames wait and when they are dropped. 0 means no limit.
 
     `depth`: most waiting frames (ROS: keep_last); a new frame replaces the oldest. `max_age_ms`: frames that waited
-    longer are dropped (ROS: lifespan). `deadline_ms`: frames whose results come later after arrival are dropped.
-    `max_fps`: most frames per second. `weight`: share of the model among streams of the same priority. `priority`: 1
-    goes before 2, and so on; 0 means the normal priority, 2. `notifies_drops`: the server reports each drop at once,
-    in addition to the counts in each result.
+    longer are dropped (ROS: lifespan). `deadline_ms`: frames whose results would come later after arrival are dropped;
+    if the time passes while a frame runs, its result is late (`FrameResult.is_late`). `max_fps`: most frames per
+    second. `weight`: share of the model among streams of the same priority. `priority`: 1 goes before 2, and so on; 0
+    means the normal priority, 2. `notifies_drops`: the server reports each drop at once, in addition to the counts in
+    each result.
     """
 
     depth: int = 1
@@ -263,11 +264,12 @@ class FrameTimes:
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
     """Totals of a stream id over all its connections. Frames that wait or run count only in `received`:
-    received = answered + sum(dropped.values()) + waiting."""
+    received = answered + sum(dropped.values()) + waiting. `late` of the answered ones were late."""
 
     received: int = 0
     answered: int = 0
     dropped: Mapping[DropReason, int] = field(default_factory=dict)
+    late: int = 0
 
 
 @dataclass(slots=True)
@@ -277,6 +279,7 @@ class FrameResult:
     `dropped` counts the drops since the previous result. The Python client adds, as NEWER, the frames that it dropped
     before sending. `runtime` names the runtime, as `status` does. `governor` is the governor's state, with
     `governor_detail` as text. `variant` is the model variant that answered instead of the requested model, else "".
+    `is_late`: the deadline passed while the frame ran.
     """
 
     header: FrameHeader
@@ -299,6 +302,7 @@ class FrameResult:
     annotated_jpeg: Buffer = b""
     error_code: str = ""
     error: str = ""
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,60 @@ def test_no_stream_that_always_waits_starves_within_its_priority(data):
         assert turn - last <= 3
 
 
+@given(st.sampled_from([1, 2, 4, 100]), st.lists(st.integers(1, 9), min_size=2, max_size=6), WEIGHTS)
+def test_with_a_priority_weight_turns_follow_the_priorities_and_then_the_weights(priority_weight, priorities, weights):
+    choice: FairChoice[int] = FairChoice(priority_weight)
+    members = range(min(len(priorities), len(weights)))
+    for member in members:
+        choice.add(member, priorities[member], weights[member])
+    levels = {priorities[member]: priority_weight ** -priorities[member] for member in members}
+    got: Counter[int] = Counter()
+    of_level: Counter[int] = Counter()
+    for turn in range(1, 400):
+        member = choice.choose(members)
+        choice.charge(member)
+        got[member] += 1
+        of_level[priorities[member]] += 1
+        for priority, share in levels.items():
+            assert of_level[priority] >= turn * share / sum(levels.values()) - len(levels)
+        for each in members:
+            mates = [other for other in members if priorities[other] == priorities[each]]
+            share = weights[each] / sum(weights[other] for other in mates)
+            assert got[each] >= of_level[priorities[each]] * share - len(mates)
+
+
+@given(st.lists(st.sets(st.integers(1, 3)), min_size=100, max_size=150))
+def test_with_a_priority_weight_the_lowest_priority_does_not_starve_whoever_else_comes_and_goes(others):
+    choice: FairChoice[int] = FairChoice(2)
+    for member in range(4):
+        choice.add(member, 4 - member, 1.0)
+    last = 0
+    for turn, waiting in enumerate(others):
+        member = choice.choose({0, *waiting})
+        choice.charge(member)
+        if member == 0:
+            last = turn
+        # In one turn of priority 4, priorities 3, 2 and 1 get at most 2, 4 and 8, and each begins with one.
+        assert turn - last <= 14 + 3
+
+
+def test_after_a_long_time_of_the_lowest_priority_the_highest_does_not_take_all_turns():
+    choice: FairChoice[str] = FairChoice(100)
+    choice.add("low", 9, 1.0)
+    choice.add("high", 1, 1.0)
+    choice.add("next", 2, 1.0)
+    serve(choice, ["low"], 1000)
+    assert serve(choice, ["high", "next"], 202) == {"high": 200, "next": 2}
+
+
+def test_an_idle_priority_is_not_paid_back():
+    choice: FairChoice[str] = FairChoice(4)
+    choice.add("urgent", 1, 1.0)
+    choice.add("normal", 2, 1.0)
+    assert serve(choice, ["urgent"], 1000) == {"urgent": 1000}
+    assert serve(choice, ["urgent", "normal"], 50) == {"urgent": 40, "normal": 10}
+
+
 @pytest.mark.parametrize("count", [1, 64])
 def test_members_can_come_and_go(count):
     choice: FairChoice[int] = FairChoice()

@@ -100,7 +100,7 @@ results = st.builds(
     texts, texts, u32, u32, u32, st.lists(tensors(), max_size=2).map(tuple),
     st.lists(st.builds(ClassScore, u32, floats, texts), max_size=2).map(tuple),
     st.lists(detections, max_size=2).map(tuple),
-    st.none() | st.builds(Mask, u32, u32, texts, data, labels), data, texts, texts,
+    st.none() | st.builds(Mask, u32, u32, texts, data, labels), data, texts, texts, st.booleans(),
 )  # fmt: skip
 answers = st.one_of(
     results,
@@ -129,7 +129,7 @@ def header(wire: object) -> FrameHeader:
 
 
 def stream_counts(wire: object) -> StreamCounts:
-    return StreamCounts(wire.received, wire.answered, summed(wire.dropped))
+    return StreamCounts(wire.received, wire.answered, summed(wire.dropped), wire.late)
 
 
 def to_client_message(wire: object) -> object:
@@ -195,7 +195,7 @@ def to_frame_result(item: object) -> FrameResult:
             for each in item.detections
         ),
         Mask(mask.height, mask.width, mask.encoding, mask.data, tuple(mask.labels)) if item.HasField("mask") else None,
-        item.annotated_jpeg, item.error_code, item.error,
+        item.annotated_jpeg, item.error_code, item.error, item.is_late,
     )  # fmt: skip
 
 

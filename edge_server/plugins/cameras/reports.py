@@ -97,6 +97,7 @@ def streams_as_json(reports: Iterable[FrameStreamReport]) -> list[dict[str, obje
             "fps_out": round(report.fps_out, 2),
             "received": report.counts.received,
             "answered": report.counts.answered,
+            "late": report.counts.late,
             "waiting": report.waiting_count,
             "dropped": {reason.name: count for reason, count in report.counts.dropped.items()},
             "age_p50_ms": round(report.age_p50_ms, 3),

@@ -50,6 +50,13 @@ class FramesConfig:
         integer(1, 2**31 - 1),
         "Most bytes of one frame, as sent or in shared memory.",
     )
+    priority_weight: int = setting(
+        0,
+        "--frames-priority-weight",
+        integer(0, 100),
+        "Turns of a priority for one turn of the next lower one, while streams of both wait for a model; 0: streams of "
+        "lower priority wait until no other does.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

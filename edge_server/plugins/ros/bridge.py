@@ -177,6 +177,7 @@ class BridgeCounts:
 
     received: int = 0
     answered: int = 0
+    late: int = 0
     refused: int = 0
     failed: int = 0
     last_error: str = ""
@@ -290,7 +291,8 @@ class Bridge:
 
     def _publish_result(self, result: FrameResult) -> None:
         self._count_result(result)
-        if result.error_code:
+        # Messages of ROS cannot say that a result is late.
+        if result.error_code or result.is_late:
             return
         given, numbers = self.parameters, self.parameters.class_id_is_number
         if given.detections_topic:
@@ -311,6 +313,9 @@ class Bridge:
                 self._counts.last_error = f"{result.error_code}: {result.error}"
                 return
             self._missing_model = ""
+            if result.is_late:
+                self._counts.late += 1
+                return
             self._counts.answered += 1
             sent_at = self._sent_times.pop(result.header.seq, None)
             if sent_at is not None:
@@ -357,6 +362,8 @@ def report_line(topic: str, counts: BridgeCounts, drops: Mapping[str, int], seco
     words = [f"{topic}: in {counts.received / seconds:.1f}/s, out {counts.answered / seconds:.1f}/s"]
     if drops:
         words.append("dropped " + ", ".join(f"{count} {reason}" for reason, count in drops.items()))
+    if counts.late:
+        words.append(f"{counts.late} too late to publish")
     if counts.latencies_s:
         ordered = sorted(counts.latencies_s)
         p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 for share in (0.5, 0.99))

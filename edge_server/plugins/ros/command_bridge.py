@@ -90,7 +90,7 @@ def _add_delivery_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-age-ms", type=int, default=0, metavar="MS", help="drop frames older than this")
     parser.add_argument(
-        "--deadline-ms", type=int, default=0, metavar="MS", help="drop frames whose result would be later"
+        "--deadline-ms", type=int, default=0, metavar="MS", help="publish no result later than this after its frame"
     )
     parser.add_argument("--max-fps", type=float, default=0.0, metavar="FPS", help="largest rate; drop frames above it")
     parser.add_argument(

@@ -22,8 +22,8 @@ class StreamFigures:
     """Current rates, ages and counts of a stream. An age is the time from the offer of a frame to its result.
 
     `fps_in`, `fps_out` and `age_...` cover the last seconds or the whole run (see `FrameCounts`). Ages are NaN without
-    results. `failed` counts the results that are errors. `client_drops` counts frames that the client dropped before
-    sending, `server_drops` those that the server dropped.
+    results. `failed` counts the results that are errors, `late` those after their deadline. `client_drops` counts
+    frames that the client dropped before sending, `server_drops` those that the server dropped.
     """
 
     name: str
@@ -41,6 +41,7 @@ class StreamFigures:
     waiting: int
     client_drops: int = 0
     server_drops: Mapping[DropReason, int] = field(default_factory=dict)
+    late: int = 0
 
     @property
     def dropped(self) -> int:
@@ -64,7 +65,7 @@ class FrameCounts:
         self._noticed_drops: dict[DropReason, int] = {}
         self._server_baseline: Mapping[DropReason, int] = {}
         self._server_totals: Mapping[DropReason, int] = {}
-        self._offered = self._answered = self._failed = self._lost = 0
+        self._offered = self._answered = self._failed = self._late = self._lost = 0
         self._first_in = self._last_in = self._first_out = self._last_out = math.nan
         self._is_over = False
 
@@ -90,6 +91,7 @@ class FrameCounts:
         age_s, server_s = max(now - sent, 0.0), result.times.finished_us / 1e6
         self._answered += 1
         self._failed += bool(result.error_code)
+        self._late += result.is_late
         self._server_totals = result.counts.dropped
         self._out.add(now, age_s)
         self._ages.add(age_s)
@@ -146,6 +148,7 @@ class FrameCounts:
         return StreamFigures(
             self.name, fps_in, fps_out, *ages, server_s,
             self._offered, self._answered, self._failed, lost, rest - lost, self._client_drops, server_drops,
+            self._late,
         )  # fmt: skip
 
     def _server_drops(self) -> dict[DropReason, int]:
@@ -185,6 +188,7 @@ def total(
         sum(one.offered for one in parts), sum(one.answered for one in parts), sum(one.failed for one in parts),
         sum(one.lost for one in parts), sum(one.waiting for one in parts),
         sum(one.client_drops for one in parts), _sum(one.server_drops for one in parts),
+        sum(one.late for one in parts),
     )  # fmt: skip
 
 

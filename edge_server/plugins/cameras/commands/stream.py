@@ -211,7 +211,11 @@ def _add_delivery(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop pictures that waited longer")
     group.add_argument(
-        "--deadline-ms", type=_count, default=0, metavar="MS", help="drop pictures whose result would be later"
+        "--deadline-ms",
+        type=_count,
+        default=0,
+        metavar="MS",
+        help="drop pictures whose result would be later; a result that is later nevertheless is marked as late",
     )
     group.add_argument(
         "--max-fps", type=float_range(0), default=0.0, metavar="FPS", help="largest rate; drop pictures above it"

@@ -112,6 +112,7 @@ def summary(rows: Sequence[StreamFigures], output: TextIO | None = None) -> list
         f"offered {last.offered} = answered {last.answered} + dropped {last.dropped} + lost {last.lost}"
         + (f" + waiting {last.waiting}" if last.waiting else "")
         + (f"; {last.failed} of the answers are errors" if last.failed else "")
+        + (f"; {last.late} of the answers were late" if last.late else "")
     )
     lines.append(f"drops: {drops_in_words(last.client_drops, last.server_drops)}")
     return lines

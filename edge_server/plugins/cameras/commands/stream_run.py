@@ -241,6 +241,7 @@ def _figures_as_json(figures: StreamFigures) -> dict[str, Any]:
     return {
         "offered": figures.offered,
         "answered": figures.answered,
+        "late": figures.late,
         "failed": figures.failed,
         "dropped": figures.dropped,
         "lost": figures.lost,

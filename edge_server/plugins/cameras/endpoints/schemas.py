@@ -35,6 +35,7 @@ _FRAME_STREAM = NamedSchema(
         fps_out=NUMBER,
         received=COUNT,
         answered=COUNT,
+        late=COUNT,
         waiting=COUNT,
         dropped={**ANY_OBJECT, "additionalProperties": COUNT},
         age_p50_ms=NUMBER,

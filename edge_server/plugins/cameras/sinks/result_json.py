@@ -50,6 +50,8 @@ def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, 
         return {**fields, "error": {"code": result.error_code, "message": result.error}}
     fields |= {"model": result.model, "version": result.version, "runtime": result.runtime}
     fields |= {key: text for key in ("variant", "governor", "governor_detail") if (text := getattr(result, key))}
+    if result.is_late:
+        fields["is_late"] = True
     fields |= {"height": result.height, "width": result.width, "batch_size": result.batch_size}
     return fields | _findings_as_json(result)
 

@@ -362,26 +362,24 @@ class CameraStream:
         if self._first_message is not None:
             message, self._first_message = self._first_message, None
             return message
-        while self._order and self._order[0].result is not None:
-            flight = self._order.popleft()
-            result = self._sent(flight, flight.result)
+        if self._order and (result := self._order[0].result) is not None:
+            self._complete(self._order.popleft(), result)
             if self.is_eligible:
                 self._wake()
-            if result is not None:
-                return result
+            return result
         if self._notices:
             return self._notices.popleft()
         if self._owes_credit() and not self._is_over:
             return Credit()
         return None
 
-    def _sent(self, flight: FrameInFlight, result: FrameResult | None) -> FrameResult | None:
-        """Count and complete a result that is sent now; None if it is past the frame's deadline."""
-        assert result is not None
+    def _complete(self, flight: FrameInFlight, result: FrameResult) -> None:
+        """Count and complete a result that is sent now."""
         now_ns = time.monotonic_ns()
         if not result.error_code and self._mailbox.is_late(flight.received_ns, now_ns):
-            self._drop(flight, DropReason.DEADLINE, "its result was ready after the deadline")
-            return None
+            result.is_late = True
+            self._tally.late += 1
+            self._totals.late += 1
         self._tally.answered += 1
         self._rate_out.add(now_ns)
         if result.error_code:
@@ -391,7 +389,6 @@ class CameraStream:
         self._totals.add_answer(now_ns - flight.received_ns)
         result.dropped, self._dropped_since = self._dropped_since, {}
         result.counts = self._tally.counts()
-        return result
 
     def _drop_waiting(self) -> None:
         for flight in self._mailbox.clear():

@@ -45,13 +45,15 @@ class FrameLimits:
 
 @dataclass(slots=True)
 class FrameTally:
-    """The counters of a stream id. At any time received = answered + sum(dropped) + waiting.
+    """The counters of a stream id. At any time received = answered + sum(dropped) + waiting. `late` of the answered
+    ones were late.
 
     `track_ids` gives the numbers of its tracks: none comes twice, also after a reconnect.
     """
 
     received: int = 0
     answered: int = 0
+    late: int = 0
     dropped: dict[DropReason, int] = field(default_factory=dict)
     track_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -66,7 +68,7 @@ class FrameTally:
 
     def counts(self) -> StreamCounts:
         """Return a copy of the counters."""
-        return StreamCounts(self.received, self.answered, dict(self.dropped))
+        return StreamCounts(self.received, self.answered, dict(self.dropped), self.late)
 
 
 class FrameSpacing:

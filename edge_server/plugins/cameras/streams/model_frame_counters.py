@@ -23,6 +23,7 @@ class ModelTotals:
 
     received: int = 0
     answered: int = 0
+    late: int = 0
     errors: int = 0
     open_streams: int = 0
     age_sum_s: float = 0.0
@@ -41,6 +42,7 @@ def families(models: Mapping[str, ModelTotals]) -> Iterable[Family]:
     received = Family("edge_frame_received_total", "counter", "Frames of streams that were received")
     answered = Family("edge_frame_answered_total", "counter", "Frames of streams that were answered, errors included")
     errors = Family("edge_frame_errors_total", "counter", "Frames of streams that were answered with an error")
+    late = Family("edge_frame_late_total", "counter", "Frames of streams that were answered after their deadline")
     dropped = Family("edge_frame_dropped_total", "counter", "Frames of streams that were dropped, by reason")
     streams = Family("edge_frame_streams", "gauge", "Frame streams that are open")
     ages = Family("edge_frame_age_seconds", "histogram", "Age of frames when their result is sent, since reception")
@@ -49,11 +51,12 @@ def families(models: Mapping[str, ModelTotals]) -> Iterable[Family]:
         received.add(labels, totals.received)
         answered.add(labels, totals.answered)
         errors.add(labels, totals.errors)
+        late.add(labels, totals.late)
         streams.add(labels, totals.open_streams)
         for reason, count in totals.dropped.items():
             dropped.add({**labels, "reason": reason.name}, count)
         _add_ages(ages, labels, totals)
-    return [received, answered, errors, dropped, streams, ages]
+    return [received, answered, errors, late, dropped, streams, ages]
 
 
 def _add_ages(ages: Family, labels: Mapping[str, str], totals: ModelTotals) -> None:

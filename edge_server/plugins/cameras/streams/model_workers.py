@@ -22,17 +22,25 @@ class ModelWorkers:
     two runs of the model older than the frame in its mailbox. While all instances are busy, the choice is delayed as
     long as this costs no throughput: the chosen frames are fresher, and a batch holds frames of more cameras.
 
-    `lock` is the lock of all streams. Workers live as long as there are streams.
+    `lock` is the lock of all streams, `priority_weight` that of `FairChoice`. Workers live as long as
+    there are streams.
     """
 
-    def __init__(self, lock: threading.Lock, pipeline: FramePipeline, admission: AdmissionControl, name: str) -> None:
+    def __init__(
+        self,
+        lock: threading.Lock,
+        pipeline: FramePipeline,
+        admission: AdmissionControl,
+        name: str,
+        priority_weight: int,
+    ) -> None:
         self.pipeline = pipeline
         self._admission = admission
         self._name = name
         self._has_work = threading.Condition(lock)
         self._lock = lock
         self._streams: list[CameraStream] = []
-        self._turns: FairChoice[CameraStream] = FairChoice()
+        self._turns: FairChoice[CameraStream] = FairChoice(priority_weight)
         self._estimate = RunEstimate()
         self._instance_count = 1
         self._max_rows = 1

@@ -155,7 +155,9 @@ class StreamRegistry:
             workers = self._workers.get(key)
             if workers is None:
                 pipeline = FramePipeline(self._service, self._admission, *key)
-                workers = self._workers[key] = ModelWorkers(self._lock, pipeline, self._admission, settings.model)
+                workers = self._workers[key] = ModelWorkers(
+                    self._lock, pipeline, self._admission, settings.model, self._config.priority_weight
+                )
             return workers
 
     def _check_room(self, settings: StreamSettings) -> None:

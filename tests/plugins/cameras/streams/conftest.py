@@ -178,7 +178,7 @@ class Camera:
 class StreamServer:
     """The core, its folder of models, and its frame streams."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **frames: Any) -> None:
         self.path = path
         config = ServerConfig(
             repository=RepositoryConfig(paths=(str(path),), control_mode="explicit", load_models=("*",)),
@@ -188,7 +188,9 @@ class StreamServer:
         self.service = self.core.service
         self._config = config
         self.gate = StubAdmissionControl()
-        self.streams = StreamRegistry(self.service, self.gate, FramesConfig(max_streams=8, max_frame_bytes=4096))
+        self.streams = StreamRegistry(
+            self.service, self.gate, FramesConfig(max_streams=8, max_frame_bytes=4096, **frames)
+        )
         self.cameras: list[Camera] = []
 
     def add(self, name: str, config: str, version: int = 1) -> None:

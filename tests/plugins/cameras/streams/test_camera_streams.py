@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
+from edge_server.plugins.cameras.reports import streams_as_json
 from edge_server.plugins.cameras.streams import model_workers
 from edge_server.plugins.cameras.streams.stream_registry import MAX_REMEMBERED
 from edge_server.protocol.frame_messages import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
@@ -201,9 +202,27 @@ def test_a_frame_that_cannot_meet_its_deadline_is_not_started(stream_server, too
     counts = served_counts(stream_server, camera, tools)
     assert set(counts.dropped) == {DropReason.DEADLINE}
     assert is_exact(counts)
-    assert all(result.times.finished_us <= 150_000 for result in results)
+    assert all(result.times.finished_us <= 150_000 or result.is_late for result in results)
     (statistics,) = stream_server.service.statistics("sum", None)
     assert statistics.inference_count < 20, "late frames were dropped before they were run"
+
+
+def test_a_result_whose_deadline_passed_while_its_frame_ran_is_sent_and_marked_late(stream_server, tools):
+    stream_server.add("sum", tools.config(delay_ms=60))
+    stream_server.start()
+    camera = stream_server.camera(stream_id="front", deadline_ms=20)
+    camera.send(tools.frame(1))  # nothing is known yet of how long the model runs
+    (late,) = camera.wait(1)
+    assert (late.is_late, tools.values([late])) == (True, [tools.sum_of(1)])
+    assert (late.counts.answered, late.counts.late, late.counts.dropped) == (1, 1, {})
+    (report,) = streams_as_json(stream_server.streams.reports())
+    assert (report["answered"], report["late"], report["dropped"]) == (1, 1, {})
+    page = "".join(line for family in stream_server.streams.families() for line in family.render())
+    assert 'edge_frame_late_total{model="sum"} 1' in page
+    in_time = stream_server.camera(deadline_ms=60_000)
+    in_time.send(tools.frame(3))
+    (result,) = in_time.finish()
+    assert (result.is_late, result.counts.late) == (False, 0)
 
 
 def served_counts(stream_server, camera, tools):
@@ -468,6 +487,23 @@ def test_strict_priority_runs_first_on_a_busy_model(stream_server, tools):
     urgent.wait(15)
     assert len(normal.results) <= 4, "what was chosen before the urgent ones came, and one that may have slipped in"
     normal.finish()
+
+
+def test_with_a_priority_weight_a_busy_urgent_camera_leaves_turns_to_the_others(make_stream_server, tmp_path, tools):
+    server = make_stream_server(tmp_path, priority_weight=2)
+    try:
+        server.add("sum", tools.config(delay_ms=5))
+        server.start()
+        urgent = server.camera(depth=64, priority=1)
+        others = [server.camera(depth=64) for _ in range(2)]
+        for value in range(1, 61):
+            for camera in (urgent, *others):
+                camera.send(tools.frame(value))
+        urgent.wait(60)
+        # Two turns for one of theirs, which they share.
+        assert all(len(camera.results) >= 10 for camera in others)
+    finally:
+        server.close()
 
 
 def test_metrics_and_the_list_of_streams_count_results_and_drops(stream_server, tools):
