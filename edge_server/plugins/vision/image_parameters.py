@@ -1,22 +1,8 @@
 """Parser of the parameters in a model's configuration that say how an image becomes the input (`image_*`,
 `network_image_*`).
 
-Names follow the image encoder of Isaac ROS if it has one. All values are strings; lists are comma-separated.
-
-| key | value | default |
-|---|---|---|
-| network_image_width, network_image_height | size of the network's input | the input's dims |
-| image_input | name of the input that takes the image | the only input |
-| image_color | rgb, bgr, gray or depth: the network's channels | rgb, or gray for one channel |
-| image_fit | stretch, letterbox or crop | stretch |
-| image_resize | with crop: pixels of the shorter side before the centre is cut out | just cover the input |
-| image_pad_value | with letterbox: border colour, 0..255, before scaling; one number or one per channel | 0 |
-| image_interpolation | auto, nearest, linear, cubic or area: see `resize.Interpolation` | auto |
-| image_scale | a number or a fraction such as 1/255 | 1 |
-| image_mean, image_stddev | one number or one per channel, in the order of image_color | 0 and 1 |
-| image_depth_unit | with image_color depth: unit of the network's numbers, m or mm | the frame's unit |
-| image_decode | exact, or fast: JPEG frames may be decoded at 1/2, 1/4 or 1/8 of their size | exact |
-| image_top_k | number of best labels to return for an image | not declared |
+PARAMETERS lists the keys. Names follow the image encoder of Isaac ROS if it has one. All values are strings; lists are
+comma-separated.
 
 A channel's value v of 0..255 becomes (v * image_scale - image_mean) / image_stddev. So mean and stddev are in units of
 0..255 if image_scale is 1, and of 0..1 if it is 1/255. To avoid doubt, a configuration with one of them must state
@@ -46,6 +32,7 @@ from fractions import Fraction
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter, join_values
 from edge_server.plugins.vision.resize import Color, FitMode, Interpolation
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -60,22 +47,6 @@ _PREFIXES = ("image_", "network_image_")
 _ISAAC_FIT_KEYS = ("keep_aspect_ratio", "enable_padding", "crop_mode")
 # Isaac ROS needs the size and encoding of its input; here each image and each frame states them itself.
 _ISAAC_NEEDLESS_KEYS = ("input_encoding", "input_image_width", "input_image_height")
-_KEYS = (
-    "network_image_width",
-    "network_image_height",
-    "image_input",
-    "image_color",
-    "image_fit",
-    "image_resize",
-    "image_pad_value",
-    "image_interpolation",
-    "image_scale",
-    "image_mean",
-    "image_stddev",
-    "image_depth_unit",
-    "image_decode",
-    "image_top_k",
-)
 
 
 class Decode(enum.Enum):
@@ -90,6 +61,38 @@ class DepthUnit(enum.Enum):
 
     METRES = "m"
     MILLIMETRES = "mm"
+
+
+PARAMETERS = (
+    DeclaredParameter("network_image_width", "pixels", "the input's dims", "width of the network's input"),
+    DeclaredParameter("network_image_height", "pixels", "the input's dims", "height of the network's input"),
+    DeclaredParameter("image_input", "name", "the only input", "input that takes the image"),
+    DeclaredParameter(
+        "image_color", join_values(Color), "rgb, or gray for one channel", "the network's channels, in their order"
+    ),
+    DeclaredParameter("image_fit", join_values(FitMode), "stretch", "how a picture of another shape becomes the input"),
+    DeclaredParameter(
+        "image_resize", "pixels", "just cover the input", "with crop: length of the shorter side before the cut"
+    ),
+    DeclaredParameter(
+        "image_pad_value", "0 to 255, one or one per channel", "0", "with letterbox: border colour, before image_scale"
+    ),
+    DeclaredParameter("image_interpolation", join_values(Interpolation), "auto", "how pixels are resized"),
+    DeclaredParameter("image_scale", "number or fraction, as 1/255", "1", "multiplies the values 0 to 255"),
+    DeclaredParameter("image_mean", "one number or one per channel", "0", "subtracted after image_scale"),
+    DeclaredParameter("image_stddev", "one number or one per channel", "1", "divides after image_mean"),
+    DeclaredParameter(
+        "image_depth_unit", join_values(DepthUnit), "the frame's unit", "with image_color depth: unit of the input"
+    ),
+    DeclaredParameter(
+        "image_decode", join_values(Decode), "exact", "fast: large JPEG frames are decoded at 1/2, 1/4 or 1/8"
+    ),
+    DeclaredParameter(
+        "image_top_k", f"1 to {MAX_TOP_K}", "5, for models with classes", "number of best classes in an answer"
+    ),
+)
+"""All keys that begin with one of _PREFIXES."""
+_KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)

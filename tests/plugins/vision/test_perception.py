@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.outputs.output_parameters import TRAITS, HeadKind
+from edge_server.plugins.vision import image_parameters
+from edge_server.plugins.vision.outputs.output_parameters import PARAMETERS, read_declaration
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import ClassScore, Returns
 
@@ -191,15 +192,28 @@ def test_outputs_without_numbers_are_refused(make_model) -> None:
         make_perception_decoder(make_model({"class_output": "out"}, {"out": (3,)}, dtypes={"out": DType.BYTES}))
 
 
-def test_every_head_and_key_is_in_the_documented_table() -> None:
-    from edge_server.plugins.vision.outputs import output_parameters
+DEFAULTS = {parameter.key: parameter.default for parameter in (*image_parameters.PARAMETERS, *PARAMETERS)}
+BESIDE = {
+    "image_resize": {"image_fit": "crop"},
+    "image_pad_value": {"image_fit": "letterbox"},
+    "image_mean": {"image_scale": "1"},
+    "image_stddev": {"image_scale": "1"},
+    "detection_track_threshold": {"detection_head": "ssd", "track": "bytetrack"},
+    "detection_keypoints": {"detection_head": "yolov8"},
+    "deepstack": {"detection_head": "ssd"},
+    "class_activation": {"class_output": "out"},
+}
+"""Key -> what stands beside it. Other keys of detections and masks need a head or an output."""
 
-    table = output_parameters.__doc__
-    for kind in HeadKind:
-        assert kind in TRAITS
-        assert kind.value in table
-    for key in output_parameters._KEYS:
-        assert f"| {key} |" in table
+
+@pytest.mark.parametrize("key", [key for key, text in DEFAULTS.items() if " " not in text])
+def test_the_documented_default_of_a_key_is_in_force(key: str) -> None:
+    beside = BESIDE.get(key)
+    if beside is None:
+        beside = {"detection_head": "ssd"} if key.startswith("detection_") else {"mask_output": "out"}
+    default = DEFAULTS[key]
+    for read in (image_parameters.read_declaration, read_declaration):
+        assert read("m", beside | {key: default}) == read("m", beside)
 
 
 def test_a_model_without_output_declarations_has_no_plan(make_model, repository_root: Path) -> None:

@@ -1,58 +1,11 @@
 """Parser of the parameters in a model's configuration that describe its outputs: `track`, `deepstack`, and keys with
 detection_, class_ or mask_.
 
-All values are strings; lists are comma-separated. The class names are those of the output with the classes
-(`label_filename`, as in Triton).
-
-| key | value | default |
-|---|---|---|
-| detection_head | format of the outputs, see below | no detections |
-| detection_outputs | names of the outputs, in the order of the table below | by name or last dim, or the only one |
-| detection_score_threshold | 0 to 1: weaker detections are dropped | 0.25 |
-| detection_iou_threshold | 0 to 1: of two boxes that overlap more, the weaker one is dropped; 1 drops none | 0.45 |
-| detection_class_agnostic | true or false: boxes of different classes may drop each other | false |
-| detection_max | 1 to 1000: maximum number of detections per frame, the best first | 100 |
-| detection_box_format | xyxy, yxyx, cxcywh or xywh (x, y: upper left corner) | the head's |
-| detection_box_unit | pixels of the network's input, or normalized: 0 to 1 of its width and height | the head's |
-| detection_activation | none, sigmoid or softmax: converts scores to probabilities | the head's |
-| detection_background | index of the background class | none |
-| detection_strides | pixels of the input per cell, one number for each grid | the head's |
-| detection_variances | scale of offsets for centre and size, with priors | 0.1,0.2 |
-| detection_keypoints | number of points (x, y, score) after the classes or the class | 0 |
-| deepstack | true: answer DeepStack clients that name no model, see docs/cameras.md | false |
-| track | bytetrack: give the objects of each frame stream ids, see `plugins.vision.tracking` | no ids |
-| detection_track_threshold | 0 to 1: weaker detections continue a track, but do not start one | 0.5 |
-| class_output | name of the output with a score for each class | the one with labels, or the only one |
-| class_activation | none, sigmoid or softmax | none |
-| mask_output | name of the output with the mask | the one with labels, or the only one |
-| mask_layout | planar: (classes, height, width), packed: (height, width, classes), index: (height, width) | by dims |
-| mask_activation | with one class: none or sigmoid | none |
-| mask_threshold | with one class: a pixel of at least this score is class 1 | 0.5 |
-| mask_unseen | 0 to 65535: class of the frame's pixels that a crop removed from the input | 0 |
+PARAMETERS lists the keys, TRAITS the heads. All values are strings; lists are comma-separated. The class names are
+those of the output with the classes (`label_filename`, as in Triton).
 
 `image_top_k` is the number of best classes, 5 by default. A classifier is also declared by that key alone, if the
 output is unambiguous, and by a single output with labels and one dimension.
-
-| detection_head | outputs (without batch; A boxes, C classes) | boxes, activation | other keys |
-|---|---|---|---|
-| yolov5 | [A, 5 + C]: box, objectness, classes; decoded | cxcywh pixels, none | format unit activation nms |
-| yolov8, yolo11 | [4 + C, A]: box, classes, then 3 rows per keypoint | cxcywh pixels, none | the same, keypoints |
-| yolov10 | [A, 6]: box, score, class, then 3 columns per keypoint; already suppressed | xyxy pixels | format unit \
-keypoints |
-| rtdetr | [A, 4 + C]: box, classes; needs no suppression | cxcywh normalized, none | format unit activation |
-| yolox | [A, 5 + C]: offsets and sizes in cells of grids 8, 16, 32 | -, none | activation strides nms |
-| yolox_decoded | as yolov5 | cxcywh pixels, none | format unit activation nms |
-| ssd | [A, 4], [A, C], optional priors: [A, 4] cxcywh, or [2, 4 A] corners and variances | xyxy \
-normalized, none | format unit activation background variances nms |
-| nms_inside | [A, 4], [A], [A], optional [1]: boxes, scores, classes, count | xyxy pixels | format unit background |
-| onnx_nms | [A, 4], [C, A], [K, 3]: boxes, scores, selected (image, class, box) | yxyx normalized | format unit \
-background |
-| detection_output | [1, K, 7]: (image, class, score, box) | xyxy normalized | format unit background |
-| yunet | four for each of grids 8, 16, 32, named cls_8, obj_8, bbox_8, kps_8 and so on | - | strides nms |
-| blazeface | [A, 16], [A, 1]: box and 6 keypoints relative to anchors of grids 8, 16, 16, 16; score | -, sigmoid | \
-activation strides nms |
-
-nms means detection_iou_threshold and detection_class_agnostic.
 """
 
 from __future__ import annotations
@@ -64,6 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter, join_values
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 
@@ -77,7 +31,7 @@ _PREFIXES = ("detection_", "class_", "mask_")
 
 
 class HeadKind(enum.Enum):
-    """Output formats of detectors; see the table above."""
+    """Output formats of detectors, see TRAITS."""
 
     YOLOV5 = "yolov5"
     YOLOV8 = "yolov8"
@@ -126,8 +80,12 @@ class MaskLayout(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeadTraits:
-    """Keys and defaults of a head. `keys` are its keys besides the common ones."""
+    """Outputs, keys and defaults of a head.
 
+    `outputs` describes their shapes without the batch: A boxes, C classes. `keys` are its keys besides the common ones.
+    """
+
+    outputs: str
     keys: tuple[str, ...]
     format: BoxFormat = BoxFormat.XYXY
     unit: BoxUnit = BoxUnit.PIXELS
@@ -141,39 +99,136 @@ class HeadTraits:
 
 _NMS = ("detection_iou_threshold", "detection_class_agnostic")
 _BOX = ("detection_box_format", "detection_box_unit")
-_YOLO = HeadTraits((*_NMS, *_BOX, "detection_activation"), BoxFormat.CXCYWH)
-_YOLOV8 = HeadTraits((*_YOLO.keys, "detection_keypoints"), BoxFormat.CXCYWH)
+_YOLO = (*_NMS, *_BOX, "detection_activation")
+_COLUMNS = HeadTraits(
+    "[4 + C, A]: box, classes, then 3 rows per keypoint", (*_YOLO, "detection_keypoints"), BoxFormat.CXCYWH
+)
+_OBJECTNESS = HeadTraits("[A, 5 + C]: box, objectness, classes; decoded", _YOLO, BoxFormat.CXCYWH)
 TRAITS: Mapping[HeadKind, HeadTraits] = {
-    HeadKind.YOLOV5: _YOLO,
-    HeadKind.YOLOV8: _YOLOV8,
-    HeadKind.YOLO11: _YOLOV8,
-    HeadKind.YOLOV10: HeadTraits((*_BOX, "detection_keypoints")),
-    HeadKind.RTDETR: HeadTraits((*_BOX, "detection_activation"), BoxFormat.CXCYWH, BoxUnit.NORMALIZED),
-    HeadKind.YOLOX: HeadTraits((*_NMS, "detection_activation", "detection_strides")),
-    HeadKind.YOLOX_DECODED: _YOLO,
+    HeadKind.YOLOV5: _OBJECTNESS,
+    HeadKind.YOLOV8: _COLUMNS,
+    HeadKind.YOLO11: _COLUMNS,
+    HeadKind.YOLOV10: HeadTraits(
+        "[A, 6]: box, score, class, then 3 columns per keypoint; after NMS", (*_BOX, "detection_keypoints")
+    ),
+    HeadKind.RTDETR: HeadTraits(
+        "[A, 4 + C]: box, classes; needs no NMS",
+        (*_BOX, "detection_activation"),
+        BoxFormat.CXCYWH,
+        BoxUnit.NORMALIZED,
+    ),
+    HeadKind.YOLOX: HeadTraits(
+        "[A, 5 + C]: offsets and sizes in cells of grids 8, 16, 32",
+        (*_NMS, "detection_activation", "detection_strides"),
+    ),
+    HeadKind.YOLOX_DECODED: _OBJECTNESS,
     HeadKind.SSD: HeadTraits(
+        "[A, 4], [A, C], optional priors: [A, 4] cxcywh, or [2, 4 A] corners and variances",
         (*_NMS, *_BOX, "detection_activation", "detection_background", "detection_variances"),
         unit=BoxUnit.NORMALIZED,
     ),
-    HeadKind.NMS_INSIDE: HeadTraits((*_BOX, "detection_background")),
-    HeadKind.ONNX_NMS: HeadTraits((*_BOX, "detection_background"), BoxFormat.YXYX, BoxUnit.NORMALIZED),
-    HeadKind.DETECTION_OUTPUT: HeadTraits((*_BOX, "detection_background"), unit=BoxUnit.NORMALIZED),
-    HeadKind.YUNET: HeadTraits((*_NMS, "detection_strides")),
+    HeadKind.NMS_INSIDE: HeadTraits(
+        "[A, 4], [A], [A], optional [1]: boxes, scores, classes, count", (*_BOX, "detection_background")
+    ),
+    HeadKind.ONNX_NMS: HeadTraits(
+        "[A, 4], [C, A], [K, 3]: boxes, scores, selected (image, class, box)",
+        (*_BOX, "detection_background"),
+        BoxFormat.YXYX,
+        BoxUnit.NORMALIZED,
+    ),
+    HeadKind.DETECTION_OUTPUT: HeadTraits(
+        "[1, K, 7]: (image, class, score, box)", (*_BOX, "detection_background"), unit=BoxUnit.NORMALIZED
+    ),
+    HeadKind.YUNET: HeadTraits(
+        "four for each of grids 8, 16, 32, named cls_8, obj_8, bbox_8, kps_8 and so on", (*_NMS, "detection_strides")
+    ),
     HeadKind.BLAZEFACE: HeadTraits(
+        "[A, 16], [A, 1]: box and 6 keypoints relative to anchors of grids 8, 16, 16, 16; score",
         (*_NMS, "detection_activation", "detection_strides"),
         activation=Activation.SIGMOID,
         strides=(8, 16, 16, 16),
     ),
 }
 
-_COMMON = (
-    "detection_head", "detection_outputs", "detection_score_threshold", "detection_max", "track",
-    "detection_track_threshold", "deepstack",
-)  # fmt: skip
-_DETECTION_KEYS = (*_COMMON, *sorted({key for traits in TRAITS.values() for key in traits.keys}))
-_CLASS_KEYS = ("class_output", "class_activation")
-_MASK_KEYS = ("mask_output", "mask_layout", "mask_activation", "mask_threshold", "mask_unseen")
-_KEYS = (*_DETECTION_KEYS, *_CLASS_KEYS, *_MASK_KEYS)
+COMMON_PARAMETERS = (
+    DeclaredParameter("detection_head", "see the heads", "no detections", "format of the outputs"),
+    DeclaredParameter(
+        "detection_outputs",
+        "names",
+        "by name or last dim, or the only one",
+        "outputs, in the order of the heads",
+    ),
+    DeclaredParameter("detection_score_threshold", "0 to 1", "0.25", "weaker detections are dropped"),
+    DeclaredParameter("detection_max", f"1 to {MAX_DETECTIONS}", "100", "most detections per frame, the best first"),
+    DeclaredParameter(
+        "track", join_values(TrackMethod), "no ids", "give the objects of each frame stream ids that stay the same"
+    ),
+    DeclaredParameter(
+        "detection_track_threshold", "0 to 1", "0.5", "with track: weaker detections continue a track but start none"
+    ),
+    DeclaredParameter("deepstack", "true or false", "false", "answer DeepStack clients that name no model"),
+)
+"""Keys of every head."""
+HEAD_PARAMETERS = (
+    DeclaredParameter(
+        "detection_iou_threshold",
+        "0 to 1",
+        "0.45",
+        "of boxes that overlap more, the weaker is dropped; 1 drops none",
+    ),
+    DeclaredParameter(
+        "detection_class_agnostic", "true or false", "false", "boxes of different classes may drop each other"
+    ),
+    DeclaredParameter(
+        "detection_box_format",
+        join_values(BoxFormat),
+        "the head's",
+        "order of the numbers; xywh: upper left corner",
+    ),
+    DeclaredParameter(
+        "detection_box_unit", join_values(BoxUnit), "the head's", "pixels of the input, or 0 to 1 of its sides"
+    ),
+    DeclaredParameter(
+        "detection_activation", join_values(Activation), "the head's", "function that makes scores probabilities"
+    ),
+    DeclaredParameter("detection_background", "0 to 65535", "no such class", "index of the background class"),
+    DeclaredParameter(
+        "detection_strides", "1 to 1024, one per grid", "the head's", "pixels of the input per cell of each grid"
+    ),
+    DeclaredParameter(
+        "detection_variances", "two numbers above 0", "0.1,0.2", "scale of offsets for centre and size, with priors"
+    ),
+    DeclaredParameter(
+        "detection_keypoints", "0 to 1000", "0", "number of points (x, y, score) after the classes or the class"
+    ),
+)
+"""Keys of some heads, see TRAITS."""
+CLASS_PARAMETERS = (
+    DeclaredParameter(
+        "class_output", "name", "the one with labels, or the only one", "output with a score for each class"
+    ),
+    DeclaredParameter("class_activation", join_values(Activation), "none", "function that makes scores probabilities"),
+)
+MASK_PARAMETERS = (
+    DeclaredParameter("mask_output", "name", "the one with labels, or the only one", "output with the mask"),
+    DeclaredParameter(
+        "mask_layout",
+        join_values(MaskLayout),
+        "by dims",
+        "planar: (classes, height, width), packed: (height, width, classes), index: (height, width)",
+    ),
+    DeclaredParameter("mask_activation", "none or sigmoid", "none", "with one class: makes its values probabilities"),
+    DeclaredParameter("mask_threshold", "0 to 1", "0.5", "with one class: pixels of at least this value belong to it"),
+    DeclaredParameter("mask_unseen", "0 to 65535", "0", "class of pixels of the frame that image_fit crop removed"),
+)
+PARAMETERS = (*COMMON_PARAMETERS, *HEAD_PARAMETERS, *CLASS_PARAMETERS, *MASK_PARAMETERS)
+"""All keys."""
+
+_COMMON = tuple(parameter.key for parameter in COMMON_PARAMETERS)
+_DETECTION_KEYS = tuple(parameter.key for parameter in (*COMMON_PARAMETERS, *HEAD_PARAMETERS))
+_CLASS_KEYS = tuple(parameter.key for parameter in CLASS_PARAMETERS)
+_MASK_KEYS = tuple(parameter.key for parameter in MASK_PARAMETERS)
+_KEYS = tuple(parameter.key for parameter in PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+"""Generator of model-parameters.md, from the declarations of the plugin `vision`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from edge_server.plugins.vision import image_parameters
+from edge_server.plugins.vision.declared_parameter import DeclaredParameter
+from edge_server.plugins.vision.outputs import output_parameters
+from edge_server.plugins.vision.outputs.output_parameters import TRAITS, Activation
+
+_INTRODUCTION = """\
+They say how a picture becomes the input, and what the outputs mean. [YOLO exports](../models.md#a-yolo-export)
+need none. They stand in `config.pbtxt` as
+
+```pbtxt
+parameters { key: "image_fit" value { string_value: "letterbox" } }
+```
+
+Values are texts. Lists are separated by commas. A misspelt key fails the load, with the nearest key.
+"""
+_IMAGES = """\
+A channel's value v of 0 to 255 becomes (v * `image_scale` - `image_mean`) / `image_stddev`. With `image_scale: "1"`
+mean and stddev are in units of 0 to 255, with `"1/255"` in units of 0 to 1. A configuration with one of them states
+`image_scale` too.
+
+With `image_color: "depth"` v is the sensor's measurement: by ROS REP 118 integers are millimetres, floats metres. A
+value that is not finite becomes 0, and `image_interpolation: "auto"` means nearest.
+
+`image_decode: "fast"` saves about a quarter of the decoding time of JPEG frames that are at least twice as large as the
+input. `keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are accepted in place of `image_fit`.
+"""
+_OUTPUTS = """\
+Class names are those of the output with the classes (`label_filename`, as in Triton). A single output with labels and
+one dimension is a classifier without any parameter.
+"""
+_HEADS = """\
+Shapes are without the batch; A boxes, C classes. NMS drops overlapping boxes: `detection_iou_threshold` and
+`detection_class_agnostic`. Every head has the keys of the first table of detections.
+"""
+
+
+def generate() -> str:
+    """Return the text of the page below its note."""
+    return "\n".join([
+        "# Parameters of image models\n",
+        _INTRODUCTION,
+        "## How an image becomes the input\n", *_keys(image_parameters.PARAMETERS), "", _IMAGES,
+        "## What the outputs mean\n", _OUTPUTS,
+        "### Detections, with every head\n", *_keys(output_parameters.COMMON_PARAMETERS), "",
+        "### Detections, with some heads\n", *_keys(output_parameters.HEAD_PARAMETERS), "",
+        "### Classes\n", *_keys(output_parameters.CLASS_PARAMETERS), "",
+        "### A mask of the picture\n", *_keys(output_parameters.MASK_PARAMETERS), "",
+        "## Heads\n", _HEADS, *_heads(),
+    ]) + "\n"  # fmt: skip
+
+
+def _keys(parameters: Sequence[DeclaredParameter]) -> Iterator[str]:
+    rows = [(f"`{item.key}`", item.value, item.default, item.meaning) for item in parameters]
+    yield from _table(("Key", "Value", "Default", "Meaning"), rows)
+
+
+def _heads() -> Iterator[str]:
+    rows = []
+    for kind, traits in TRAITS.items():
+        has_boxes = "detection_box_format" in traits.keys
+        boxes = f"{traits.format.value} {traits.unit.value}" if has_boxes else ""
+        activation = "" if traits.activation is Activation.NONE else f"detection_activation {traits.activation.value}"
+        keys = [key.removeprefix("detection_") for key in traits.keys if key.removeprefix("detection_") not in _NMS]
+        rows.append((
+            f"`{kind.value}`", traits.outputs, ", ".join(filter(None, (boxes, activation))),
+            ", ".join((["NMS"] if traits.needs_nms else []) + keys),
+        ))  # fmt: skip
+    yield from _table(("`detection_head`", "Outputs", "Defaults", "Keys `detection_...`"), rows)
+
+
+_NMS = ("iou_threshold", "class_agnostic")
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
