@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.core.tensor import DType
+from edge_server.plugins.vision.exporters.ultralytics import read_names, read_pair
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.plugin import Vision
-from edge_server.plugins.vision.recognition import read_names, read_pair, recognise
+from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import FitMode
 
 METADATA = {"stride": "32", "task": "detect", "names": "{0: 'a', 1: 'b'}", "imgsz": "[320, 640]"}
@@ -121,7 +122,7 @@ def test_other_metadata_do_not_concern_it() -> None:
         ({"inputs": (InputSpec("images", DType.UINT8, (3, 320, 640)),)}, "given 'images' UINT8 [3, 320, 640]"),
         (
             {"inputs": (InputSpec("images", DType.FP32, (3, 640, 640)),)},
-            "imgsz is '[320, 640]', the input",
+            "the metadata state an input of 640x320, the input is [3, 640, 640]",
         ),
         (
             {"outputs": (OutputSpec("output0", DType.FP32, (6, 300)),)},

@@ -1,0 +1,62 @@
+"""Class `ExportedMetadata`, what the metadata of a model say about its layout, and functions that several parsers of
+metadata share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+
+MAX_LABELS = 65536
+MAX_LABEL_LENGTH = 256
+
+
+class UnfitMetadataError(Exception):
+    """Metadata of a known exporter that are damaged, or that do not fit the model."""
+
+
+class ExportedMetadata(NamedTuple):
+    """What an exporter says. It admits one or more layouts; the shapes decide between them.
+
+    `title` is the kind of model for people, as "yolo detect, 80 classes". `layouts` are names in
+    `LAYOUTS`. `symbols` are known sizes: "C" classes, "K" keypoints. `size` is the size of the input, `max_stride` the
+    greatest stride of its grids; None if it is not stated. `parameters` win over those of the layout.
+    """
+
+    title: str
+    layouts: tuple[str, ...]
+    symbols: Mapping[str, int] = MappingProxyType({})
+    labels: tuple[str, ...] = ()
+    size: NetworkSize | None = None
+    max_stride: int | None = None
+    parameters: Mapping[str, str] = MappingProxyType({})
+
+
+def printable(text: str) -> str:
+    """Return a class name without control characters, cut at MAX_LABEL_LENGTH."""
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_LABEL_LENGTH])
+
+
+def labels_by_index(names: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """Return the names in the order of their indices. Raises UnfitMetadataError for gaps, repetitions, too many."""
+    by_index: dict[int, str] = {}
+    for index, name in names:
+        if index in by_index or not 0 <= index < MAX_LABELS:
+            raise UnfitMetadataError(f"expected each of at most {MAX_LABELS} names once, given {index} in them")
+        by_index[index] = printable(name)
+    if not by_index or max(by_index) != len(by_index) - 1:
+        raise UnfitMetadataError(f"expected names for 0, 1, 2 ..., given {len(by_index)} of them")
+    return tuple(by_index[index] for index in range(len(by_index)))
+
+
+def count_noun(number: int, noun: str) -> str:
+    plural = {"class": "classes"}.get(noun, noun + "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def quote(text: str) -> str:
+    """Return the beginning of a text in quotes, for messages."""
+    shown = "".join(char if char.isprintable() else " " for char in text[:60])
+    return f"'{shown}{'...' if len(text) > 60 else ''}'" if text else "nothing"

@@ -1,0 +1,139 @@
+"""Parser of the metadata that Ultralytics and YOLOv5 write into ONNX files: task, names, imgsz, stride and others.
+
+Texts are matched by patterns in linear time, and only strings are evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from edge_server.plugins.vision.exporters.exported_metadata import (
+    ExportedMetadata,
+    UnfitMetadataError,
+    count_noun,
+    labels_by_index,
+    quote,
+)
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
+
+TASKS = ("detect", "pose", "classify")
+
+_RTDETR = "RTDETRDecoder"
+_NAME = re.compile(r"""\s*(?:(\d{1,5})\s*:\s*)?('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\s*(,|$)""")
+_PAIR = re.compile(r"[\[(]\s*(\d{1,5})\s*,\s*(\d{1,5})\s*[\])]")
+_NUMBER = re.compile(r"\d{1,5}")
+
+
+def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
+    """Return what the metadata say, or None if they are not those of a YOLO export. Raises UnfitMetadataError."""
+    task = metadata.get("task")
+    if "stride" not in metadata or (task is None and "names" not in metadata):
+        return None
+    if task is not None and task not in TASKS:
+        raise UnfitMetadataError(f"task {quote(task)} is not decoded, only {', '.join(TASKS[:-1])} and {TASKS[-1]}")
+    labels = read_names(metadata.get("names", ""))
+    title = f"yolo {task or 'detect'}, {count_noun(len(labels), 'class')}"
+    symbols = {"C": len(labels)}
+    if task == "pose":
+        text = metadata.get("kpt_shape", "")
+        points = read_pair(text)
+        if points is None or points[0] == 0 or points[1] != 3:
+            raise UnfitMetadataError(f"expected kpt_shape [keypoints, 3], given {quote(text)}")
+        symbols["K"] = points[0]
+        title += f", {count_noun(points[0], 'keypoint')}"
+        layouts = _pose_layouts(metadata, "" if points[1] == 3 else "-xy")
+    elif task == "classify":
+        layouts = ("classes",)
+    elif task is None:
+        layouts = ("yolov5",)
+    else:
+        layouts = _detect_layouts(metadata, len(labels))
+    max_stride = None
+    if task != "classify":
+        text = metadata["stride"]
+        max_stride = int(text) if _NUMBER.fullmatch(text) else 0
+        if max_stride not in (16, 32, 64):
+            raise UnfitMetadataError(f"expected stride 16, 32 or 64, given {quote(text)}")
+    return ExportedMetadata(title, layouts, symbols, labels, _read_size(metadata), max_stride, _image_parameters(task))
+
+
+def _image_parameters(task: str | None) -> Mapping[str, str]:
+    return {"image_fit": "crop"} if task == "classify" else {}
+
+
+def _detect_layouts(metadata: Mapping[str, str], class_count: int) -> tuple[str, ...]:
+    is_final, head = _is_final(metadata), metadata.get("head")
+    if head == _RTDETR:
+        return ("rtdetr-rows",) if is_final else ("rtdetr-rows", "rtdetr")
+    if is_final:
+        return ("end2end",)
+    layouts = ["yolov8", "yolov8-transposed"]
+    if head is None:
+        layouts.append("rtdetr")
+    # Until 8.3, exporters did not state end2end for YOLOv10. RT-DETR had [boxes, 4 + names] then.
+    if re.match(r"8\.[0-3]\.", metadata.get("version", "")) and class_count != 2:
+        layouts.append("end2end")
+    return tuple(layouts)
+
+
+def _pose_layouts(metadata: Mapping[str, str], suffix: str) -> tuple[str, ...]:
+    if _is_final(metadata):
+        return ("end2end-pose" + suffix,)
+    return ("yolov8-pose" + suffix, "yolov8-pose-transposed" + suffix)
+
+
+def _is_final(metadata: Mapping[str, str]) -> bool:
+    """Return whether boxes come out after NMS, or need none."""
+    has_nms = re.search(r"'nms': True\b", metadata.get("args", "")) is not None
+    return has_nms or metadata.get("end2end") == "True"
+
+
+def _read_size(metadata: Mapping[str, str]) -> NetworkSize | None:
+    text = metadata.get("imgsz", "")
+    stated = read_pair(text) if text else None
+    if stated is None:
+        if text:
+            raise UnfitMetadataError(f"expected imgsz [height, width], given {quote(text)}")
+        return None
+    return NetworkSize(stated[1], stated[0])
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Return the class names of a Python literal, {0: 'a', 1: 'b'} or ['a', 'b']. Raises UnfitMetadataError."""
+    text = text.strip()
+    if len(text) < 2 or text[0] + text[-1] not in ("{}", "[]"):
+        raise UnfitMetadataError(f"expected names as {{0: 'person'}}, given {quote(text)}")
+    return labels_by_index(_parse_names(text))
+
+
+def _parse_names(text: str) -> Iterator[tuple[int, str]]:
+    has_keys, end = text[0] == "{", len(text) - 1
+    at, count = 1, 0
+    while at < end:
+        found = _NAME.match(text, at, end)
+        key = None if found is None else found[1]
+        if found is None or (key is not None) != has_keys:
+            raise UnfitMetadataError(f"expected names as {{0: 'person'}}, given {quote(text[at:])} in them")
+        yield count if key is None else int(key), _read_string(found[2])
+        at, count = found.end(), count + 1
+
+
+def _read_string(literal: str) -> str:
+    """Return the characters of a string literal. Raises UnfitMetadataError."""
+    if "\\" not in literal:
+        return literal[1:-1]
+    try:
+        return str(ast.literal_eval(literal))
+    except (SyntaxError, ValueError):
+        raise UnfitMetadataError(f"expected a string literal, given {quote(literal)}") from None
+
+
+def read_pair(text: str) -> tuple[int, int] | None:
+    """Return the two numbers of "[640, 480]", or the one number of "640" twice; None for any other text."""
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return int(text), int(text)
+    found = _PAIR.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]))

@@ -1,0 +1,389 @@
+"""Table of the known layouts of vision models, and the search for those that a model's shapes and metadata fit.
+
+Dimensions are sums of numbers and symbols, without the batch: A boxes, C classes, K keypoints, Q boxes of a network
+without a grid. "4 + C + 3 K" is four numbers of a box, a score for each class and three numbers for each keypoint.
+
+Metadata name the layouts that a model may have, and the shapes decide: if they agree, the match is certain. Shapes
+alone give candidates. What they leave open is in `LayoutMatch.doubts`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
+from edge_server.core.tensor import DType
+from edge_server.errors import BadModelConfig
+from edge_server.plugins.vision.exporters import ultralytics
+from edge_server.plugins.vision.exporters.exported_metadata import ExportedMetadata, UnfitMetadataError
+from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.outputs.box_candidates import NetworkSize, count_cells
+from edge_server.plugins.vision.perception import make_perception_decoder
+
+_FIT_KEYS = ("image_fit", "image_resize", "keep_aspect_ratio", "enable_padding", "crop_mode")
+_SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
+_STRIDES = (4, 8, 16, 32, 64)
+_ASSUMED_SIDE = 640
+
+MAX_QUERIES = 1000
+"""Greatest number of boxes of networks without a grid. They have 100 to 900."""
+
+MAX_CLASSES = 2000
+"""Greatest number of classes of detectors that shapes alone assume. The largest data sets have 1,203."""
+
+_LETTERBOX = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "letterbox", "image_pad_value": "114"}
+_STRETCH = {"image_color": "rgb", "image_scale": "1/255", "image_fit": "stretch"}
+
+
+class Layout(NamedTuple):
+    """A layout of outputs. `parameters` are the configuration that it implies; "{K}" stands for the number of
+    keypoints and "{output}" for the names of the outputs, in the order of `outputs`.
+
+    `image` are parameters about the picture as models of this layout are usually trained. `names` are those of the
+    outputs, in lower case; empty if exporters name them as they like. `anchors_per_cell`: A is this many times the
+    number of cells of the input's grids; 0 if it is any number. `usual` are sizes that shapes alone assume.
+    `is_unmistakable`: no other known exporter writes these names and shapes, so they suffice.
+    """
+
+    name: str
+    task: str
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, str]
+    image: Mapping[str, str]
+    names: tuple[str, ...] = ()
+    anchors_per_cell: int = 0
+    usual: Mapping[str, int] = MappingProxyType({})
+    is_unmistakable: bool = False
+
+
+_POINTS = {"detection_keypoints": "{K}"}
+_PERSON = {"C": 1, "K": 17}
+
+LAYOUTS: Sequence[Layout] = (
+    Layout("yolov8", "detect", ("4 + C, A",), {"detection_head": "yolov8"}, _LETTERBOX, anchors_per_cell=1),
+    Layout("yolov5", "detect", ("A, 5 + C",), {"detection_head": "yolov5"}, _LETTERBOX, anchors_per_cell=3),
+    Layout(
+        "yolov8-pose", "pose", ("4 + C + 3 K, A",), {"detection_head": "yolov8", **_POINTS}, _LETTERBOX,
+        anchors_per_cell=1, usual=_PERSON,
+    ),
+    Layout("end2end", "detect", ("A, 6",), {"detection_head": "yolov10"}, _LETTERBOX),
+    Layout(
+        "end2end-pose", "pose", ("A, 6 + 3 K",), {"detection_head": "yolov10", **_POINTS}, _LETTERBOX, usual=_PERSON
+    ),
+    Layout("rtdetr", "detect", ("Q, 4 + C",), {"detection_head": "rtdetr"}, _STRETCH),
+    Layout(
+        "rtdetr-rows", "detect", ("Q, 6",),
+        {"detection_head": "yolov10", "detection_box_format": "cxcywh", "detection_box_unit": "normalized"}, _STRETCH,
+    ),
+    Layout("classes", "classify", ("C",), {"class_output": "{output}"}, _STRETCH),
+)  # fmt: skip
+"""All known layouts; of two that fit equally well, the first is the likelier one."""
+
+
+_PARSERS: Mapping[str, Callable[[Mapping[str, str]], ExportedMetadata | None]] = {
+    "a YOLO export": ultralytics.read_metadata,
+}
+
+
+class LayoutMatch(NamedTuple):
+    """A layout that a model may have. `parameters` hold beside those of the configuration, which win. `labels` are the
+    class names of outputs, by output.
+
+    `is_certain`: metadata and shapes agree, or the shapes and names are unmistakable. `evidence` says what speaks for
+    the layout, each of `doubts` what nothing proves; both are for people.
+    """
+
+    layout: str
+    task: str
+    title: str
+    parameters: Mapping[str, str]
+    labels: Mapping[str, tuple[str, ...]]
+    is_certain: bool
+    evidence: str
+    doubts: tuple[str, ...] = ()
+
+
+def candidates(spec: ModelSpec, metadata: Mapping[str, str]) -> tuple[LayoutMatch, ...]:
+    """Return the layouts that a model may have, the likeliest first; empty if none is known.
+
+    `spec` needs inputs and outputs, and is not changed; a head in its `parameters` is ignored. `metadata` are the texts
+    of `ModelSignature.metadata`. Every result has been checked: with its parameters beside those of `spec` the model
+    loads, unless these contradict them. A match by metadata is certain and the only result.
+    """
+    try:
+        certain = find_stated_layout(spec, metadata)
+    except UnfitMetadataError:
+        certain = None
+    if certain is not None:
+        return (certain,)
+    found = []
+    for layout in LAYOUTS:
+        try:
+            match = _Model(spec, None).match(layout)
+            check_match(spec, match)
+        except (UnfitMetadataError, BadModelConfig):
+            continue
+        found.append(match)
+    return tuple(sorted(found, key=lambda match: not match.is_certain))
+
+
+def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMatch | None:
+    """Return the layout that the metadata state, or None for metadata of no known exporter.
+
+    Raises UnfitMetadataError, a whole sentence, if the metadata do not fit the model.
+    """
+    for source, read in _PARSERS.items():
+        try:
+            exported = read(metadata)
+            if exported is not None:
+                return _match_stated_layout(spec, exported)
+        except UnfitMetadataError as error:
+            raise UnfitMetadataError(
+                f"its metadata are those of {source}, but nothing is recognised: {error}"
+            ) from None
+    return None
+
+
+def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata) -> LayoutMatch:
+    model = _Model(spec, exported)
+    errors = []
+    for layout in LAYOUTS:
+        if layout.name in exported.layouts:
+            try:
+                match = model.match(layout)
+            except _ShapeMismatchError as error:
+                errors.append(error)
+                continue
+            try:
+                check_match(spec, match)
+            except BadModelConfig as error:
+                raise UnfitMetadataError(error.message) from None
+            return match
+    # The outputs are alike in all of them.
+    expected = " or ".join(dict.fromkeys(error.expected for error in errors))
+    raise UnfitMetadataError(f"{errors[0].given}, expected {expected}{model.describe_symbols()}")
+
+
+def check_match(spec: ModelSpec, match: LayoutMatch) -> None:
+    """Raise BadModelConfig if a model with the parameters of a match cannot convert images or outputs."""
+    with_it = replace(spec, recognised=Recognised(match.parameters, match.labels, ""))
+    make_image_plan(with_it)
+    make_perception_decoder(with_it)
+
+
+class _ShapeMismatchError(UnfitMetadataError):
+    """The outputs have other shapes than a layout: "`given`, expected `expected`"."""
+
+    def __init__(self, given: str, expected: str) -> None:
+        super().__init__(f"{given}, expected {expected}")
+        self.given, self.expected = given, expected
+
+
+class _Model:
+    """A model and what its metadata say, compared with one layout after the other."""
+
+    def __init__(self, spec: ModelSpec, exported: ExportedMetadata | None) -> None:
+        """Raises UnfitMetadataError for inputs that take no picture."""
+        self._spec, self._exported = spec, exported
+        self._input = self._find_input()
+        self._size, self._is_size_assumed = self._find_size()
+
+    def describe_symbols(self) -> str:
+        assert self._exported is not None
+        symbols = self._exported.symbols
+        names = f" for {symbols['C']} names" if "C" in symbols else ""
+        return f"{names} and {symbols['K']} keypoints" if "K" in symbols else names
+
+    def match(self, layout: Layout) -> LayoutMatch:
+        """Return the match with a layout. Raises UnfitMetadataError if the model has other outputs."""
+        outputs, symbols = self._match_outputs(layout)
+        if self._exported is None and layout.task != "classify" and symbols.get("C", 0) > MAX_CLASSES:
+            raise UnfitMetadataError(f"{symbols['C']} classes")
+        boxes_in_grid = self._check_box_count(layout, outputs, symbols)
+        parameters = self._image_parameters(layout)
+        known = {"output": ",".join(output.name for output in outputs), **{k: str(v) for k, v in symbols.items()}}
+        parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
+        if len(outputs) > 1 and "detection_head" in layout.parameters:
+            parameters["detection_outputs"] = known["output"]
+        exported = self._exported
+        if exported is not None:
+            parameters |= exported.parameters
+        shapes = ", ".join(f"'{output.name}' {list(output.dims)}" for output in outputs)
+        evidence = f"outputs {shapes} fit {layout.name} [{'], ['.join(layout.outputs)}]"
+        if boxes_in_grid:
+            evidence += f", and A is the number of boxes of an input of {self._size.width}x{self._size.height}"
+        if exported is not None:
+            labels = {output.name: exported.labels for output in outputs} if exported.labels else {}
+            evidence = f"its metadata say {exported.title}, and its {evidence}"
+            return LayoutMatch(layout.name, layout.task, exported.title, parameters, labels, True, evidence)
+        classes = f", {symbols['C']} classes" if "C" in symbols else ""
+        doubts = () if layout.is_unmistakable else tuple(self._doubts(layout, symbols, boxes_in_grid))
+        return LayoutMatch(
+            layout.name, layout.task, f"{layout.name} {layout.task}{classes}", parameters, {},
+            layout.is_unmistakable, evidence, doubts,
+        )  # fmt: skip
+
+    def _doubts(self, layout: Layout, symbols: Mapping[str, int], boxes_in_grid: bool) -> Iterator[str]:
+        if self._is_size_assumed:
+            yield f"the input has any size: {self._size.width}x{self._size.height} is assumed"
+        fit, scale = layout.image.get("image_fit", "stretch"), layout.image.get("image_scale", "1")
+        yield f"the file does not say how it was trained: {layout.image['image_color']}, {fit}, scale {scale} are usual"
+        if layout.anchors_per_cell and not boxes_in_grid:
+            yield "the number of boxes is open"
+        elif not layout.anchors_per_cell and not layout.names:
+            yield "only the shapes speak for this layout"
+        for symbol, value in layout.usual.items():
+            yield f"{symbol} = {value} is assumed"
+        yield "the class names are unknown"
+
+    def _find_input(self) -> InputSpec:
+        found = [item for item in self._spec.inputs if self._is_picture(item)]
+        if len(self._spec.inputs) != 1:
+            raise UnfitMetadataError(f"expected one input, given {len(self._spec.inputs)}")
+        if len(found) != 1:
+            item = self._spec.inputs[0]
+            given = f"'{item.name}' {item.dtype.value} {list(without_batch(self._spec, item, 3))}"
+            raise UnfitMetadataError(f"expected an input FP32 or FP16 [3, height, width], given {given}")
+        return found[0]
+
+    def _is_picture(self, item: InputSpec) -> bool:
+        shape = without_batch(self._spec, item, 3)
+        return len(shape) == 3 and 3 in (shape[0], shape[2]) and item.dtype in (DType.FP32, DType.FP16)
+
+    def _find_size(self) -> tuple[NetworkSize, bool]:
+        """Return the size of the input, and whether nothing states it."""
+        shape = without_batch(self._spec, self._input, 3)
+        height, width = shape[1:] if shape[0] == 3 else shape[:2]
+        stated = None if self._exported is None else self._exported.size
+        if stated is not None:
+            if height not in (-1, stated.height) or width not in (-1, stated.width):
+                raise UnfitMetadataError(
+                    f"the metadata state an input of {stated.width}x{stated.height}, the input is {list(shape)}"
+                )
+            height, width = stated.height, stated.width
+        if self._exported is not None and -1 in (height, width):
+            raise UnfitMetadataError("expected the size of the input in the metadata, given nothing")
+        is_assumed = -1 in (height, width)
+        height, width = (_ASSUMED_SIDE if side == -1 else side for side in (height, width))
+        if not (height and width):
+            raise UnfitMetadataError(f"the input is {width} pixels wide and {height} high")
+        return NetworkSize(width, height), is_assumed
+
+    def _match_outputs(self, layout: Layout) -> tuple[Sequence[OutputSpec], dict[str, int]]:
+        """Return the outputs in the order of the layout, and the sizes of its symbols as far as they are known."""
+        outputs = self._spec.outputs
+        if len(outputs) != len(layout.outputs):
+            noun = "output" if len(layout.outputs) == 1 else "outputs"
+            count = {1: "one"}.get(len(layout.outputs), str(len(layout.outputs)))
+            raise UnfitMetadataError(f"expected {count} {noun}, given {len(outputs)}")
+        exported = self._exported
+        known = dict(layout.usual if exported is None else exported.symbols)
+        orders: Iterator[Sequence[OutputSpec]] = itertools.permutations(outputs) if len(outputs) <= 4 else iter(())
+        if layout.names:
+            by_name = {output.name.lower(): output for output in outputs}
+            is_named = all(name in by_name for name in layout.names)
+            orders = iter([[by_name[name] for name in layout.names]] if is_named else [])
+        for order in orders:
+            shapes = [
+                without_batch(self._spec, o, s.count(",") + 1) for o, s in zip(order, layout.outputs, strict=True)
+            ]
+            symbols = match_shapes(layout.outputs, shapes, known)
+            if symbols is not None:
+                return order, symbols
+        given = ", ".join(
+            f"'{output.name}' is {list(without_batch(self._spec, output, shape.count(',') + 1))}"
+            for output, shape in zip(outputs, layout.outputs, strict=True)
+        )
+        expected = ", ".join(f"[{substitute(shape, known)}]" for shape in layout.outputs)
+        raise _ShapeMismatchError(f"output {given}", expected)
+
+    def _check_box_count(self, layout: Layout, outputs: Sequence[OutputSpec], symbols: Mapping[str, int]) -> bool:
+        """Return whether the number of boxes is that of the input's grids; False if it is open or has none."""
+        if not layout.anchors_per_cell or "A" not in symbols or self._is_size_assumed:
+            return False
+        greatest = (None if self._exported is None else self._exported.max_stride) or 32
+        cells = [count_cells(self._size, stride) for stride in _STRIDES if stride <= greatest]
+        counts = [layout.anchors_per_cell * sum(cells[first:]) for first in range(3)]
+        if symbols["A"] not in counts:
+            given = f"output '{outputs[0].name}' has {symbols['A']} boxes"
+            raise _ShapeMismatchError(given, f"one of {', '.join(map(str, counts))}")
+        return True
+
+    def _image_parameters(self, layout: Layout) -> dict[str, str]:
+        stated = self._spec.parameters
+        image = dict(layout.image)
+        if any(key in stated for key in _FIT_KEYS):
+            image = {key: value for key, value in image.items() if key not in (*_FIT_KEYS, "image_pad_value")}
+        if any(key in stated for key in _SCALE_KEYS):
+            image = {key: value for key, value in image.items() if key not in _SCALE_KEYS}
+        if -1 in without_batch(self._spec, self._input, 3):
+            image |= {"network_image_width": str(self._size.width), "network_image_height": str(self._size.height)}
+        return image
+
+
+def match_shapes(
+    patterns: Sequence[str], shapes: Sequence[tuple[int, ...]], known: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Return the sizes of the symbols if `shapes` match a layout's outputs, else None.
+
+    `known` are sizes that must hold. A dim of -1 matches any, and a dim with two unknown symbols any of at least 1.
+    """
+    symbols = dict(known)
+    for pattern, shape in zip(patterns, shapes, strict=True):
+        dims = pattern.split(",")
+        if len(dims) != len(shape):
+            return None
+        for dim, size in zip(dims, shape, strict=True):
+            rest, unknown = size, []
+            for term in dim.split("+"):
+                factor, symbol = parse_term(term)
+                if symbol and symbol not in symbols:
+                    unknown.append((factor, symbol))
+                else:
+                    rest -= factor * (symbols[symbol] if symbol else 1)
+            if size == -1 or len(unknown) > 1:
+                continue
+            if not unknown:
+                if rest:
+                    return None
+                continue
+            ((factor, symbol),) = unknown
+            if rest <= 0 or rest % factor or (symbol == "Q" and rest > MAX_QUERIES):
+                return None
+            symbols[symbol] = rest // factor
+    return symbols
+
+
+_TERM = re.compile(r"\s*(\d*)\s*([A-Z]?)\s*")
+
+
+def parse_term(term: str) -> tuple[int, str]:
+    """Return factor and symbol of "3 K", "C" or "4", which has the symbol ""."""
+    found = _TERM.fullmatch(term)
+    assert found is not None, term
+    return int(found[1] or 1), found[2]
+
+
+def substitute(pattern: str, known: Mapping[str, int]) -> str:
+    """Return a layout's shape for people: sums of known sizes as numbers, "A" as boxes."""
+    dims = []
+    for dim in pattern.split(","):
+        number, words = 0, []
+        for term in dim.split("+"):
+            factor, symbol = parse_term(term)
+            if not symbol or symbol in known:
+                number += factor * known.get(symbol, 1)
+            else:
+                words.append({"A": "boxes", "C": "classes", "Q": "boxes"}.get(symbol, term.strip()))
+        dims.append(" + ".join(([str(number)] if number else []) + words))
+    return ", ".join(dims)
+
+
+def without_batch(spec: ModelSpec, tensor: InputSpec | OutputSpec, rank: int) -> tuple[int, ...]:
+    has_batch_inside = spec.max_batch_size == 0 and len(tensor.dims) > rank and tensor.dims[0] in (1, -1)
+    return tensor.dims[1:] if has_batch_inside else tensor.dims
