@@ -124,7 +124,7 @@ class RunningPlugin:
     local_folders: Mapping[str, Path] = MappingProxyType({})
     """Model repository given as an address -> the folder that is scanned in its place."""
     panel: Path | None = None
-    """ES module of a section of the page, see docs/plugins.md."""
+    """ES module of a section of the page, see docs/plugins.md. It may import the files `panel_*.js` beside it."""
     onnx_backends: Sequence[str] = ()
     """Backends for ONNX files whose configuration names none. They are tried before those of the core."""
     backend_settings: Mapping[str, Mapping[str, str]] = MappingProxyType({})

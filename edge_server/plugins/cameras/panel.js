@@ -1,11 +1,11 @@
 // Section of the page: frame streams, each with a live picture with the results drawn in, rates, drops by reason, ages.
 
-import { access, request } from "./api.js";
-import { element, formatNumber, keepChildren, note, setText } from "./dom.js";
+import { access, request } from "../api.js";
+import { element, formatNumber, keepChildren, note, setText } from "../dom.js";
 
 export const id = "cameras";
 export const title = "Cameras";
-export const path = "edge/v1/streams";
+export const paths = ["edge/v1/streams"];
 
 const MAX_SHOWN = 6;
 const REASONS = {

@@ -40,13 +40,21 @@ class PageEndpoints:
         self._core = core
 
     async def index(self, request: HttpRequest) -> HttpResponse:
-        return await self._page_file(request, "index.html")
+        return await _send_file(request, _FOLDER, "index.html")
 
     async def file(self, request: HttpRequest) -> HttpResponse:
-        return await self._page_file(request, request.names["file"])
+        return await _send_file(request, _FOLDER, request.names["file"])
+
+    async def panel(self, request: HttpRequest) -> HttpResponse:
+        """Return a plugin's panel as panel.js, and the files `panel_*.js` beside it under their names."""
+        name = request.names["file"]
+        panel = self._core.panels().get(request.names["plugin"])
+        if panel is None or not name.startswith("panel"):
+            raise _no_file(name)
+        return await _send_file(request, panel.parent, panel.name if name == "panel.js" else name)
 
     async def reference(self, request: HttpRequest) -> HttpResponse:
-        return await self._page_file(request, "reference.html")
+        return await _send_file(request, _FOLDER, "reference.html")
 
     async def access(self, request: HttpRequest) -> HttpResponse:
         """Return the rights of the caller. It may change models only where a key or a token is required and given."""
@@ -71,12 +79,16 @@ class PageEndpoints:
             }
         )
 
-    async def _page_file(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Return a file of the page, or `panel-NAME.js` of a plugin. Raises NotFound for any other name."""
-        panels = {f"panel-{plugin}.js": file for plugin, file in self._core.panels().items()}
-        path = panels.get(name, _FOLDER / name)
-        kind = _TYPES.get(path.suffix)
-        if kind is None or Path(name).name != name or not path.is_file():
-            raise NotFound(f"the page has no file '{name[:80]}'")
-        data = await request.run_on_worker(path.read_bytes)
-        return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})
+
+async def _send_file(request: HttpRequest, folder: Path, name: str) -> HttpResponse:
+    """Return a file of the page. Raises NotFound for a name that is none of a file in the folder."""
+    path = folder / name
+    kind = _TYPES.get(path.suffix)
+    if kind is None or Path(name).name != name or not path.is_file():
+        raise _no_file(name)
+    data = await request.run_on_worker(path.read_bytes)
+    return HttpResponse(data, headers={"Content-Type": kind, **_HEADERS})
+
+
+def _no_file(name: str) -> NotFound:
+    return NotFound(f"the page has no file '{name[:80]}'")

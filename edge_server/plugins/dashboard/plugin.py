@@ -35,12 +35,21 @@ class _Dashboard(RunningPlugin):
 
         handler = DeferredEndpoints(make).handler
         index, file = handler(lambda page: page.index), handler(lambda page: page.file)
+        panel = handler(lambda page: page.panel)
         access, reference = handler(lambda page: page.access), handler(lambda page: page.reference)
         schemas = "edge_server.plugins.dashboard.schemas"
         # Open to everyone: a browser cannot send a key for the page itself.
         return (
             Route("GET", "/", "", "The page of the server", index, schema=f"{schemas}:PAGE"),
             Route("GET", "/page/{file}", "", "Files of the page", file, schema=f"{schemas}:FILE"),
+            Route(
+                "GET",
+                "/page/{plugin}/{file}",
+                "",
+                "Sections that plugins add to the page",
+                panel,
+                schema=f"{schemas}:FILE",
+            ),
             Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", access),
             Route("GET", "/docs/api", "", "Reference of this API as a page", reference, schema=f"{schemas}:PAGE"),
         )

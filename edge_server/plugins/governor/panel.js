@@ -1,11 +1,11 @@
 // Section of the page: heat, power and what the governor holds back, as curves.
 
-import { element, note, setBadge } from "./dom.js";
-import { Charts } from "./charts.js";
+import { element, note, setBadge } from "../dom.js";
+import { Charts } from "../charts.js";
 
 export const id = "machine";
 export const title = "Machine";
-export const path = "edge/v1/governor";
+export const paths = ["edge/v1/governor"];
 
 const STATES = { NORMAL: "ok", WARM: "busy", HOT: "busy", THROTTLED: "bad", CRITICAL: "bad" };
 
@@ -14,7 +14,7 @@ export function makePanel() {
   const text = element("p", { id: "machine-detail", class: "note", hidden: true });
   const container = element("div", { id: "machine-charts", class: "grid charts" });
   const charts = new Charts(container);
-  return { heading: badge, nodes: [text, container], update: (governor) => update(governor, badge, text, charts) };
+  return { heading: badge, nodes: [text, container], update: (governor) => { update(governor, badge, text, charts); } };
 }
 
 function update(governor, badge, text, charts) {

@@ -31,10 +31,12 @@ def _front_ends() -> Any:
 
 @pytest.fixture
 def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """`open_site(tokens=None, **http settings)`. One plugin, named site, has a panel."""
+    """`open_site(tokens=None, **http settings)`. One plugin, named site, has a panel of two files."""
     helpers = _front_ends()
     panel = tmp_path / "site.js"
     panel.write_text("export const id = 'site';")
+    (tmp_path / "panel_more.js").write_text("export const more = 1;")
+    (tmp_path / "plugin.js").write_text("not for browsers")
     sites = []
 
     def start(*, tokens: Tokens | None = None, **config: Any) -> Any:

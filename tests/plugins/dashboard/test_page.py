@@ -15,7 +15,7 @@ from edge_server.frontends.http import access_check
 
 PLUGINS = Path(__file__).parents[3] / "edge_server/plugins"
 FILES = sorted((PLUGINS / "dashboard/page").iterdir())
-PANELS = sorted(PLUGINS.glob("*/panel.js"))
+PANELS = sorted(PLUGINS.glob("*/panel*.js"))
 GUARDED = (RestrictedGroup(("model-repository", "view"), "x-key", "s3cret"),)
 
 
@@ -37,9 +37,15 @@ def test_each_file_is_served(site: Any, path: Path) -> None:
 
 def test_the_panels_of_plugins_are_listed_and_served(site: Any) -> None:
     assert site.get("/edge/v1/page").json["panels"] == ["site"]
-    reply = site.get("/page/panel-site.js")
+    reply = site.get("/page/site/panel.js")
     assert (reply.status, reply.body) == (200, b"export const id = 'site';")
     assert reply.headers["Content-Type"] == "text/javascript; charset=utf-8"
+    assert site.get("/page/site/panel_more.js").body == b"export const more = 1;"
+
+
+@pytest.mark.parametrize("path", ["site/plugin.js", "site/panel.py", "site/panel%2f..%2fplugin.js", "none/panel.js"])
+def test_no_other_file_of_a_plugin_is_served(site: Any, path: str) -> None:
+    assert site.get(f"/page/{path}").status == 404
 
 
 @pytest.mark.parametrize("path", [*FILES, *PANELS], ids=lambda path: f"{path.parent.name}/{path.name}")

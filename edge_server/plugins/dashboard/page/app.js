@@ -45,7 +45,7 @@ async function update() {
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     allowed("metadata", () => getJson("edge/v1/models")),
     allowed("statistics", () => getJson("edge/v1/activity")),
-    ...panels.map((panel) => allowed("statistics", () => getJson(panel.path))),
+    ...panels.map((panel) => Promise.all(panel.paths.map((path) => allowed("statistics", () => getJson(path))))),
   ]);
   setText(byId("version"), now.version);
   setBadge(byId("ready"), now.is_ready === null ? "needs a key" : now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy");

@@ -1,35 +1,48 @@
-// Sections that plugins bring. A plugin's module exports `id`, `title`, the `path` of its JSON, and
-// `makePanel()`, which returns {heading, nodes, update(json)}. `json` is null if the caller may not read it.
+// Sections that plugins bring. A plugin's module exports `id`, `title`, `paths` of JSON, and `makePanel()`, which returns
+// {heading, nodes, update(...reports)}: the JSON of each path, null if the caller may not read it. A true result of
+// `update` puts the section before the models.
 
-import { byId, element, keepChildren } from "./dom.js";
+import { byId, element } from "./dom.js";
 
 const modules = new Map();
 const sections = new Map();
-const links = new Map();
 
 /** Return the modules of the panels of these plugins, by title. */
 export async function loadPanels(plugins) {
   await Promise.all(plugins.filter((plugin) => !modules.has(plugin)).map(async (plugin) => {
-    modules.set(plugin, await import(`./panel-${plugin}.js`));
+    modules.set(plugin, await import(`./${plugin}/panel.js`));
   }));
   return plugins.map((plugin) => modules.get(plugin)).sort((a, b) => a.title.localeCompare(b.title));
 }
 
-/** Show these panels, and no others. `reports` has the JSON of each. */
+/** Show these panels, and no others. `reports` has a list of JSON for each. */
 export function updatePanels(panels, reports) {
-  const items = panels.map((panel, index) => ({ panel, report: reports[index] }));
-  const idOf = ({ panel }) => panel.id;
-  keepChildren(byId("panels"), sections, items, idOf, makeSection);
-  keepChildren(byId("panel-links"), links, items, idOf, ({ panel }) => (
-    { node: element("a", { href: `#${panel.id}` }, panel.title), update: () => {} }
-  ));
+  const before = [];
+  const after = [];
+  panels.forEach((panel, index) => {
+    if (!sections.has(panel.id)) sections.set(panel.id, makeSection(panel));
+    const section = sections.get(panel.id);
+    (section.update(...reports[index]) ? before : after).push(section);
+  });
+  place(byId("panels-before"), before.map(({ node }) => node));
+  place(byId("panels"), after.map(({ node }) => node));
+  place(byId("panel-links-before"), before.map(({ link }) => link));
+  place(byId("panel-links"), after.map(({ link }) => link));
 }
 
-function makeSection({ panel }) {
+/** Make these the children, and move only nodes that are elsewhere: a moved one loses its focus. */
+function place(parent, nodes) {
+  nodes.forEach((node, index) => {
+    if (parent.children[index] !== node) parent.insertBefore(node, parent.children[index] ?? null);
+  });
+  while (parent.children.length > nodes.length) parent.lastElementChild.remove();
+}
+
+function makeSection(panel) {
   const { heading, nodes, update } = panel.makePanel();
   const name = `${panel.id}-title`;
   const node = element(
     "section", { id: panel.id, "aria-labelledby": name }, element("h2", { id: name }, `${panel.title} `, heading), ...nodes,
   );
-  return { node, update: ({ report }) => update(report) };
+  return { node, update, link: element("a", { href: `#${panel.id}` }, panel.title) };
 }

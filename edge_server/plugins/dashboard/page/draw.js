@@ -1,0 +1,43 @@
+// Results drawn over a picture: masks, boxes, keypoints, labels.
+
+import { element } from "./dom.js";
+
+const COLORS = ["#3cdc50", "#ff901e", "#286eff", "#e63ce6", "#14d7fa", "#e63c5a"];
+
+/** Return a canvas with the colours of a mask's classes. Class 0 is the background and stays as it is. */
+export async function colored(mask) {
+  const bytes = Uint8Array.from(atob(mask.png), (letter) => letter.charCodeAt(0));
+  const classes = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });
+  const canvas = element("canvas", { width: classes.width, height: classes.height });
+  const pen = canvas.getContext("2d");
+  pen.drawImage(classes, 0, 0);
+  const image = pen.getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < image.data.length; at += 4) {
+    const index = image.data[at];
+    const color = parseInt(COLORS[index % COLORS.length].slice(1), 16);
+    image.data.set([color >> 16, (color >> 8) & 255, color & 255, index ? 128 : 0], at);
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Draw one detection in the picture's pixels. `line` is the width of lines. */
+export function drawBox(pen, found, line) {
+  const color = COLORS[found.class_index % COLORS.length];
+  const { x_min: x, y_min: y, x_max: right, y_max: bottom } = found;
+  pen.lineWidth = line;
+  pen.strokeStyle = pen.fillStyle = color;
+  pen.strokeRect(x, y, right - x, bottom - y);
+  for (const [left, top] of found.keypoints) {
+    pen.beginPath();
+    pen.arc(left, top, line * 1.6, 0, 7);
+    pen.fill();
+  }
+  const text = `${found.label || `class ${found.class_index}`} ${found.score.toFixed(2)}`;
+  const size = line * 6;
+  pen.font = `600 ${size}px sans-serif`;
+  const top = y > size * 1.4 ? y - size * 1.4 : y;
+  pen.fillRect(x - line / 2, top, pen.measureText(text).width + size * 0.6, size * 1.4);
+  pen.fillStyle = "#000";
+  pen.fillText(text, x + size * 0.3 - line / 2, top + size);
+}

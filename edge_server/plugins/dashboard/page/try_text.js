@@ -1,0 +1,68 @@
+// "Try it" for a model that takes text: a prompt, and the answer as it comes.
+
+import { postJson, request, serverEvents } from "./api.js";
+import { element, formatNumber, setText } from "./dom.js";
+import { run, showResult, stopRun } from "./try_run.js";
+
+export function textForm(name, isChat, isDecoupled) {
+  const prompt = element("textarea", { id: "try-prompt", rows: "4" });
+  const limit = element("input", { type: "number", id: "try-tokens", min: "1", max: "4096", value: "128" });
+  const send = (event) => {
+    event.preventDefault();
+    const output = element("pre", { class: "output prose", tabindex: "0", "aria-label": "Answer" });
+    const rate = element("p", { class: "note" });
+    showResult(output, rate);
+    const began = performance.now();
+    let first = 0;
+    const add = (text) => {
+      first ||= performance.now();
+      output.textContent += text;
+    };
+    const end = (tokens) => {
+      const seconds = (performance.now() - first) / 1000;
+      setText(rate, `${tokens} tokens, ${formatNumber((tokens - 1) / seconds)} a second, the first after ${Math.round(first - began)} ms`);
+    };
+    run((signal) => (isChat ? chat(name, prompt.value, Number(limit.value), add, end, signal) : generate(name, prompt.value, isDecoupled, add, signal)));
+  };
+  return [element(
+    "form", { submit: send }, element("label", { for: "try-prompt" }, "Prompt"), prompt,
+    element("div", { class: "row" },
+            ...(isChat ? [element("label", { for: "try-tokens" }, "Most tokens"), limit] : []),
+            element("button", { type: "submit", class: "primary" }, "Send"),
+            element("button", { type: "button", click: () => stopRun() }, "Stop")),
+  )];
+}
+
+async function chat(name, prompt, limit, add, end, signal) {
+  const body = {
+    model: name, messages: [{ role: "user", content: prompt }], max_tokens: limit, stream: true,
+    stream_options: { include_usage: true },
+  };
+  const response = await request("v1/chat/completions", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal,
+  });
+  for await (const { data } of serverEvents(response)) {
+    if (data === "[DONE]") return;
+    const part = JSON.parse(data);
+    if (part.error) throw new Error(part.error.message);
+    const text = part.choices?.[0]?.delta?.content;
+    if (text) add(text);
+    if (part.usage) end(part.usage.completion_tokens);
+  }
+}
+
+async function generate(name, prompt, isDecoupled, add, signal) {
+  const path = `v2/models/${encodeURIComponent(name)}/generate`;
+  if (!isDecoupled) {
+    add(String((await postJson(path, { text_input: prompt })).text_output));
+    return;
+  }
+  const response = await request(`${path}_stream`, {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ text_input: prompt }), signal,
+  });
+  for await (const { data } of serverEvents(response)) {
+    const part = JSON.parse(data);
+    if (part.error) throw new Error(part.error);
+    add(String(part.text_output));
+  }
+}
