@@ -33,6 +33,7 @@ _MAX_ENTRIES = 256
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 DECODERS = ("auto", "pyav", "opencv", "gstreamer")
+TRANSPORTS = ("tcp", "udp", "auto")
 
 
 def _parse_name(text: str) -> str:
@@ -89,7 +90,9 @@ def _key(kind: Kind, default: Any = None) -> Any:
 class SourceEntry:
     """One camera. `version` 0 is the newest. `fps` is the largest rate, 0 for that of the source.
 
-    `sinks` are names of sinks; None sends the results to every sink.
+    `sinks` are names of sinks; None sends the results to every sink. `transport` is how the pictures of rtsp:// come;
+    "auto" is UDP, and TCP if nothing comes. `ca` is a PEM file of the certificates to trust, for rtsps:// and https://;
+    "" trusts those of the system.
     """
 
     what: ClassVar[str] = "source"
@@ -102,6 +105,18 @@ class SourceEntry:
     weight: float = _key(number(0.01, 100), 1.0)
     decoder: str = _key(choice(*DECODERS), "auto")
     sinks: tuple[str, ...] | None = _key(_NAMES)
+    transport: str = _key(choice(*TRANSPORTS), "tcp")
+    ca: str = _key(OPTIONAL_PATH, "")
+
+    def __post_init__(self) -> None:
+        if self.transport != "tcp" and not self.url.startswith("rtsp://"):
+            raise ValueError(f"transport: expected {self.transport} only with url rtsp://")
+        if self.ca and not self.url.startswith(("rtsps://", "https://")):
+            raise ValueError("ca: expected only with url rtsps:// or https://")
+        if self.decoder == "opencv" and (self.transport != "tcp" or self.url.startswith("rtsps://")):
+            raise ValueError("decoder: expected pyav: opencv reads only rtsp:// over TCP, and checks no certificate")
+        if self.decoder == "gstreamer" and self.ca:
+            raise ValueError("ca: expected only with decoder pyav; GStreamer trusts the certificates of the system")
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,12 @@ def test_an_invalid_cameras_file_does_not_stop_the_models():
         ("name=a,url=demo,model=m,decoder=mpv", "decoder: expected auto"),
         ("name=a,url=rtsp://h/?x=geheim,url=geheim,model=m", "url is given twice"),
         ("name=a,url=demo,model=m,sinks=no", "there is no sink 'no'"),
+        ("name=a,url=rtsp://h,model=m,transport=sctp", "transport: expected tcp, udp or auto"),
+        ("name=a,url=rtsps://h,model=m,transport=udp", "transport: expected udp only with url rtsp://"),
+        ("name=a,url=rtsp://h,model=m,ca=x", "ca: expected only with url rtsps:// or https://"),
+        ("name=a,url=rtsp://h,model=m,transport=auto,decoder=opencv", "decoder: expected pyav"),
+        ("name=a,url=rtsps://h,model=m,decoder=opencv", "decoder: expected pyav"),
+        ("name=a,url=rtsps://h,model=m,ca=x,decoder=gstreamer", "ca: expected only with decoder pyav"),
     ],
 )
 def test_an_invalid_flag_is_refused_with_the_reason_and_without_the_password(text, message):

@@ -16,7 +16,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from edge_server.config.setting import shown_url
-from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
+from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture, trusting
 
 TIMEOUT_S = 5.0
 """Longest time without a byte, and to connect. A picture may take twice as long."""
@@ -62,8 +62,8 @@ class MjpegCamera:
     length = 0
     fps = 0.0
 
-    def __init__(self, url: str) -> None:
-        """Connect. Raises SourceError."""
+    def __init__(self, url: str, ca: str = "") -> None:
+        """Connect. `ca`: PEM file of the certificates to trust instead of the system's. Raises SourceError."""
         self.title = shown_url(url)
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
@@ -76,6 +76,7 @@ class MjpegCamera:
         # Without a proxy: a camera is on the machine's own network.
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=trusting(ca)),
             urllib.request.HTTPBasicAuthHandler(passwords),
             urllib.request.HTTPDigestAuthHandler(passwords),
             _SameHostRedirects(self.title),

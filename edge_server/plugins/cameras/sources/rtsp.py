@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
+import logging
+import os
+import socket
+import ssl
 import time
 from functools import partial
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from edge_server.config.setting import shown_url
 from edge_server.errors import Unsupported, install_hint
-from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv
+from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture, opencv, trusting
+
+_LOG = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 """Longest time to open the stream, and without data."""
@@ -23,18 +31,39 @@ _MAX_PIXELS = 1 << 26
 """Largest picture: 8192x8192."""
 
 
-def open_rtsp(url: str, decoder: str = "auto") -> Source:
-    """Open an RTSP stream over TCP.
+_RTSPS_PORT = 322
+"""Default port of rtsps://, as registered."""
+
+_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+"""The authorities that the system trusts, as a file, on Debian, Ubuntu and a Jetson."""
+
+
+class NothingOverUdp(SourceError):
+    """The camera does not send over UDP, or nothing of it arrives."""
+
+
+def open_rtsp(url: str, decoder: str = "auto", transport: str = "tcp", ca: str = "") -> Source:
+    """Open an RTSP stream.
 
     `decoder` is "pyav"; "opencv", which tells neither reasons nor stamps; "gstreamer", OpenCV with GStreamer, as the
-    system's OpenCV on a Jetson has it; or "auto", PyAV if it is installed, else OpenCV. Raises SourceError, and
-    Unsupported if the decoder is not installed.
+    system's OpenCV on a Jetson has it; or "auto", PyAV if it is installed or needed, else OpenCV. `transport` of the
+    pictures is "tcp"; "udp"; or "auto", UDP, and TCP if nothing arrives. The certificate of rtsps:// is checked against
+    the PEM file `ca`, or "" against the system's. Raises SourceError, and Unsupported if the decoder is not installed.
     """
     if decoder == "auto":
-        decoder = "opencv" if importlib.util.find_spec("av") is None else "pyav"
-    if decoder == "pyav":
-        return PyavCamera(url)
-    return OpencvCamera(url, uses_gstreamer=decoder == "gstreamer")
+        needs_pyav = transport != "tcp" or url.startswith("rtsps://")
+        decoder = "pyav" if needs_pyav or importlib.util.find_spec("av") is not None else "opencv"
+    if decoder == "gstreamer":
+        return OpencvCamera(url, gstreamer_pipeline(url, transport))
+    if decoder == "opencv":
+        return OpencvCamera(url)
+    if transport != "auto":
+        return PyavCamera(url, transport, ca)
+    try:
+        return PyavCamera(url, "udp")
+    except NothingOverUdp as error:
+        _LOG.warning("%s; trying TCP", error.message)
+        return PyavCamera(url, "tcp")
 
 
 def _pyav() -> ModuleType:
@@ -42,7 +71,8 @@ def _pyav() -> ModuleType:
         return importlib.import_module("av")
     except ImportError as error:
         raise Unsupported(
-            f'PyAV does not import here ({error}); {install_hint("sources")}; or set decoder = "opencv"'
+            f"PyAV does not import here ({error}); {install_hint('sources')}; rtsp:// over TCP works without it: set "
+            'decoder = "opencv"'
         ) from None
 
 
@@ -56,17 +86,26 @@ class PyavCamera:
     is_live = True
     length = 0
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, transport: str = "tcp", ca: str = "") -> None:
         av = _pyav()
         self._error: type[Exception] = av.error.FFmpegError
         self._address = shown_url(url)
-        # TCP: over UDP a lost packet damages pictures until the next key frame. nobuffer: no picture waits in FFmpeg.
-        options = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}
+        # nobuffer: no picture waits in FFmpeg.
+        options = {"rtsp_transport": transport, "fflags": "nobuffer", "flags": "low_delay"}
+        if url.startswith("rtsps://"):
+            # FFmpeg checks no certificate by default, and its TLS library does not know where the system keeps them.
+            options |= {"tls_verify": "1", "ca_file": ca or _system_authorities()}
         self._began_s = time.monotonic()
         try:
             self._container = av.open(url, mode="r", format="rtsp", options=options, timeout=TIMEOUT_S)
         except (self._error, OSError, ValueError) as error:
-            raise self._failure(error) from None
+            if transport == "udp" and getattr(error, "errno", None) == errno.EPROTONOSUPPORT:
+                raise NothingOverUdp(f"{self._address}: the camera does not send over UDP") from None
+            raise self._opening_failure(error, url, ca) from None
+        # Without data FFmpeg gives the stream back when the time is over, as the camera has described it.
+        if transport == "udp" and time.monotonic() - self._began_s >= TIMEOUT_S:
+            self._container.close()
+            raise NothingOverUdp(f"{self._address}: nothing arrived over UDP within {TIMEOUT_S:g} s")
         if not self._container.streams.video:
             self._container.close()
             raise SourceError(f"{self._address}: expected a stream with video, given none")
@@ -77,7 +116,8 @@ class PyavCamera:
             self._container.close()
             raise SourceError(f"{self._address}: expected video that FFmpeg decodes, such as H.264 or H.265")
         self.fps = float(self._stream.guessed_rate or 0)
-        self.title = f"{self._address} {codec.name} {codec.width}x{codec.height}"
+        over = "TLS" if url.startswith("rtsps://") else transport.upper()
+        self.title = f"{self._address} {codec.name} {codec.width}x{codec.height} over {over}"
         self._pictures = self._decode()
 
     def read(self) -> SourcePicture | None:
@@ -89,6 +129,11 @@ class PyavCamera:
             raise SourceError(f"{self._address}: the camera closed the stream") from None
         except (self._error, OSError) as error:
             raise self._failure(error) from None
+
+    def _opening_failure(self, error: Exception, url: str, ca: str) -> SourceError:
+        # FFmpeg does not say what is wrong with a certificate.
+        problem = _tls_problem(url, ca) if url.startswith("rtsps://") else ""
+        return SourceError(f"{self._address}: {problem}") if problem else self._failure(error)
 
     def _failure(self, error: Exception) -> SourceError:
         # FFmpeg reports an operation that ran out of time by several kinds of error.
@@ -138,6 +183,29 @@ def _ns(pts: int, time_base: Any) -> int:
     return int(pts * time_base * 1_000_000_000)
 
 
+def _system_authorities() -> str:
+    found = ssl.get_default_verify_paths().cafile
+    return found if found is not None and os.path.exists(found) else _AUTHORITIES
+
+
+def _tls_problem(url: str, ca: str) -> str:
+    """Connect once more, and return why TLS fails; "" if it does not."""
+    parts = urlsplit(url)
+    address = (parts.hostname or "", parts.port or _RTSPS_PORT)
+    try:
+        with socket.create_connection(address, TIMEOUT_S) as peer:
+            trusting(ca).wrap_socket(peer, server_hostname=parts.hostname).close()
+    except SourceError as error:
+        return error.message
+    except ssl.SSLCertVerificationError as error:
+        return f"the certificate is not valid: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"TLS fails: {error.reason or 'the camera closed the connection'}"
+    except OSError:
+        pass
+    return ""
+
+
 def _reason(error: Exception) -> str:
     """Return why FFmpeg failed. Its own texts end with the URL, so only the kind of error is used."""
     name = type(error).__name__
@@ -145,6 +213,8 @@ def _reason(error: Exception) -> str:
         return "the camera refuses user and password"
     if name == "HTTPNotFoundError":
         return "the camera has no such stream; is the path right?"
+    if getattr(error, "errno", None) == errno.EPROTONOSUPPORT:
+        return 'the camera does not send over TCP; set transport = "udp"'
     if name == "InvalidDataError":
         return "the data is damaged, or not what it says"
     strerror = getattr(error, "strerror", None)
@@ -160,16 +230,16 @@ class OpencvCamera:
     is_live = True
     length = 0
 
-    def __init__(self, url: str, *, uses_gstreamer: bool) -> None:
+    def __init__(self, url: str, pipeline: str = "") -> None:
         cv2 = opencv()
         self._address = shown_url(url)
-        if uses_gstreamer:
+        if pipeline:
             if "GStreamer:                   YES" not in cv2.getBuildInformation():
                 raise Unsupported(
                     "this OpenCV is built without GStreamer; on a Jetson the system's is built with it: make the "
                     "virtual environment with --system-site-packages, and uninstall opencv-python-headless in it"
                 )
-            self._capture = cv2.VideoCapture(gstreamer_pipeline(url), cv2.CAP_GSTREAMER)
+            self._capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
         else:
             milliseconds = int(TIMEOUT_S * 1000)
             limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
@@ -196,11 +266,15 @@ class OpencvCamera:
         self._capture.release()
 
 
-def gstreamer_pipeline(url: str) -> str:
-    """Return a pipeline in the notation of gst-launch-1.0 that decodes with a Jetson's hardware to BGR."""
+def gstreamer_pipeline(url: str, transport: str = "tcp") -> str:
+    """Return a pipeline in the notation of gst-launch-1.0 that decodes with a Jetson's hardware to BGR.
+
+    With two protocols GStreamer itself takes TCP if nothing comes over UDP.
+    """
+    protocols = "udp+tcp" if transport == "auto" else transport
     location = url.replace("\\", "\\\\").replace('"', '\\"')
     return (
-        f'rtspsrc location="{location}" protocols=tcp latency=100 ! decodebin ! nvvidconv ! '
+        f'rtspsrc location="{location}" protocols={protocols} latency=100 ! decodebin ! nvvidconv ! '
         "video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! "
         "appsink drop=true max-buffers=1 sync=false"
     )

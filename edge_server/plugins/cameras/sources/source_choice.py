@@ -14,11 +14,20 @@ from edge_server.plugins.cameras.sources.source_interface import Source, SourceE
 from edge_server.plugins.cameras.sources.video import VideoCamera, VideoFile
 
 
-def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = None, decoder: str = "auto") -> Source:
+def open_source(
+    text: str,
+    *,
+    fps: float = 0.0,
+    size: tuple[int, int] | None = None,
+    decoder: str = "auto",
+    transport: str = "tcp",
+    ca: str = "",
+) -> Source:
     """Open "demo", "pattern", a folder of pictures, a camera such as /dev/video0, a video file, or a network camera.
 
     A network camera is rtsp:// or rtsps://, or http(s):// for Motion JPEG. `fps` and `size` are requested from a camera
-    of this machine; the pattern uses `size` too, as `(width, height)`. `decoder` is that of RTSP, see `open_rtsp`.
+    of this machine; the pattern uses `size` too, as `(width, height)`. `decoder`, `transport` and `ca` are
+    those of `open_rtsp`.
     Raises SourceError for any other text and for a source that does not open, and Unsupported if a package is missing.
     """
     if text == "pattern":
@@ -31,9 +40,9 @@ def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = N
     if size is not None:
         raise SourceError(f"--size is for 'pattern' and cameras of this machine; the pictures of {text} have one")
     if text.startswith(("rtsp://", "rtsps://")):
-        return open_rtsp(text, decoder)
+        return open_rtsp(text, decoder, transport, ca)
     if text.startswith(("http://", "https://")):
-        return MjpegCamera(text)
+        return MjpegCamera(text, ca)
     if path.is_dir():
         return PictureFolder(path)
     if not path.exists():

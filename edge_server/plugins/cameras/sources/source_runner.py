@@ -156,10 +156,11 @@ class SourceRunner:
 
     def _play(self, stream: CameraStream) -> None:
         """Read the source, in a loop if it has an end, until the runner is stopped. Raises EdgeServerError."""
-        source = open_source(self.entry.url, fps=self.entry.fps, decoder=self.entry.decoder)
+        entry = self.entry
+        source = open_source(entry.url, fps=entry.fps, decoder=entry.decoder, transport=entry.transport, ca=entry.ca)
         try:
             self._title = source.title
-            rate = self.entry.fps or source.fps or DEFAULT_FPS
+            rate = entry.fps or source.fps or DEFAULT_FPS
             schedule = FrameSchedule(0.0 if source.is_live else rate)
             has_pictures = False
             while not self._stop.is_set() and not stream.is_over:

@@ -1,13 +1,17 @@
-"""RTSP against GStreamer's server: pictures, the camera's clock, refusals, a server that is killed and back."""
+"""RTSP against GStreamer's server: pictures, clocks, UDP, TLS, refusals, a server that is killed and back."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -133,6 +137,127 @@ def test_after_a_restart_of_the_camera_server_frames_continue_and_the_gap_is_cou
     assert "geheim" not in str(cameras.events) + str(cameras.report())
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("transport", ["udp", "auto"])
+def test_pictures_come_over_udp(rtsp_camera, transport):
+    rtsp_camera.start()
+    source = open_rtsp(rtsp_camera.url, transport=transport)
+    assert source.read().convert().shape == (240, 320, 3)
+    source.close()
+    assert source.title.endswith(" over UDP")
+
+
+@pytest.mark.full
+def test_udp_that_does_not_arrive_is_named_and_with_auto_tcp_is_taken(monkeypatch, rtsp_camera, relay, caplog):
+    monkeypatch.setattr(rtsp, "TIMEOUT_S", 1.5)
+    rtsp_camera.start()
+    # The camera sends to a port where nobody is, as it does through a router that translates addresses.
+    elsewhere = partial(re.sub, rb"client_port=[0-9]+-[0-9]+", b"client_port=2-3")
+    url = f"rtsp://127.0.0.1:{relay(rtsp_camera.port, elsewhere)}/cam"
+    with pytest.raises(SourceError, match=r"nothing arrived over UDP within 1\.5 s"):
+        open_rtsp(url, transport="udp")
+    source = open_rtsp(url, transport="auto")
+    assert source.read() is not None
+    source.close()
+    assert source.title.endswith(" over TCP")
+    assert "nothing arrived over UDP within 1.5 s; trying TCP" in caplog.text
+
+
+@pytest.mark.full
+def test_a_camera_without_udp_or_without_tcp_is_named(rtsp_camera, relay):
+    rtsp_camera.start()
+
+    def refusing(transport: bytes) -> str:
+        return f"rtsp://127.0.0.1:{relay(rtsp_camera.port, lambda text: text.replace(transport, b'RTP/XXX'))}/cam"
+
+    with pytest.raises(SourceError, match="the camera does not send over UDP"):
+        open_rtsp(refusing(b"RTP/AVP/UDP"), transport="udp")
+    with pytest.raises(SourceError, match='does not send over TCP; set transport = "udp"'):
+        open_rtsp(refusing(b"RTP/AVP/TCP"))
+    source = open_rtsp(refusing(b"RTP/AVP/UDP"), transport="auto")
+    source.close()
+    assert source.title.endswith(" over TCP")
+
+
+@pytest.mark.full
+def test_the_certificate_of_rtsps_is_checked(rtsp_camera, relay, tmp_path):
+    rtsp_camera.start()
+
+    def url(name: str) -> str:
+        """Return the URL of a camera with a certificate that it signed itself, NAME.pem."""
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+             "1", "-subj", "/CN=cam", "-addext", f"subjectAltName={name}", "-keyout", f"{name}.key", "-out",
+             f"{name}.pem"],
+            cwd=tmp_path, check=True, capture_output=True,
+        )  # fmt: skip
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+        return f"rtsps://me:geheim@127.0.0.1:{relay(rtsp_camera.port, context=context)}/cam"
+
+    named, other = url("IP:127.0.0.1"), url("DNS:camera.lan")
+    source = open_rtsp(named, ca=str(tmp_path / "IP:127.0.0.1.pem"))
+    assert source.read() is not None
+    source.close()
+    assert source.title.endswith(" over TLS")
+    for address, ca, message in (
+        (named, "DNS:camera.lan.pem", "the certificate is not valid: self.signed certificate"),
+        (named, "", "the certificate is not valid: self.signed certificate"),
+        (other, "DNS:camera.lan.pem", "the certificate is not valid: IP address mismatch"),
+        (named, "none.pem", "ca: .*none.pem: No such file"),
+    ):
+        with pytest.raises(SourceError, match=message) as caught:
+            open_rtsp(address, ca=str(tmp_path / ca) if ca else "")
+        assert "geheim" not in caught.value.message
+
+
+@pytest.fixture
+def relay():
+    """Start a relay to a port of this machine: it may speak TLS to the client, and change what the client sends."""
+    listeners, threads = [], []
+
+    def start(target: int, change=bytes, context: ssl.SSLContext | None = None) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        run(accept, listener, target, change, context)
+        return listener.getsockname()[1]
+
+    def run(function, *arguments) -> None:
+        thread = threading.Thread(target=function, args=arguments)
+        threads.append(thread)
+        thread.start()
+
+    def accept(listener, target, change, context) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                run(serve, client, target, change, context)
+
+    def serve(client, target, change, context) -> None:
+        with client, suppress(OSError):
+            secured = client if context is None else context.wrap_socket(client, server_side=True)
+            with secured, socket.create_connection(("127.0.0.1", target)) as server:
+                back = threading.Thread(target=copy, args=(server, secured, bytes))
+                back.start()
+                copy(secured, server, change)
+                back.join()
+
+    def copy(source, target, change) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(change(data))
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    yield start
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_thousand_broken_connections_leak_no_memory(rtsp_camera, cameras, eventually, free_ports):
@@ -204,6 +329,9 @@ def test_without_pyav_and_opencv_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setattr(rtsp.importlib, "import_module", absent)
     with pytest.raises(Unsupported, match=r"pip install '\.\[sources\]'"):
         open_rtsp("rtsp://host/x", "pyav")
+    # OpenCV's FFmpeg would not check the certificate.
+    with pytest.raises(Unsupported, match=r"pip install '\.\[sources\]'"):
+        open_rtsp("rtsps://host/x")
 
 
 def test_opencv_without_gstreamer_is_named(monkeypatch):
@@ -216,6 +344,8 @@ def test_opencv_without_gstreamer_is_named(monkeypatch):
 def test_a_url_cannot_inject_into_the_gstreamer_pipeline():
     pipeline = gstreamer_pipeline('rtsp://host/x" ! filesink location="/etc/passwd')
     assert '"rtsp://host/x\\" ! filesink location=\\"/etc/passwd"' in pipeline
+    assert "protocols=tcp " in pipeline
+    assert "protocols=udp+tcp " in gstreamer_pipeline("rtsp://host/x", "auto")
 
 
 def test_without_pyav_opencv_is_tried_and_the_error_names_its_log(monkeypatch, free_ports):
