@@ -56,6 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 PLUGINS_BELOW = {
     ("cameras", "vision"): "frames are images: decoding, perception, tracking, drawing",
     ("tuning", "tensorrt"): "optimize builds engines, measures them and puts the best into the cache",
+    ("add", "tuning"): "a new model runs in the processes in which optimize compares runtimes",
+    ("add", "vision"): "the command says what a new model sees in a picture",
     ("doctor", "governor"): "the machine check reads the machine with the governor's sensors",
 }
 """(Plugin, another plugin) -> why it imports from there."""

@@ -10,8 +10,8 @@ from edge_server.plugins.vision.outputs import output_parameters
 from edge_server.plugins.vision.outputs.output_parameters import TRAITS, Activation
 
 _INTRODUCTION = """\
-They say how a picture becomes the input, and what the outputs mean. [YOLO exports](../models.md#a-yolo-export)
-need none. They stand in `config.pbtxt` as
+They say how a picture becomes the input, and what the outputs mean. `edge-server add` writes them, and
+[YOLO exports](../models.md#a-yolo-export) need none. They stand in `config.pbtxt` as
 
 ```pbtxt
 parameters { key: "image_fit" value { string_value: "letterbox" } }

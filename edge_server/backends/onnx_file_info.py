@@ -33,7 +33,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 _MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
 _MODEL_METADATA, _ENTRY_KEY, _ENTRY_VALUE = 14, 1, 2
-_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME = 1, 2, 8
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_EXTERNAL = 1, 2, 8, 13
 _GRAPH_INPUT, _GRAPH_OUTPUT = 11, 12
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
 
@@ -81,6 +81,19 @@ def metadata(path: Path) -> dict[str, str]:
             if number == _MODEL_METADATA:
                 found[_text(view, start, end, _ENTRY_KEY)] = _text(view, start, end, _ENTRY_VALUE)
     return found
+
+
+def external_files(path: Path) -> list[str]:
+    """Return the names of the files, relative to this one, that hold weights of it. Raises ValueError if it is not
+    ONNX."""
+    found: dict[str, None] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, end in _fields(view, 0, len(view)):
+            for inner, begin, stop in _fields(view, start, end) if number == _MODEL_GRAPH else ():
+                for kind, first, last in _fields(view, begin, stop) if inner == _GRAPH_INITIALIZER else ():
+                    if kind == _TENSOR_EXTERNAL and _text(view, first, last, _ENTRY_KEY) == "location":
+                        found[_text(view, first, last, _ENTRY_VALUE)] = None
+    return list(found)
 
 
 def _value(view: mmap.mmap, start: int, end: int) -> GraphTensor:

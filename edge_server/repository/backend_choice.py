@@ -57,6 +57,16 @@ _BACKENDS_OF_SUFFIX = {
     if Path(name).suffix not in (".json", ".model", ".txt")  # these suffixes do not name a format
 }
 
+_MARKS_OF_FOLDERS = ("genai_config.json", "openvino_tokenizer.xml")
+"""Well-known files that lie beside the model's, and are not the model."""
+
+_NAME_OF_SUFFIX = {Path(name).suffix: name for name in _BACKENDS_OF_FILE if name not in _MARKS_OF_FOLDERS}
+
+
+def standard_name(file_name: str) -> str:
+    """Return the well-known name that a model file with the suffix of `file_name` has in a version folder, or ""."""
+    return _NAME_OF_SUFFIX.get(Path(file_name).suffix.lower(), "")
+
 
 class BackendCandidate(NamedTuple):
     """A runtime to try, and the model file it would open; "" for the backend's own default name."""

@@ -1,0 +1,218 @@
+"""Folder of a new model: copies a model's files into a hidden staging folder of a repository, and moves the complete
+folder into place.
+
+Servers ignore hidden folders. A rename never replaces a model that exists, and a server that watches the repository
+sees the model when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_server.backends import onnx_file_info
+from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest
+from edge_server.repository.backend_choice import standard_name
+from edge_server.repository.file_fingerprint import is_ignored
+from edge_server.repository.safe_paths import check_relative
+from edge_server.repository.scan import is_model_name, parse_version
+
+MAX_NAME_BYTES = 200
+_STAGING_PREFIX = ".add-"
+_MAX_ENTRIES = 10_000
+"""Maximum number of entries of a folder that is searched for a model file."""
+_TOKENIZER, _DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
+_WHOLE_FOLDERS = ("genai_config.json", _TOKENIZER)
+"""Files that mark a folder whose files belong together, a language model."""
+_SAVED_MODEL = "saved_model.pb"
+
+
+class NewModelFiles(NamedTuple):
+    """A model's files. `path` is what was given. `copies` maps each file or folder to its path in the version folder.
+    `backend` is empty if the files decide it."""
+
+    path: Path
+    name: str
+    copies: tuple[tuple[Path, str], ...]
+    backend: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        files = [file for path, _ in self.copies for file in ([path] if path.is_file() else path.rglob("*"))]
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def find_source(path: Path) -> NewModelFiles:
+    """Return the files of the model that `path`, a file or a folder, names. Raises InvalidRequest."""
+    if not path.exists():
+        raise InvalidRequest(f"'{path}' does not exist: expected a model file, or the folder of an export")
+    return _of_folder(path) if path.is_dir() else _of_file(path)
+
+
+def _of_folder(folder: Path) -> NewModelFiles:
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False))
+    except OSError as error:
+        raise InvalidRequest(f"'{folder}' cannot be read: {error.strerror}") from None
+    name = folder.resolve().name
+    if "config.pbtxt" in names or any(parse_version(entry) is not None for entry in names):
+        raise InvalidRequest(f"'{folder}' is already the folder of a model: copy it into the repository as it is")
+    if any(mark in names for mark in _WHOLE_FOLDERS):
+        copies = tuple((folder / entry, entry) for entry in names if not entry.startswith("."))
+        # A model that only reads texts makes vectors of them.
+        is_embedding = _TOKENIZER in names and _DETOKENIZER not in names
+        return NewModelFiles(folder, name, copies, "openvino_embeddings" if is_embedding else "")
+    if _SAVED_MODEL in names:
+        return NewModelFiles(folder, name.removesuffix(".savedmodel"), ((folder, "model.savedmodel"),))
+    # Suffixes such as .json and .py belong to many other files.
+    models = [entry for entry in names if entry.endswith((".onnx", ".xml", ".tflite", ".pt2", ".gguf"))]
+    if len(models) != 1:
+        given = ", ".join(f"'{entry}'" for entry in (models or names)[:8]) or "nothing"
+        raise InvalidRequest(f"'{folder}': expected a folder with one model, given {given}; name the file itself")
+    return _of_file(folder / models[0])
+
+
+def _of_file(path: Path) -> NewModelFiles:
+    target = standard_name(path.name)
+    if not target:
+        raise InvalidRequest(
+            f"'{path}': no runtime reads files that end in '{path.suffix}'; expected one of .onnx, .xml (OpenVINO), "
+            ".tflite, .pt (TorchScript), .pt2, .gguf, .plan, a forest (.json, .ubj, .txt), or the folder of a "
+            "SavedModel or a language model"
+        )
+    copies = [(path, target)]
+    if path.suffix.lower() == ".xml":
+        weights = path.with_suffix(".bin")
+        if not weights.is_file():
+            raise InvalidRequest(f"'{path}': expected its weights '{weights.name}' beside it")
+        copies.append((weights, "model.bin"))
+    if path.suffix.lower() == ".onnx":
+        copies += [(path.parent / name, name) for name in _external_files(path)]
+    return NewModelFiles(path, path.stem, tuple(copies))
+
+
+def _external_files(path: Path) -> list[str]:
+    """Return the names of the files with weights that an ONNX file refers to. Raises InvalidRequest."""
+    try:
+        names = onnx_file_info.external_files(path)
+    except (OSError, ValueError):
+        return []  # The runtime says what is wrong with the file.
+    for name in names:
+        try:
+            check_relative(name, f"'{path}', its external data")
+        except BadModelConfig as error:
+            raise InvalidRequest(error.message) from None
+        if not (path.parent / name).is_file():
+            raise InvalidRequest(f"'{path}': expected its weights '{name}' beside it")
+    return names
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidRequest for a name that no model can have."""
+    if not is_model_name(name) or is_ignored(name) or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise InvalidRequest(
+            f"name '{name[:80]}' cannot be used: expected 1 to {MAX_NAME_BYTES} bytes without spaces, slashes, "
+            "? # % and a leading dot; choose another with --name"
+        )
+
+
+def check_is_free(repository: Path, name: str) -> None:
+    """Raise AlreadyExists if the repository has a model, or anything else, of this name."""
+    target = repository / name
+    if not os.path.lexists(target):
+        return
+    versions = sorted(number for entry in _names(target) if (number := parse_version(entry)) is not None)
+    what = f"has version {', '.join(map(str, versions[:8]))}" if versions else "exists"
+    advice = f"; a new version goes to '{target / str(versions[-1] + 1)}'" if versions else ""
+    raise AlreadyExists(f"'{target}' {what}: choose another name with --name{advice}")
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def staging_folder(repository: Path) -> Iterator[Path]:
+    """Make a hidden folder in the repository, and remove it at the end. Removes those of killed processes, too.
+
+    Makes the repository if only its last folder is missing. Raises InvalidRequest if it cannot be written.
+    """
+    try:
+        repository.mkdir(exist_ok=True)
+        for old in repository.glob(f"{_STAGING_PREFIX}*"):
+            with _locked(old) as is_dead:
+                if is_dead:
+                    shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=repository))
+    except OSError as error:
+        raise InvalidRequest(f"--model-repository={repository} cannot be written: {error.strerror}") from None
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder during a block. Yields False if another process has it, or the folder is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)
+
+
+def copy_files(source: NewModelFiles, folder: Path) -> Path:
+    """Copy the model's files as version 1 of the model `folder`, with a configuration if its files do not decide the
+    backend. Return the folder. Raises OSError."""
+    version = folder / "1"
+    version.mkdir(parents=True)
+    for path, name in source.copies:
+        target = version / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target)
+        else:
+            shutil.copyfile(path, target)
+    if source.backend:
+        (folder / "config.pbtxt").write_text(f'backend: "{source.backend}"\n', "utf-8")
+    return folder
+
+
+def move_into_place(folder: Path, repository: Path) -> Path:
+    """Move a complete model folder into the repository. Return its new path. Raises AlreadyExists and OSError."""
+    target = repository / folder.name
+    # A loss of power after the rename must not leave empty files in a complete model.
+    os.sync()
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        check_is_free(repository, folder.name)
+        raise
+    descriptor = os.open(repository, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return target

@@ -1,0 +1,102 @@
+"""Trial of a new model: runs it with each installed runtime, each in a process of its own, for outputs and times.
+
+The processes are those of `edge-server optimize`, which also tries other precisions and devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge_server.errors import BackendMissing, LoadError, Unsupported
+from edge_server.plugins.tuning.trial.candidate import RuntimeCandidate
+from edge_server.plugins.tuning.trial.candidate_process import ChildLimits
+from edge_server.plugins.tuning.trial.comparison import CandidateTrial
+from edge_server.plugins.tuning.trial.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.plugins.tuning.trial.trial_plan import TrialEnvironment, TrialRequest, make_plan
+
+RUNS = 30
+MAX_SECONDS = 2.0
+"""Limits of the measurement of one runtime."""
+_LIMITS = ChildLimits(answer_s=120.0, open_s=120.0, floor_bytes=128 << 20)
+
+
+class RuntimeTrial(NamedTuple):
+    """Result of one runtime. `times_ms` are empty if it failed, for the `reason`.
+
+    `outputs` are those for the samples, empty for samples that were made up.
+    """
+
+    backend: str
+    runtime: str
+    device: str
+    precision: str
+    load_ms: float
+    times_ms: Sequence[float]
+    outputs: Sequence[Tensors]
+    reason: str
+
+
+def try_runtimes(
+    root: Path,
+    name: str,
+    first: str,
+    samples: Sequence[Tensors],
+    settings: Mapping[str, Mapping[str, str]],
+    scratch: Path,
+) -> list[RuntimeTrial]:
+    """Run the model `name` of the repository `root` with each installed runtime, the backend `first` first.
+
+    Without `samples` they are made up. `settings` are the server's for each backend. Omitted are runtimes that are not
+    installed, that build an engine first, or that take requests and not batches. Raises LoadError if none opens it, and
+    InvalidRequest for a model that chooses its runtime itself.
+    """
+    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    plan = make_plan(TrialRequest(root, name), environment)
+    chosen: dict[str, CandidateTrial] = {}
+    for trial in plan.trials:
+        if _is_natural(trial.candidate):
+            chosen.setdefault(trial.candidate.runtime, trial)
+    path = scratch / "samples.npz"
+    if samples:
+        save_tensors(path, samples)
+    ordered = sorted(chosen.values(), key=lambda trial: trial.candidate.runtime != first)
+    found = []
+    for number, trial in enumerate(ordered):
+        try:
+            tried = _run(trial, path, scratch / f"outputs-{number}.npz", has_samples=bool(samples))
+        finally:
+            trial.kill()
+        if trial.kind not in (BackendMissing.__name__, Unsupported.__name__):
+            found.append(tried)
+    if found and not any(item.load_ms for item in found):
+        reasons = "".join(f"\n  {item.backend}: {item.reason}" for item in found)
+        raise LoadError(f"no runtime opens it:{reasons}")
+    return found
+
+
+def _is_natural(candidate: RuntimeCandidate) -> bool:
+    """Whether the candidate runs the file as the server does without a configuration."""
+    return not candidate.is_engine and not candidate.parameters
+
+
+def _run(trial: CandidateTrial, samples: Path, outputs: Path, *, has_samples: bool) -> RuntimeTrial:
+    trial.start(_LIMITS, lambda text, percent: None)
+    if not has_samples:
+        trial.execute("make_samples", to=str(samples), input="", count=1)
+    trial.execute("load_samples", **{"from": str(samples)})
+    trial.execute("run_samples", to=str(outputs))
+    measured: Mapping[str, Any] = trial.execute("measure", rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS) or {}
+    facts = trial.facts
+    trial.end()
+    return RuntimeTrial(
+        trial.candidate.runtime,
+        str(facts.get("runtime", trial.candidate.runtime)),
+        str(facts.get("device", "")),
+        str(facts.get("precision", "")),
+        float(facts.get("load_ms", 0.0)),
+        [float(item) for item in measured.get("times_ms", ())],
+        load_tensors(outputs) if has_samples and outputs.exists() else (),
+        trial.reason,
+    )

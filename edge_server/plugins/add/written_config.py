@@ -1,0 +1,115 @@
+"""Text of a new model's config.pbtxt: what was found, each key with its meaning, and what is not decided as
+comments."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.errors import ServingFault
+from edge_server.plugins.add.proposal import Proposal
+from edge_server.plugins.vision import image_parameters
+from edge_server.plugins.vision.outputs import output_parameters
+from edge_server.repository.pbtxt import parse_text
+
+LABELS = "labels.txt"
+_WIDTH = 100
+_MEANINGS = {item.key: item for item in (*image_parameters.PARAMETERS, *output_parameters.PARAMETERS)}
+_OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
+"""Parameters of a detector that are written as comments, with a value."""
+
+
+def write_config(
+    folder: Path,
+    spec: ModelSpec,
+    backend: str,
+    chosen: Proposal | None,
+    others: Sequence[tuple[Proposal, str]],
+    remarks: Sequence[str],
+) -> None:
+    """Write config.pbtxt, and the labels of the chosen proposal, into the folder of a new model.
+
+    `backend` is empty if the files decide it. `others` are proposals that were not chosen, each with what speaks for or
+    against it. `remarks` come first. Raises OSError.
+    """
+    lines = [*_comments(remarks), *_comments(_tensors(spec)), ""]
+    if backend:
+        lines += [f"backend: {_quoted(backend)}"]
+    if chosen is not None:
+        lines += [*_comments([f"{chosen.title}: {chosen.evidence}."]), *_parameters(chosen.parameters)]
+        lines += _labels(folder, spec, chosen)
+        if "detection_head" in chosen.parameters:
+            lines += ["", *_comments(["Often changed:"])]
+            more = {key: text for key, text in _OFTEN_CHANGED.items() if key not in chosen.parameters}
+            lines += [f"# {line}" for line in _parameters(more)]
+    if others:
+        rest = "Not chosen" if chosen is not None else "Not decided: remove the '# ' before the parameters of one"
+        lines += ["", *_comments([f"{rest}."])]
+    for number, (proposal, verdict) in enumerate(others, 1):
+        lines += ["#", *_comments([f"{number}. {proposal.title}: {verdict}"])]
+        lines += [f"# {_parameter(key, text)}" for key, text in proposal.parameters.items()]
+    text = "\n".join(lines) + "\n"
+    given = {key: value.string_value for key, value in parse_text(text.encode(), spec.name).parameters.items()}
+    if given != dict(chosen.parameters if chosen is not None else {}):
+        raise ServingFault(f"model '{spec.name}': the configuration does not survive being written as text")
+    (folder / "config.pbtxt").write_text(text, "utf-8")
+
+
+def describe_tensor(tensor: InputSpec | OutputSpec, max_batch_size: int) -> str:
+    """Return "name FP32[-1,3,224,224]"."""
+    dims = (*((-1,) if max_batch_size > 0 else ()), *tensor.dims)
+    return f"{tensor.name} {tensor.dtype.value}[{','.join(map(str, dims))}]"
+
+
+def _tensors(spec: ModelSpec) -> Iterator[str]:
+    yield "The file says the rest, which therefore is not repeated here:"
+    for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        for tensor in tensors:
+            yield f"  {title} {describe_tensor(tensor, spec.max_batch_size)}"
+
+
+def _parameters(parameters: Mapping[str, str]) -> Iterator[str]:
+    for key, text in parameters.items():
+        known = _MEANINGS.get(key)
+        if known is not None:
+            yield from _comments([f"{known.meaning} ({known.value})"])
+        yield _parameter(key, text)
+
+
+def _parameter(key: str, text: str) -> str:
+    return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(text)} }} }}"
+
+
+def _labels(folder: Path, spec: ModelSpec, chosen: Proposal) -> Iterator[str]:
+    """Write the label files, and yield the lines that name them."""
+    files: dict[str, str] = {}
+    for number, (output, labels) in enumerate((item for item in chosen.labels.items() if item[1]), 1):
+        files[output] = LABELS if number == 1 else f"labels_{number}.txt"
+        (folder / files[output]).write_text("".join(f"{label}\n" for label in labels), "utf-8")
+    if not files:
+        return
+    yield ""
+    yield from _comments(["Names of the classes, one a line. A list of outputs names all of them."])
+    for item in spec.outputs:
+        label = f" label_filename: {_quoted(files[item.name])}" if item.name in files else ""
+        yield f"output {{ name: {_quoted(item.name)}{label} }}"
+
+
+def _comments(texts: Sequence[str] | Iterator[str]) -> Iterator[str]:
+    for text in texts:
+        clean = "".join(char if char.isprintable() else " " for char in text)
+        indent = " " * (len(clean) - len(clean.lstrip()))
+        yield from textwrap.wrap(
+            clean.lstrip(),
+            _WIDTH,
+            initial_indent=f"# {indent}",
+            subsequent_indent=f"# {indent}",
+            break_on_hyphens=False,
+        )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
