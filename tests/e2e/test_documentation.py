@@ -223,6 +223,7 @@ LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
     "docs/models.md": (),
+    "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
     "docs/language-models.md": [
@@ -323,10 +324,10 @@ def test_the_code_blocks_of_a_page_work_in_order(
     with contextlib.closing(Terminal(tmp_path, server, serve)) as terminal:
         for block in blocks(ROOT / name):
             if block.mark.startswith("file "):
+                path = tmp_path / block.mark.removeprefix("file ")
+                path.parent.mkdir(parents=True, exist_ok=True)
                 # An address of no existing network.
-                (tmp_path / block.mark.removeprefix("file ")).write_text(
-                    block.code.replace("192.168.1.20", "127.0.0.1:9")
-                )
+                path.write_text(block.code.replace("192.168.1.20", "127.0.0.1:9"))
             elif block.mark == "run":
                 terminal.type(block)
 
