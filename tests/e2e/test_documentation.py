@@ -54,10 +54,10 @@ OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
-    "--site-needs-contact",
+    "--site-needs-contact", "--reload",
 }  # fmt: skip
-"""Options of curl, python, docker, systemd, the installer, the package builder and the tests; the misspelling in an
-error message; and the plugin of plugins.md."""
+"""Options of curl, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the misspelling in
+an error message; and the plugin of plugins.md."""
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +222,7 @@ def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) 
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
+    "docs/coming-from.md": (),
     "docs/models.md": (),
     "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
