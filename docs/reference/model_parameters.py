@@ -36,7 +36,8 @@ one dimension is a classifier without any parameter.
 """
 _HEADS = """\
 Shapes are without the batch; A boxes, C classes. NMS drops overlapping boxes: `detection_iou_threshold` and
-`detection_class_agnostic`. Every head has the keys of the first table of detections.
+`detection_class_agnostic`. Every head has the keys of the first table of detections. Oriented boxes have their angle in
+radians, clockwise in the picture; `detection_iou_threshold` is a ProbIoU, as in Ultralytics' predictor.
 """
 
 
@@ -63,7 +64,7 @@ def _keys(parameters: Sequence[DeclaredParameter]) -> Iterator[str]:
 def _heads() -> Iterator[str]:
     rows = []
     for kind, traits in TRAITS.items():
-        has_boxes = "detection_box_format" in traits.keys
+        has_boxes = "detection_box_unit" in traits.keys
         boxes = f"{traits.format.value} {traits.unit.value}" if has_boxes else ""
         activation = "" if traits.activation is Activation.NONE else f"detection_activation {traits.activation.value}"
         keys = [key.removeprefix("detection_") for key in traits.keys if key.removeprefix("detection_") not in _NMS]

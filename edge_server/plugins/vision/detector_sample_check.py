@@ -64,7 +64,8 @@ _COLUMN_ORDERS = {
     (0, 1, 2, 3, 5, 4): "box, class, score",
 }
 """Columns that hold box, score and class, in rows of other orders."""
-_COLUMNS = (HeadKind.YOLOV8, HeadKind.YOLO11)
+_COLUMNS = (HeadKind.YOLOV8, HeadKind.YOLO11, HeadKind.YOLOV8_OBB)
+_WITH_CLASS_INDEX = (HeadKind.YOLOV10, HeadKind.YOLO26_OBB)
 _WITH_OBJECTNESS = (HeadKind.YOLOV5, HeadKind.YOLOX, HeadKind.YOLOX_DECODED)
 
 
@@ -170,7 +171,7 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
     if kind in (HeadKind.YUNET, HeadKind.BLAZEFACE):
         return 1
     if kind in _COLUMNS:
-        size, others = shapes[0][0], 4 + 3 * declaration.keypoint_count
+        size, others = shapes[0][0], 4 + _rows_after_classes(declaration)
     elif kind in _WITH_OBJECTNESS:
         size, others = shapes[0][1], 5
     elif kind is HeadKind.RTDETR:
@@ -180,6 +181,10 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
     else:
         return None
     return None if size == -1 else size - others
+
+
+def _rows_after_classes(declaration: DetectionDeclaration) -> int:
+    return 1 if declaration.head is HeadKind.YOLOV8_OBB else 3 * declaration.keypoint_count
 
 
 def find_fitting_layouts(
@@ -220,6 +225,7 @@ def _options(
         if activation is Activation.NONE:
             yield "{}", rows, values
             yield "{}", replace(rows, format=BoxFormat.CXCYWH), values
+            yield "{}", replace(rows, head=HeadKind.YOLO26_OBB, format=BoxFormat.CXCYWH), values
         for point_count in (0, *point_counts):
             yield "{}", replace(columns, keypoint_count=point_count), values
         if len(values) in (_count_grid_cells(size), 3 * _count_grid_cells(size)):
@@ -231,7 +237,7 @@ def _options(
         if len(values) > 4 + 32 and (values[-32:].min(axis=1) < 0).mean() > 0.5:
             yield "{} without the 32 mask coefficients of a segmentation", columns, values[:-32]
         if _are_angles(values[-1]):
-            yield "rotated boxes (OBB), [4 + classes + angle, boxes], which no head reads", columns, values[:-1]
+            yield "{}", replace(columns, head=HeadKind.YOLOV8_OBB), values
 
 
 def _are_angles(row: FloatArray) -> bool:
@@ -278,7 +284,7 @@ def _far_boxes(found: Candidates, size: NetworkSize) -> Iterator[str]:
 
 
 def _fractional_classes(declaration: DetectionDeclaration, arrays: Sequence[FloatArray]) -> Iterator[str]:
-    if declaration.head is not HeadKind.YOLOV10:
+    if declaration.head not in _WITH_CLASS_INDEX:
         return
     # Unused rows are 0.
     classes = arrays[0][:, 5][np.isfinite(arrays[0][:, 5]) & (arrays[0][:, 5] != 0)]
@@ -323,7 +329,7 @@ def _count_grid_cells(size: NetworkSize) -> int:
 def _score_doubts(declaration: DetectionDeclaration, arrays: Sequence[FloatArray]) -> Iterator[str]:
     kind, activation = declaration.head, declaration.activation
     if kind in _COLUMNS:
-        scores = arrays[0][4 : len(arrays[0]) - 3 * declaration.keypoint_count]
+        scores = arrays[0][4 : len(arrays[0]) - _rows_after_classes(declaration)]
     elif kind in (*_WITH_OBJECTNESS, HeadKind.RTDETR):
         scores = arrays[0][:, 4:]
     elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS, HeadKind.BLAZEFACE):

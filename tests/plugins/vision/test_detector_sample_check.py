@@ -123,10 +123,12 @@ OBB = columns(scores(15), numbers(-0.7, 2.3, COUNT, 1))
 SEGMENTATION = columns(scores(80), numbers(-1.5, 1.5, COUNT, 32))
 COCO = columns(scores(80))
 ROWS = rows()
+OBB_ROWS = np.concatenate((ROWS, numbers(-0.7, 2.3, len(ROWS), 1)), axis=1)
 DISPROVED = {
     "pose without keypoints": ("yolov8", POSE, {}, "scores up to 3", "detection_head yolov8, detection_keypoints 17"),
     "pose with other keypoints": ("yolov8", POSE, {"keypoints": "16"}, "scores up to", "detection_keypoints 17"),
-    "rotated boxes": ("yolov8", OBB, {}, "scores up to 2.", "rotated boxes (OBB)"),
+    "oriented boxes": ("yolov8", OBB, {}, "scores up to 2.", "detection_head yolov8_obb"),
+    "oriented boxes after NMS": ("yolov5", OBB_ROWS, {}, "scores up to", "detection_head yolo26_obb."),
     "segmentation": ("yolo11", SEGMENTATION, {}, "scores up to 1.5", "without the 32 mask coefficients"),
     "rows as columns": ("yolov8", ROWS, {}, "scores up to 2", "detection_head yolov10"),
     "RT-DETR": (
@@ -201,6 +203,8 @@ RIGHT = {
     "yolov8 that finds nothing": ("yolov8", NOTHING, {}),
     "yolov8 of a little more than 1, by quantization": ("yolov8", columns(scores(80) * 1.1), {}),
     "pose": ("yolov8", POSE, {"keypoints": "17"}),
+    "oriented boxes": ("yolov8_obb", OBB, {}),
+    "oriented boxes after NMS": ("yolo26_obb", OBB_ROWS, {}),
     "rows": ("yolov10", ROWS, {}),
     "rows of normalized boxes": ("yolov10", normalized(ROWS, axis=1), {"box_unit": "normalized"}),
     "rows of nothing": ("yolov10", np.zeros((300, 6)), {}),
@@ -249,11 +253,11 @@ DOUBTFUL = {
     "activation applied twice": ("yolov8", COCO, {"activation": "sigmoid"}, "scores are 0 to 1 before sigmoid"),
     "coordinates under an activation": ("yolov8", POSE, {"activation": "sigmoid"}, "as if they were coordinates"),
     "logits that find nothing": ("yolov8", columns(logits(numbers(0, 0.02, COUNT, 80))), {}, "as if they were logits"),
-    "rotated boxes of small angles": (
+    "oriented boxes of small angles": (
         "yolov8",
         columns(scores(15), numbers(0.2, 0.9, COUNT, 1)),
         {},
-        "rotated boxes (OBB)",
+        "detection_head yolov8_obb",
     ),
     "rows of nothing as columns": ("yolov8", np.zeros((300, 6)), {}, "few boxes for [4 + classes, boxes]"),
     "rows as yolov5": ("yolov5", np.pad(ROWS[:1], ((0, 299), (0, 0))), {}, "few boxes for [boxes, 5 + classes]"),

@@ -23,7 +23,8 @@ MAX_CANDIDATES = 2048
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """K candidates, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score.
+    """K candidates, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score;
+    `rotated` (K, 5): rotated boxes, see rotated_boxes.py, which `boxes` enclose.
 
     Positions are pixels of the network's input. Numbers may have any size and may be not finite.
     """
@@ -32,10 +33,12 @@ class Candidates:
     scores: FloatArray
     classes: npt.NDArray[np.int64]
     keypoints: npt.NDArray[np.float64] | None = None
+    rotated: npt.NDArray[np.float64] | None = None
 
     def take(self, indices: npt.NDArray[np.intp]) -> Candidates:
         keypoints = None if self.keypoints is None else self.keypoints[indices]
-        return Candidates(self.boxes[indices], self.scores[indices], self.classes[indices], keypoints)
+        rotated = None if self.rotated is None else self.rotated[indices]
+        return Candidates(self.boxes[indices], self.scores[indices], self.classes[indices], keypoints, rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,19 @@ class BoxEncoding:
         return np.stack(columns, axis=1) * (self.pixels_per_unit * 2)
 
 
+def select_classified(
+    scores: FloatArray, classes: FloatArray, background: int | None, threshold: float
+) -> npt.NDArray[np.intp]:
+    """Return the indices of the best boxes of a network that gives a class index for each. Boxes with other than valid
+    indices, and those of the background, are omitted."""
+    # A class is at most 2**32 - 1 on the wire; NaN fails the comparison.
+    is_class = (classes >= 0) & (classes < 2**32)
+    if background is not None:
+        is_class &= classes != background
+    indices = np.flatnonzero(is_class)
+    return indices[select_top_k(scores[indices], threshold, MAX_CANDIDATES)]
+
+
 def decode_classified(
     encoding: BoxEncoding,
     boxes: FloatArray,
@@ -105,14 +121,8 @@ def decode_classified(
     threshold: float,
     keypoints: FloatArray | None = None,
 ) -> Candidates:
-    """Return candidates of a network that gives a class index for each box. Other than valid indices, and the
-    background, are omitted. `keypoints` are (A, K, 3): position and score."""
-    # A class is at most 2**32 - 1 on the wire; NaN fails the comparison.
-    is_class = (classes >= 0) & (classes < 2**32)
-    if background is not None:
-        is_class &= classes != background
-    indices = np.flatnonzero(is_class)
-    indices = indices[select_top_k(scores[indices], threshold, MAX_CANDIDATES)]
+    """Return the candidates that `select_classified` selects. `keypoints` are (A, K, 3): position and score."""
+    indices = select_classified(scores, classes, background, threshold)
     points = None
     if keypoints is not None:
         points = keypoints[indices].astype(np.float64)

@@ -21,10 +21,17 @@ from edge_server.plugins.vision.outputs.box_candidates import (
 from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_names
 from edge_server.plugins.vision.outputs.output_parameters import TRAITS, DetectionDeclaration, HeadKind
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim, require_numbers
+from edge_server.plugins.vision.outputs.rotated_boxes import (
+    AngleColumns,
+    AngleRows,
+    apply_rotated_nms,
+    enclosing_boxes,
+    rotated_to_original,
+)
 from edge_server.plugins.vision.outputs.ssd import DetectionRows, FinalTensors, SelectedBoxes, Ssd
 from edge_server.plugins.vision.outputs.yolo import ClassColumns, ClassRows, FinalRows, ObjectnessRows, YoloxGrid
 from edge_server.plugins.vision.resize import FittedPicture
-from edge_server.protocol.frame_messages import Detection, Keypoint
+from edge_server.protocol.frame_messages import Detection, Keypoint, RotatedBox
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -81,10 +88,17 @@ class DetectionDecoder:
         found = _convert_to_frame(self.head.decode(arrays, self.declaration.score_threshold), fit)
         if TRAITS[self.declaration.head].needs_nms and self.declaration.iou_threshold < 1:
             classes = None if self.declaration.is_class_agnostic else found.classes
-            found = found.take(apply_nms(found.boxes, classes, self.declaration.iou_threshold))
+            if found.rotated is None:
+                kept = apply_nms(found.boxes, classes, self.declaration.iou_threshold)
+            else:
+                kept = apply_rotated_nms(found.rotated, classes, self.declaration.iou_threshold)
+            found = found.take(kept)
         found = found.take(np.arange(min(len(found.scores), self.declaration.max_count)))
         boxes = np.clip(found.boxes, 0, (fit.width, fit.height, fit.width, fit.height)).tolist()
         keypoints: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
+        rotated: list[RotatedBox | None] = [None] * len(boxes)
+        if found.rotated is not None:
+            rotated = [RotatedBox(*numbers) for numbers in found.rotated.tolist()]
         return tuple(
             Detection(
                 box[0],
@@ -95,9 +109,10 @@ class DetectionDecoder:
                 index,
                 self.labels[index] if index < len(self.labels) else "",
                 tuple(Keypoint(x, y, point_score) for x, y, point_score in points),
+                rotated=rotated_box,
             )
-            for box, score, index, points in zip(
-                boxes, found.scores.tolist(), found.classes.tolist(), keypoints, strict=True
+            for box, score, index, points, rotated_box in zip(
+                boxes, found.scores.tolist(), found.classes.tolist(), keypoints, rotated, strict=True
             )
         )
 
@@ -117,16 +132,22 @@ def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
     is_valid &= (found.classes >= 0) & (found.classes <= MAX_CLASS_INDEX)
     if found.keypoints is not None:
         is_valid &= np.isfinite(found.keypoints).all(axis=(1, 2))
+    if found.rotated is not None:
+        is_valid &= np.isfinite(found.rotated).all(axis=1) & (found.rotated[:, 2:4] > 0).all(axis=1)
     found = found.take(np.flatnonzero(is_valid))
-    boxes, keypoints = found.boxes.copy(), found.keypoints
+    boxes, keypoints, rotated = found.boxes.copy(), found.keypoints, found.rotated
     boxes[:, 0::2], boxes[:, 1::2] = fit.to_original(boxes[:, 0::2], boxes[:, 1::2])
+    if rotated is not None:
+        rotated = rotated_to_original(rotated, fit)
+        rotated[:, :4] = np.clip(rotated[:, :4], -MAX_POSITION, MAX_POSITION)
+        boxes = enclosing_boxes(rotated)
     boxes = np.clip(boxes, -MAX_POSITION, MAX_POSITION)
     if keypoints is not None:
         keypoints = keypoints.copy()
         keypoints[..., 0], keypoints[..., 1] = fit.to_original(keypoints[..., 0], keypoints[..., 1])
         keypoints[..., :2] = np.clip(keypoints[..., :2], -MAX_POSITION, MAX_POSITION)
     x_min, y_min, x_max, y_max = np.clip(boxes, 0, (fit.width, fit.height, fit.width, fit.height)).T
-    in_frame = Candidates(boxes, found.scores, found.classes, keypoints)
+    in_frame = Candidates(boxes, found.scores, found.classes, keypoints, rotated)
     return in_frame.take(np.flatnonzero((x_max > x_min) & (y_max > y_min)))
 
 
@@ -220,6 +241,10 @@ def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count
         return ClassColumns(encoding, activation, declaration.keypoint_count)
     if kind is HeadKind.YOLOV10:
         return FinalRows(encoding, declaration.keypoint_count)
+    if kind is HeadKind.YOLOV8_OBB:
+        return AngleColumns(encoding, activation)
+    if kind is HeadKind.YOLO26_OBB:
+        return AngleRows(encoding)
     if kind is HeadKind.RTDETR:
         return ClassRows(encoding, activation)
     if kind is HeadKind.YOLOX:

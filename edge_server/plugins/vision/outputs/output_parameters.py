@@ -37,6 +37,8 @@ class HeadKind(enum.Enum):
     YOLOV8 = "yolov8"
     YOLO11 = "yolo11"
     YOLOV10 = "yolov10"
+    YOLOV8_OBB = "yolov8_obb"
+    YOLO26_OBB = "yolo26_obb"
     RTDETR = "rtdetr"
     YOLOX = "yolox"
     YOLOX_DECODED = "yolox_decoded"
@@ -110,6 +112,16 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
     HeadKind.YOLO11: _COLUMNS,
     HeadKind.YOLOV10: HeadTraits(
         "[A, 6]: box, score, class, then 3 columns per keypoint; after NMS", (*_BOX, "detection_keypoints")
+    ),
+    HeadKind.YOLOV8_OBB: HeadTraits(
+        "[4 + C + 1, A]: oriented boxes: centre and size, classes, angle",
+        (*_NMS, "detection_box_unit", "detection_activation"),
+        BoxFormat.CXCYWH,
+    ),
+    HeadKind.YOLO26_OBB: HeadTraits(
+        "[A, 7]: oriented boxes: centre and size, score, class, angle; after NMS",
+        ("detection_box_unit",),
+        BoxFormat.CXCYWH,
     ),
     HeadKind.RTDETR: HeadTraits(
         "[A, 4 + C]: box, classes; needs no NMS",
