@@ -13,22 +13,25 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_server.client import FrameStream
+from edge_server.client import Delivery, FrameStream
 from tests.e2e.conftest import Repository
 from tests.e2e.yolo_exports import (
     CELLS,
     FOUND,
     NAMES,
     POINTS,
+    ROTATED,
     SIDE,
     ULTRALYTICS,
     YOLOV5,
     corners,
     detect,
     export,
+    final_obb_rows,
     final_pose_rows,
     final_rows,
     names,
+    obb,
     pose,
     rtdetr,
     rtdetr_rows,
@@ -62,6 +65,7 @@ parameters { key: "image_scale" value { string_value: "1/255" } }
 parameters { key: "detection_head" value { string_value: "yolo11" } }
 """
 STRICTER = 'parameters { key: "detection_score_threshold" value { string_value: "0.8" } }'
+TRACKED = 'parameters { key: "track" value { string_value: "bytetrack" } }'
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,8 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     persons = ULTRALYTICS | {"task": "pose", "names": names(NAMES[:1]), "kpt_shape": "[2, 3]"}
     add("pose", model=export(pose(), persons))
     add("pose_end2end", model=export(final_pose_rows(), persons | {"end2end": "True"}))
+    add("obb", TRACKED, model=export(obb(), ULTRALYTICS | {"task": "obb"}))
+    add("obb_end2end", model=export(final_obb_rows(), ULTRALYTICS | {"task": "obb", "end2end": "True"}))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
     for name, changed in HOSTILE.items():
@@ -123,6 +129,24 @@ def test_keypoints_of_a_pose_export(server: Any, picture: bytes, model: str) -> 
     for seen, point in zip(detections[0]["keypoints"], POINTS, strict=True):
         assert seen == [pytest.approx(point[0], abs=1), pytest.approx(point[1], abs=1), pytest.approx(point[2])]
     assert "recognised by its metadata: yolo pose, 1 class, 2 keypoints" in notes(server, model)
+
+
+@pytest.mark.parametrize("model", ["obb", "obb_end2end"])
+def test_oriented_boxes_of_an_obb_export(server: Any, picture: bytes, model: str) -> None:
+    detections = perceive(server, model, picture)["detections"]
+    for seen, (box, index, score) in zip(detections, ROTATED, strict=True):
+        assert (seen["class_index"], seen["label"], seen["score"]) == (index, NAMES[index], pytest.approx(score))
+        assert [seen["rotated"][key] for key in ("x", "y", "width", "height", "angle")] == pytest.approx(box, abs=0.01)
+    assert "recognised by its metadata: yolo obb, 3 classes" in notes(server, model)
+
+
+def test_oriented_boxes_of_a_stream_are_tracked(server: Any, picture: bytes) -> None:
+    with FrameStream(server.grpc, "obb", delivery=Delivery(depth=8)) as stream:
+        results = list(stream.results([picture] * 3))
+    for seen, (box, _, _) in zip(results[-1].detections, ROTATED, strict=True):
+        rotated = seen.rotated
+        assert (rotated.x, rotated.y, rotated.width, rotated.height, rotated.angle) == pytest.approx(box, abs=0.01)
+    assert [seen.track_id for seen in results[-1].detections] == [1, 2]
 
 
 def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:

@@ -73,6 +73,25 @@ def final_pose_rows() -> np.ndarray:
     return spread(np.concatenate((corners(), last, [points.ravel()] * 2), axis=1), 300, 6 + 6)
 
 
+ROTATED = [((120.0, 165.0, 160.0, 40.0, 0.5), 0, 0.9), ((475.0, 215.0, 60.0, 180.0, 1.25), 2, 0.75)]
+"""Centre, size and angle of oriented boxes in the picture, class and score."""
+
+
+def rotated() -> np.ndarray:
+    """Centre and size of ROTATED in the input, and the angle."""
+    return np.array([(x * RATIO + LEFT, y * RATIO + TOP, w * RATIO, h * RATIO, r) for (x, y, w, h, r), _, _ in ROTATED])
+
+
+def obb() -> np.ndarray:
+    found = np.concatenate((rotated()[:, :4], scores(), rotated()[:, 4:]), axis=1)
+    return spread(found, CELLS, 4 + len(NAMES) + 1).T
+
+
+def final_obb_rows() -> np.ndarray:
+    last = np.array([(score, label, box[4]) for box, label, score in ROTATED])
+    return spread(np.concatenate((rotated()[:, :4], last), axis=1), 300, 7)
+
+
 def rtdetr() -> np.ndarray:
     """As RT-DETR was exported until 8.3."""
     return spread(np.concatenate((stretched(), scores()), axis=1), 300, 4 + len(NAMES))

@@ -75,6 +75,11 @@ LAYOUTS: Sequence[Layout] = (
     Layout(
         "end2end-pose", "pose", ("A, 6 + 3 K",), {"detection_head": "yolov10", **_POINTS}, _LETTERBOX, usual=_PERSON
     ),
+    Layout(
+        "yolov8-obb", "obb", ("4 + C + 1, A",), {"detection_head": "yolov8_obb"}, _LETTERBOX, anchors_per_cell=1,
+        usual={"C": 15},
+    ),
+    Layout("end2end-obb", "obb", ("A, 7",), {"detection_head": "yolo26_obb"}, _LETTERBOX),
     Layout("rtdetr", "detect", ("Q, 4 + C",), {"detection_head": "rtdetr"}, _STRETCH),
     Layout(
         "rtdetr-rows", "detect", ("Q, 6",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,8 @@ def _mask(mask: Mask) -> dict[str, Any]:
 
 
 def results_as_json(seen: Perception) -> dict[str, Any]:
-    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects."""
+    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects, and
+    `rotated` for oriented boxes."""
     return {
         "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
         "detections": [
@@ -106,6 +108,7 @@ def results_as_json(seen: Perception) -> dict[str, Any]:
                 "label": item.label,
                 "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
                 **({"track_id": item.track_id} if item.track_id else {}),
+                **({"rotated": asdict(item.rotated)} if item.rotated else {}),
             }
             for item in seen.detections
         ],

@@ -35,6 +35,7 @@ _PERCEPTION = NamedSchema(
                 class_index=COUNT,
                 label=TEXT,
                 keypoints=list_of(list_of(NUMBER)),
+                rotated=object_of((), x=NUMBER, y=NUMBER, width=NUMBER, height=NUMBER, angle=NUMBER),
             )
         ),
         mask=object_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
     }
     if item.track_id:
         fields["track_id"] = item.track_id
+    if item.rotated is not None:
+        fields["rotated"] = {name: _number(value) for name, value in asdict(item.rotated).items()}
     if item.keypoints:
         fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
     return fields

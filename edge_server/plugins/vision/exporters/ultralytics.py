@@ -18,7 +18,7 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
 )
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
-TASKS = ("detect", "pose", "classify")
+TASKS = ("detect", "pose", "obb", "classify")
 
 _RTDETR = "RTDETRDecoder"
 _NAME = re.compile(r"""\s*(?:(\d{1,5})\s*:\s*)?('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\s*(,|$)""")
@@ -44,6 +44,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         symbols["K"] = points[0]
         title += f", {count_noun(points[0], 'keypoint')}"
         layouts = _pose_layouts(metadata, "" if points[1] == 3 else "-xy")
+    elif task == "obb":
+        layouts = ("end2end-obb",) if _is_final(metadata) else ("yolov8-obb",)
     elif task == "classify":
         layouts = ("classes",)
     elif task is None:
