@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -100,6 +102,7 @@ def test_cameras_are_opened_listed_changed_and_closed(
 SLOW = EYES.replace('backend: "stub"', 'backend: "python"')
 SLOW_CODE = """
 import os
+import shutil
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -158,3 +161,31 @@ def test_each_camera_waits_for_its_own_model_and_names_it(
 
 def test_a_server_without_cameras_reports_that(zoo: Any) -> None:
     assert zoo.ask("/edge/v1/cameras") == (200, {"enabled": False, "sources": [], "sinks": []})
+
+
+@pytest.mark.full
+def test_a_folder_gets_one_picture_of_the_face_that_a_camera_shows(
+    serve: Callable[..., AbstractContextManager[Any]],
+    repository: Any,
+    tmp_path: Path,
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    name = "face_detection_yunet"
+    shutil.copytree(Path(__file__).parents[2] / "model_repository" / name, repository.path / name)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with serve(
+        repository.path, f"--source=name=door,url=demo,model={name},fps=20",
+        f"--sink=name=whole,url={whole}/", f"--sink=name=cut,url={cut}/,crop=true",
+    ) as server:  # fmt: skip
+
+        def delivered() -> int:
+            return min(sink["delivered"] for sink in server.ask("/edge/v1/cameras")[1]["sinks"])
+
+        assert eventually(lambda: delivered() > 40)
+        assert server.stop() == 0
+    for folder in (whole, cut):
+        (picture,) = folder.iterdir()
+        assert picture.name.endswith("Z_door_face.jpg")
+    height, width = cv2.imread(str(next(whole.iterdir()))).shape[:2]
+    assert (width, height) == (384, 288)
+    assert cv2.imread(str(next(cut.iterdir()))).shape[1] < 150

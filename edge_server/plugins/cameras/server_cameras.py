@@ -13,9 +13,9 @@ from edge_server.plugins.cameras.reports import CamerasReport
 from edge_server.plugins.cameras.settings import SourcesConfig
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkMessage
 from edge_server.plugins.cameras.sinks.sink_set import SinkSet
-from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, read_entries
+from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry, read_entries, takes_pictures
 from edge_server.plugins.cameras.sources.source_runner import CONNECTING, SourceRunner
-from edge_server.plugins.cameras.sources.source_set import SourceSet
+from edge_server.plugins.cameras.sources.source_set import MakePixels, SourceSet
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.protocol.frame_messages import FrameResult
 from edge_server.telemetry.event_bus import PublishEvent
@@ -85,7 +85,12 @@ class ServerCameras:
         # New sinks first and old ones last, so that no result finds its sink absent.
         if sources:
             self._sinks.apply(sinks)
-        self._sources.apply(sources)
+        pictured = {
+            name
+            for name, entry in sources.items()
+            if any(takes_pictures(sinks[sink]) for sink in _sink_names(entry, sinks))
+        }
+        self._sources.apply(sources, pictured)
         for name, entry in self._entries.items():
             kept = _sink_names(sources[name], sinks) if name in sources else set()
             gone = _sink_names(entry, sinks) - kept
@@ -101,8 +106,8 @@ class ServerCameras:
                 applied = seen
                 self._apply()
 
-    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str) -> None:
-        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock))
+    def _on_result(self, entry: SourceEntry, result: FrameResult, clock: str, picture: MakePixels | None) -> None:
+        self._sinks.put(entry.sinks, SinkMessage(entry.name, result, clock, picture=picture))
 
     def _on_state(self, runner: SourceRunner) -> None:
         if runner.state != CONNECTING:
@@ -112,6 +117,7 @@ class ServerCameras:
                 reason=runner.reason,
                 labels=runner.labels,
                 has_classes=runner.has_classes,
+                is_tracked=runner.is_tracked,
             )
             self._sinks.put(runner.entry.sinks, message)
 

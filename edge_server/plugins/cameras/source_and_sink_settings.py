@@ -121,12 +121,14 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class SinkEntry:
-    """One receiver of results: a broker (mqtt://), a webhook (http://), or a file of JSON lines (a path).
+    """One receiver of results: a broker (mqtt://), a webhook (http://), a file of JSON lines (a path), or a folder of
+    pictures of objects (a path that ends with "/").
 
     `interval_s`: least seconds between two results of one source. `on_change`: only results whose classes or counts
     differ from the last one. None: 1 s and true, for files 0 s and false. `topic` and `discovery` are the prefixes of
     MQTT topics; an empty `topic` is "edge_server/HOST", an empty `discovery` switches Home Assistant's discovery off.
-    `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file.
+    `ca`, `cert` and `key` are PEM files for mqtts://: whom to trust, and the client's own. `max_mb` bounds a file or a
+    folder. `crop`: pictures of objects show only the object.
     """
 
     what: ClassVar[str] = "sink"
@@ -140,6 +142,7 @@ class SinkEntry:
     cert: str = _key(OPTIONAL_PATH, "")
     key: str = _key(OPTIONAL_PATH, "")
     max_mb: int = _key(integer(1, 1_000_000), 100)
+    crop: bool = _key(BOOLEAN, False)
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key"):
@@ -147,6 +150,13 @@ class SinkEntry:
                 raise ValueError(f"{name}: expected only with url mqtts://")
         if self.key and not self.cert:
             raise ValueError("key: expected with cert")
+        if self.crop and not takes_pictures(self):
+            raise ValueError("crop: expected only with a folder, a path that ends with '/'")
+
+
+def takes_pictures(entry: SinkEntry) -> bool:
+    """Return whether the sink is a folder of pictures."""
+    return entry.url.endswith("/") and "://" not in entry.url
 
 
 _REQUIRED = {"source": ("name", "url", "model"), "sink": ("name", "url")}

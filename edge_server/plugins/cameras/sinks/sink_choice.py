@@ -8,7 +8,7 @@ from edge_server.plugins.cameras.sinks.json_lines_file import JsonLinesFile
 from edge_server.plugins.cameras.sinks.mqtt import MqttBroker
 from edge_server.plugins.cameras.sinks.sink_interface import Sink
 from edge_server.plugins.cameras.sinks.webhook import Webhook
-from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
 
 
 def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
@@ -17,9 +17,14 @@ def make_sink(entry: SinkEntry, wake: Callable[[], None]) -> Sink:
         return MqttBroker(entry, wake)
     if entry.url.startswith(("http://", "https://")):
         return Webhook(entry.url)
+    if takes_pictures(entry):
+        # Imported for the first one, as it needs what draws.
+        from edge_server.plugins.cameras.sinks.snapshot_folder import SnapshotFolder
+
+        return SnapshotFolder(entry.url, entry.max_mb * 1_000_000, is_cropped=entry.crop)
     return JsonLinesFile(entry.url, entry.max_mb * 1_000_000)
 
 
 def is_file(entry: SinkEntry) -> bool:
-    """Return whether the sink is a file, which takes every result unless the entry says otherwise."""
+    """Return whether the sink is a file or a folder, which takes every result unless the entry says otherwise."""
     return "://" not in entry.url

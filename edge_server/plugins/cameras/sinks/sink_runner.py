@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge_server.config.setting import shown_url
@@ -18,13 +18,13 @@ from edge_server.plugins.cameras.reports import SinkReport
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_choice import is_file, make_sink
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkMessage
-from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
+from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry, takes_pictures
 from edge_server.protocol.frame_messages import FrameResult
 
 _LOG = logging.getLogger(__name__)
 
-MAX_WAITING = 64
-"""Messages that wait for a slow receiver; a further one replaces the oldest."""
+MAX_WAITING, MAX_PICTURES_WAITING = 64, 4
+"""Messages that wait for a slow receiver, without and with pictures; a further one replaces the oldest."""
 
 DEFAULT_INTERVAL_S = 1.0
 BACK_OFF = BackOff(first_s=1.0, most_s=30.0)
@@ -51,6 +51,7 @@ class SinkRunner:
         self._sink = make_sink(entry, self._ask_refresh) if sink is None else sink
         self._on_change = on_change
         takes_all = is_file(entry)
+        self._takes_pictures = takes_pictures(entry)
         self._interval_s = (
             entry.interval_s if entry.interval_s is not None else 0.0 if takes_all else DEFAULT_INTERVAL_S
         )
@@ -70,6 +71,8 @@ class SinkRunner:
             if self._is_closing:
                 return
             self._received += 1
+            if message.picture is not None and not self._takes_pictures:
+                message = replace(message, picture=None)  # it must not keep pixels while it waits
             if message.result is None:
                 self._paces.pop(message.source, None)
                 self._queue(message)
@@ -128,7 +131,7 @@ class SinkRunner:
 
     def _queue(self, message: SinkMessage) -> None:
         self._waiting.append(message)
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) > (MAX_PICTURES_WAITING if self._takes_pictures else MAX_WAITING):
             # The newest state of each source is kept, or the receiver would never know it.
             newest = {each.source: each for each in self._waiting if each.result is None}
             oldest = next((each for each in self._waiting if newest.get(each.source) is not each), None)

@@ -25,7 +25,7 @@ def encode_frame(picture: SourcePicture, encoding: str, header: FrameHeader) -> 
     """
     if picture.file and encoding in ("", picture.format):
         return Frame(header, format=picture.format, data=picture.file)
-    pixels = _pixels(picture)
+    pixels = picture_pixels(picture)
     if encoding in FILES:
         return Frame(header, format=encoding, data=_encode(pixels, encoding))
     pixels = _convert(pixels, encoding or "bgr8")
@@ -40,14 +40,20 @@ def encode_frame(picture: SourcePicture, encoding: str, header: FrameHeader) -> 
     )
 
 
-def _pixels(picture: SourcePicture) -> npt.NDArray[np.uint8]:
+def picture_pixels(picture: SourcePicture) -> npt.NDArray[np.uint8]:
+    """Return the pixels of a picture, 8-bit BGR (height, width, 3), as the file stores them: not rotated by EXIF.
+
+    Raises SourceError for a file that cannot be decoded, and Unsupported if OpenCV is needed and missing.
+    """
     if picture.pixels is not None:
         return picture.pixels
     if picture.convert is not None:
         return picture.convert()
     cv2 = opencv()
     try:
-        pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(np.frombuffer(picture.file, np.uint8), cv2.IMREAD_COLOR)
+        pixels: npt.NDArray[np.uint8] | None = cv2.imdecode(
+            np.frombuffer(picture.file, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        )
     except cv2.error as error:
         raise SourceError(f"{picture.name}: OpenCV cannot decode it: {error.err}") from None
     if pixels is None:

@@ -6,8 +6,10 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edge_server.config.setting import shown_url
 from edge_server.core.back_off import BackOff
@@ -15,13 +17,17 @@ from edge_server.errors import NotReady
 from edge_server.plugins.cameras.failure_reason import failure_reason
 from edge_server.plugins.cameras.reports import SourceReport
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
-from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
+from edge_server.plugins.cameras.sources.frame_encoding import encode_frame, picture_pixels
 from edge_server.plugins.cameras.sources.frame_schedule import FrameSchedule
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +41,9 @@ BACK_OFF = BackOff(first_s=0.5, most_s=10.0)
 
 MODEL_POLL_S = 0.5
 """Time between two looks whether the model is ready."""
+
+MAX_PICTURES_KEPT = 8
+"""Pictures of frames without a result that are kept for sinks that take pictures."""
 
 STEADY_S = 10.0
 """After this long with pictures, the next failure counts as the first one."""
@@ -65,6 +74,11 @@ class SourceRunner:
         self._stream: CameraStream | None = None
         self._clocks: tuple[tuple[int, str], ...] = ((0, "server"),)
         """(First picture, clock of the stamps from there on)."""
+        self.keeps_pictures = False
+        """Whether a sink of this source takes pictures."""
+        self._pictures: deque[tuple[int, SourcePicture]] = deque(maxlen=MAX_PICTURES_KEPT)
+        """(Number of the picture, picture) of frames without a result yet. Both threads hold `_pictures_lock`."""
+        self._pictures_lock = threading.Lock()
         self._title = ""
         self._answer_error = ""
         self._failures = self._picture_count = 0
@@ -98,6 +112,22 @@ class SourceRunner:
         """Whether the model is known to name the class of a picture."""
         perception = None if self._stream is None else self._stream.perception
         return perception is not None and perception.classes is not None
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether the model is known to number the objects."""
+        perception = None if self._stream is None else self._stream.perception
+        return perception is not None and perception.track_threshold is not None
+
+    def take_picture(self, result: FrameResult) -> Callable[[], npt.NDArray[np.uint8]] | None:
+        """Return what makes the pixels of a result's frame, or None if its picture is not kept. Forget older ones."""
+        with self._pictures_lock:
+            found = None
+            while self._pictures and self._pictures[0][0] <= result.header.seq:
+                number, picture = self._pictures.popleft()
+                if number == result.header.seq:
+                    found = partial(picture_pixels, picture)
+            return found
 
     def record_result(self, result: FrameResult) -> str:
         """Take note of a result, for the report. Return the clock of its stamp, "camera" or "server"."""
@@ -175,6 +205,9 @@ class SourceRunner:
                 if self._stop.wait(schedule.wait_s(time.monotonic())):
                     return
                 self._on_picture()
+                if self.keeps_pictures:
+                    with self._pictures_lock:
+                        self._pictures.append((header.seq, picture))
                 stream.receive_deferred(header, partial(self._make_frame, picture, header))
         finally:
             source.close()

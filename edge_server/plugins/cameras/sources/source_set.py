@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.back_off import BackOff
 from edge_server.errors import EdgeServerError
@@ -20,26 +20,31 @@ from edge_server.protocol.frame_messages import FrameResult
 from edge_server.telemetry.event_bus import PublishEvent
 from edge_server.telemetry.metrics_page import Family
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 SOURCE_RUNNING = "source.running"
 SOURCE_FAILED = "source.failed"
 
 _LOG = logging.getLogger(__name__)
 
+MakePixels: TypeAlias = "Callable[[], npt.NDArray[np.uint8]]"
 _Ready: TypeAlias = "tuple[CameraStream, SourceRunner]"
 
 
 class SourceSet:
     """Runs the sources of the server. One thread at a time may call `apply` and `close`; the rest is thread-safe.
 
-    `on_result` gets the entry of a source, each of its results, and the clock of its stamp; `on_state` gets each change
-    of a source's state. Both must return at once.
+    `on_result` gets the entry of a source, each of its results, the clock of its stamp, and for sources in `pictured`
+    what makes the pixels of its frame; `on_state` gets each change of a source's state. Both must return at once.
     """
 
     def __init__(
         self,
         streams: StreamRegistry,
         publish: PublishEvent,
-        on_result: Callable[[SourceEntry, FrameResult, str], None],
+        on_result: Callable[[SourceEntry, FrameResult, str, MakePixels | None], None],
         on_state: Callable[[SourceRunner], None],
         back_off: BackOff = BACK_OFF,
     ) -> None:
@@ -54,8 +59,9 @@ class SourceSet:
         self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def apply(self, entries: Mapping[str, SourceEntry]) -> None:
-        """Stop the sources that are absent or changed, and start the new and the changed ones."""
+    def apply(self, entries: Mapping[str, SourceEntry], pictured: Collection[str] = ()) -> None:
+        """Stop the sources that are absent or changed, and start the new and the changed ones. The results of those
+        whose names are in `pictured` come with their pictures."""
         for name, runner in list(self._runners.items()):
             if entries.get(name) != runner.entry:
                 runner.stop()
@@ -71,6 +77,7 @@ class SourceSet:
                 runner = SourceRunner(entry, self._streams, self._watch, self._on_change, self._back_off)
                 self._runners = {**self._runners, name: runner}
                 runner.start()
+            self._runners[name].keeps_pictures = name in pictured
 
     def close(self, timeout_s: float) -> None:
         """Stop all sources. Wait at most `timeout_s` for their threads."""
@@ -108,15 +115,18 @@ class SourceSet:
         while (ready := self._ready.get()) is not None:
             stream, runner = ready
             try:
-                while (message := stream.next_message()) is not None:
-                    if isinstance(message[0], FrameResult):
-                        self._on_result(runner.entry, message[0], runner.record_result(message[0]))
+                self._pass_results(stream, runner)
                 if stream.is_finished:
                     stream.end()
             except EdgeServerError:
                 stream.end()  # the server is stopping
             # No reference to frames while waiting.
             del ready, stream, runner
+
+    def _pass_results(self, stream: CameraStream, runner: SourceRunner) -> None:
+        while (message := stream.next_message()) is not None:
+            if isinstance(result := message[0], FrameResult):
+                self._on_result(runner.entry, result, runner.record_result(result), runner.take_picture(result))
 
     def _on_change(self, runner: SourceRunner) -> None:
         if self._runners.get(runner.entry.name) is not runner:

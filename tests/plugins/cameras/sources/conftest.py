@@ -203,7 +203,7 @@ class Cameras:
         self.set = SourceSet(
             core.streams,
             lambda kind, /, **fields: self.events.append((kind, fields)),
-            lambda entry, result, clock: self.results.append((entry.name, result, clock)),
+            lambda entry, result, clock, picture: self.results.append((entry.name, result, clock)),
             lambda runner: self.states.append((runner.entry.name, runner.state)),
             QUICK,
         )
