@@ -14,6 +14,7 @@ are layouts and output.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import importlib
@@ -78,6 +79,28 @@ def test_every_link_has_a_target(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor[1:] in slugs, f"{target}{anchor} is no heading"
+
+
+IN_OWN_WORDS = (
+    "The service ends with code", "429 and 503", "context_length_exceeded", "401, 403", "A client on another",
+    "ModuleNotFoundError", "Connection refused", "A camera says", "The result is", "has no field named",
+    "there is no SHA256SUMS",
+)  # fmt: skip
+"""Beginnings of headings in troubleshooting.md that are no text of the server's own code."""
+
+
+def test_the_headings_about_messages_have_the_words_of_the_code() -> None:
+    literals = "\n".join(
+        node.value
+        for path in (ROOT / "edge_server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ) + "".join(path.read_text() for path in (ROOT / "edge_server").rglob("*.js"))
+    headings = re.findall(r"^### (.*)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    for heading in headings:
+        if not heading.startswith(IN_OWN_WORDS):
+            for words in heading.split("..."):
+                assert words in literals, f"{heading!r}: no message has {words!r}"
 
 
 def test_every_option_exists() -> None:
