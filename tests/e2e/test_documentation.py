@@ -57,8 +57,8 @@ OPTIONS_OF_OTHERS = {
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
     "--site-needs-contact", "--reload",
 }  # fmt: skip
-"""Options of curl, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the misspelling in
-an error message; and the plugin of plugins.md."""
+"""Options of curl, python, uvicorn, docker, systemd, the installer, the package builder and the tests; the misspelling
+in an error message; and the plugin of plugins.md."""
 
 
 @pytest.fixture(scope="module")
