@@ -13,13 +13,14 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_server.client import Delivery, FrameStream
+from edge_server.client import Delivery, FrameStream, Returns
 from tests.e2e.conftest import Repository
 from tests.e2e.yolo_exports import (
     CELLS,
     FOUND,
     NAMES,
     POINTS,
+    POLYGONS,
     ROTATED,
     SIDE,
     ULTRALYTICS,
@@ -33,8 +34,10 @@ from tests.e2e.yolo_exports import (
     names,
     obb,
     pose,
+    prototypes,
     rtdetr,
     rtdetr_rows,
+    with_masks,
     with_objectness,
 )  # fmt: skip
 
@@ -55,7 +58,8 @@ HOSTILE = {
     "gap": {"names": "{0: 'a', 1: 'b', 9: 'c'}"},
     "other_size": {"imgsz": "[640, 640]"},
     "other_stride": {"stride": "32.5"},
-    "other_task": {"task": "segment"},
+    "other_task": {"task": "depth"},
+    "no_prototypes": {"task": "segment"},
     "more_names": {"names": names(tuple("abcdef"))},
     "end2end_of_another": {"end2end": "True"},
 }
@@ -80,6 +84,11 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     add("pose_end2end", model=export(final_pose_rows(), persons | {"end2end": "True"}))
     add("obb", TRACKED, model=export(obb(), ULTRALYTICS | {"task": "obb"}))
     add("obb_end2end", model=export(final_obb_rows(), ULTRALYTICS | {"task": "obb", "end2end": "True"}))
+    segment = ULTRALYTICS | {"task": "segment"}
+    planes = prototypes()
+    add("segment", model=export(with_masks(detect().T).T, segment, planes=planes))
+    add("segment_end2end", model=export(with_masks(final_rows()), segment | {"end2end": "True"}, planes=planes))
+    add("segment_yolov5", model=export(with_masks(with_objectness()), YOLOV5, planes=planes))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
     for name, changed in HOSTILE.items():
@@ -147,6 +156,33 @@ def test_oriented_boxes_of_a_stream_are_tracked(server: Any, picture: bytes) -> 
         rotated = seen.rotated
         assert (rotated.x, rotated.y, rotated.width, rotated.height, rotated.angle) == pytest.approx(box, abs=0.01)
     assert [seen.track_id for seen in results[-1].detections] == [1, 2]
+
+
+@pytest.mark.parametrize("model", ["segment", "segment_end2end", "segment_yolov5"])
+def test_masks_of_a_segmentation_export(server: Any, picture: bytes, model: str) -> None:
+    detections = perceive(server, model, picture)["detections"]
+    check_boxes(detections)
+    for seen, outline in zip(detections, POLYGONS, strict=True):
+        (polygon,) = seen["polygons"]
+        assert sorted(map(tuple, polygon)) == sorted(outline)
+
+
+def test_masks_come_in_a_stream_whose_client_wants_them(server: Any, picture: bytes) -> None:
+    for returns, has_masks in (
+        (Returns(), True),
+        (Returns(has_mask=True), True),
+        (Returns(has_detections=True), False),
+    ):
+        with FrameStream(server.grpc, "segment", returns=returns) as stream:
+            (result,) = stream.results([picture])
+        assert [item.mask is not None for item in result.detections] == [has_masks, has_masks]
+    with FrameStream(server.grpc, "segment", returns=Returns(has_annotated_jpeg=True)) as stream:
+        (result,) = stream.results([picture])
+    cv2 = pytest.importorskip("cv2")
+    drawn = cv2.imdecode(np.frombuffer(result.annotated_jpeg, np.uint8), cv2.IMREAD_COLOR)
+    # Inside and outside the first mask, both in its box.
+    assert np.ptp(drawn[200, 160]) > 30
+    assert np.ptp(drawn[200, 80]) < 10
 
 
 def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:

@@ -113,6 +113,28 @@ def with_objectness() -> np.ndarray:
     return spread(found, 3 * CELLS, 5 + len(NAMES))
 
 
+COEFFICIENTS = [(1, 0, 25), (0, -1, -5)]
+"""Of the masks of FOUND: what is to the right of column 120 of the picture, and what is above row 200."""
+POLYGONS = [[(120, 30), (120, 300), (200, 300), (200, 30)], [(321, 11), (321, 200), (630, 200), (630, 11)]]
+"""Outlines of these masks within their boxes."""
+
+
+def prototypes() -> np.ndarray:
+    """Column and row from the centre of the input, and 1; 29 more are 0."""
+    side = SIDE // 4
+    planes = np.zeros((32, side, side))
+    planes[1], planes[0] = np.mgrid[:side, :side] - (side - 1) / 2
+    planes[2] = 1
+    return planes
+
+
+def with_masks(answer: np.ndarray) -> np.ndarray:
+    """Return rows of boxes with the coefficients of their masks behind."""
+    coefficients = np.zeros((len(answer), 32))
+    coefficients[7 : 7 + len(FOUND), :3] = COEFFICIENTS
+    return np.concatenate((answer, coefficients), axis=1)
+
+
 def names(labels: tuple[str, ...] = NAMES) -> str:
     return str(dict(enumerate(labels)))
 
@@ -125,28 +147,34 @@ ULTRALYTICS = {
 YOLOV5 = {"stride": "32", "names": names()}
 
 
-def export(answer: np.ndarray, metadata: dict[str, str], *, is_dynamic: bool = False) -> onnx.ModelProto:
-    """Return a network that gives `answer` for each picture of a batch."""
+def export(
+    answer: np.ndarray,
+    metadata: dict[str, str],
+    *,
+    is_dynamic: bool = False,
+    planes: np.ndarray | None = None,
+) -> onnx.ModelProto:
+    """Return a network that gives `answer` for each picture of a batch, and `planes` as second output."""
     batch, side = ("batch", "side") if is_dynamic else (1, SIDE)
-    dims = [dim if not is_dynamic or dim < 100 else "boxes" for dim in answer.shape]
-    shape = np.array([1] * answer.ndim, np.int64)
-    graph = helper.make_graph(
-        [
-            # Zeros, one for each picture of the batch.
-            helper.make_node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=0),
-            helper.make_node("Mul", ["mean", "zero"], ["zeros"]),
-            helper.make_node("Reshape", ["zeros", "shape"], ["added"]),
-            helper.make_node("Add", ["answer", "added"], ["output0"]),
-        ],
-        "yolo",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, side, side])],
-        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, *dims])],
-        [
-            numpy_helper.from_array(np.float32(0), "zero"),
-            numpy_helper.from_array(np.concatenate(([-1], shape)), "shape"),
-            numpy_helper.from_array(np.ascontiguousarray(answer, np.float32), "answer"),
-        ],
-    )
+    # Zeros, one for each picture of the batch.
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["zeros"]),
+    ]
+    outputs, constants = [], [numpy_helper.from_array(np.float32(0), "zero")]
+    for index, given in enumerate((answer,) if planes is None else (answer, planes)):
+        dims = [dim if not is_dynamic or dim < 100 else "boxes" for dim in given.shape]
+        nodes += [
+            helper.make_node("Reshape", ["zeros", f"shape{index}"], [f"added{index}"]),
+            helper.make_node("Add", [f"answer{index}", f"added{index}"], [f"output{index}"]),
+        ]
+        outputs.append(helper.make_tensor_value_info(f"output{index}", TensorProto.FLOAT, [batch, *dims]))
+        constants += [
+            numpy_helper.from_array(np.array([-1] + [1] * given.ndim, np.int64), f"shape{index}"),
+            numpy_helper.from_array(np.ascontiguousarray(given, np.float32), f"answer{index}"),
+        ]
+    pictures = helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, side, side])
+    graph = helper.make_graph(nodes, "yolo", [pictures], outputs, constants)
     model = finish(graph)
     helper.set_model_props(model, metadata)
     return model

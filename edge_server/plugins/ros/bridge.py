@@ -299,7 +299,7 @@ class Bridge:
             self._transport.publish(given.detections_topic, detections_message(result, has_numbers=numbers))
         if given.classification_topic:
             self._transport.publish(given.classification_topic, classification_message(result, has_numbers=numbers))
-        annotated, mask = annotated_message(result), mask_message(result)
+        annotated, mask = annotated_message(result), mask_message(result, is_requested=bool(given.mask_topic))
         if given.annotated_topic and annotated is not None:
             self._transport.publish(given.annotated_topic, annotated)
         if given.mask_topic and mask is not None:

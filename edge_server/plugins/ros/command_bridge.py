@@ -19,7 +19,7 @@ _TOPICS = {
     "detections": "vision_msgs/Detection2DArray",
     "classification": "vision_msgs/Classification",
     "annotated": "sensor_msgs/CompressedImage, the frame with the results drawn in,",
-    "mask": "sensor_msgs/Image of class numbers",
+    "mask": "sensor_msgs/Image of class numbers, or of the numbers of objects",
 }
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from edge_server.errors import InvalidRequest
 from edge_server.protocol.frame_messages import Buffer, Frame, FrameHeader, FrameResult, Mask
 
@@ -187,13 +189,28 @@ def annotated_message(result: FrameResult) -> CompressedImageMessage | None:
     return CompressedImageMessage(result.header, "jpeg", result.annotated_jpeg)
 
 
-def mask_message(result: FrameResult) -> ImageMessage | None:
-    """Return the segmentation mask as an image of class numbers (mono8 or mono16), or None."""
+def mask_message(result: FrameResult, *, is_requested: bool = False) -> ImageMessage | None:
+    """Return the mask as an image, or None if the result has none.
+
+    Segmentation: class numbers, mono8 or mono16. Masks of objects: mono8, 0 where there is no object, else the number
+    of the detection in the frame's detections, counted from 1; of several objects at a pixel, the best. `is_requested`:
+    a result without any mask shows no object.
+    """
     mask: Mask | None = result.mask
     if mask is None:
-        return None
+        has_masks = is_requested or any(found.mask is not None for found in result.detections)
+        return _object_masks_message(result) if has_masks else None
     step = mask.width * (2 if mask.encoding == "mono16" else 1)
     return ImageMessage(result.header, mask.height, mask.width, mask.encoding, step, mask.data)
+
+
+def _object_masks_message(result: FrameResult) -> ImageMessage:
+    image = np.zeros((result.height, result.width), np.uint8)
+    # Only the best 100 detections have masks: MAX_MASKS of plugins.vision.
+    for number, found in reversed(list(enumerate(result.detections[:255], start=1))):
+        if (mask := found.mask) is not None:
+            image[mask.y : mask.y + mask.height, mask.x : mask.x + mask.width][mask.pixels()] = number
+    return ImageMessage(result.header, result.height, result.width, "mono8", result.width, image.reshape(-1).data)
 
 
 def _hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:

@@ -184,7 +184,7 @@ class TopicReplay:
     def _messages(self, result: FrameResult) -> Iterator[tuple[str, OutgoingMessage]]:
         """Yield the messages of a result. A result without any content becomes an empty list of detections."""
         given, numbers = self._parameters, self._parameters.class_id_is_number
-        annotated, mask = annotated_message(result), mask_message(result)
+        annotated, mask = annotated_message(result), mask_message(result, is_requested=given.returns.has_mask)
         if result.classes:
             yield f"{given.namespace}/classification", classification_message(result, has_numbers=numbers)
         if mask is not None:

@@ -173,7 +173,7 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
     if kind in _COLUMNS:
         size, others = shapes[0][0], 4 + _rows_after_classes(declaration)
     elif kind in _WITH_OBJECTNESS:
-        size, others = shapes[0][1], 5
+        size, others = shapes[0][1], 5 + declaration.mask_coefficient_count
     elif kind is HeadKind.RTDETR:
         size, others = shapes[0][1], 4
     elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS):
@@ -184,7 +184,9 @@ def count_classes(declaration: DetectionDeclaration, shapes: Sequence[tuple[int,
 
 
 def _rows_after_classes(declaration: DetectionDeclaration) -> int:
-    return 1 if declaration.head is HeadKind.YOLOV8_OBB else 3 * declaration.keypoint_count
+    if declaration.head is HeadKind.YOLOV8_OBB:
+        return 1
+    return 3 * declaration.keypoint_count + declaration.mask_coefficient_count
 
 
 def find_fitting_layouts(
@@ -214,7 +216,15 @@ def _options(
         sorted(BoxUnit, key=lambda unit: unit is not declaration.unit), (Activation.NONE, Activation.SIGMOID)
     ):
         rows, columns, objectness, class_rows = (
-            replace(declaration, head=kind, unit=unit, activation=activation, format=box_format, keypoint_count=0)
+            replace(
+                declaration,
+                head=kind,
+                unit=unit,
+                activation=activation,
+                format=box_format,
+                keypoint_count=0,
+                mask_coefficient_count=0,
+            )
             for kind, box_format in (
                 (HeadKind.YOLOV10, BoxFormat.XYXY),
                 (HeadKind.YOLOV8, BoxFormat.CXCYWH),
@@ -235,7 +245,7 @@ def _options(
             for order, names in _COLUMN_ORDERS.items():
                 yield f"{{}} if the model reorders its columns {names} as box, score, class", rows, values[:, order]
         if len(values) > 4 + 32 and (values[-32:].min(axis=1) < 0).mean() > 0.5:
-            yield "{} without the 32 mask coefficients of a segmentation", columns, values[:-32]
+            yield "{}, with the prototype masks as second output", replace(columns, mask_coefficient_count=32), values
         if _are_angles(values[-1]):
             yield "{}", replace(columns, head=HeadKind.YOLOV8_OBB), values
 
@@ -252,6 +262,8 @@ def _describe(option: DetectionDeclaration) -> str:
     keys = [f"detection_head {option.head.value}"]
     if option.keypoint_count:
         keys.append(f"detection_keypoints {option.keypoint_count}")
+    if option.mask_coefficient_count:
+        keys.append(f"detection_mask_coefficients {option.mask_coefficient_count}")
     if option.activation is not traits.activation and "detection_activation" in traits.keys:
         keys.append(f"detection_activation {option.activation.value}")
     if option.format is not traits.format:
@@ -331,7 +343,7 @@ def _score_doubts(declaration: DetectionDeclaration, arrays: Sequence[FloatArray
     if kind in _COLUMNS:
         scores = arrays[0][4 : len(arrays[0]) - _rows_after_classes(declaration)]
     elif kind in (*_WITH_OBJECTNESS, HeadKind.RTDETR):
-        scores = arrays[0][:, 4:]
+        scores = arrays[0][:, 4 : arrays[0].shape[1] - declaration.mask_coefficient_count]
     elif kind in (HeadKind.SSD, HeadKind.ONNX_NMS, HeadKind.BLAZEFACE):
         scores = arrays[1]
     else:

@@ -14,7 +14,7 @@ import numpy as np
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.perception import Perception
-from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask
+from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +44,7 @@ _WHITE, _BLACK, _PANEL = (255, 255, 255), (0, 0, 0), (32, 32, 32)
 
 
 def annotated_jpeg(bgr: Pixels, perception: Perception, quality: int = 0, *, max_side: int = 0) -> bytes:
-    """Return the frame as JPEG with mask, boxes, keypoints and best classes drawn in.
+    """Return the frame as JPEG with masks, boxes, keypoints and best classes drawn in.
 
     `bgr` (height, width, 3) is not changed. `quality` is 1..100; 0 means DEFAULT_QUALITY. A picture with a side over
     `max_side` pixels is reduced to it; 0: never. Raises InvalidRequest for a frame with a side over MAX_SIDE.
@@ -71,6 +71,9 @@ def annotated(bgr: Pixels, perception: Perception) -> Pixels:
     if perception.mask is not None:
         pen.tint(perception.mask)
     # The best is drawn last, on top of the others.
+    for detection in reversed(perception.detections):
+        if detection.mask is not None:
+            pen.fill(detection.mask, _color(detection.class_index))
     for detection in reversed(perception.detections):
         pen.outline(detection)
     for detection in reversed(perception.detections):
@@ -116,6 +119,15 @@ class _Pen:
         colors = self._cv2.applyColorMap(classes, table[:, None])
         mixed = self._cv2.addWeighted(self._canvas, 1 - _MASK_OPACITY, colors, _MASK_OPACITY, 0)
         self._cv2.copyTo(mixed, classes, self._canvas)
+
+    def fill(self, mask: ObjectMask, color: tuple[int, int, int]) -> None:
+        """Blend the colour into an object's pixels, and draw its outline."""
+        pixels = mask.pixels().view(np.uint8)
+        area = self._canvas[mask.y : mask.y + mask.height, mask.x : mask.x + mask.width]
+        mixed = self._cv2.addWeighted(area, 1 - _MASK_OPACITY, np.full_like(area, color), _MASK_OPACITY, 0)
+        self._cv2.copyTo(mixed, pixels, area)
+        contours, _ = self._cv2.findContours(pixels, self._cv2.RETR_CCOMP, self._cv2.CHAIN_APPROX_SIMPLE)
+        self._cv2.drawContours(self._canvas, contours, -1, color, max(1, self._line // 2), offset=(mask.x, mask.y))
 
     def outline(self, found: Detection) -> None:
         """Draw the box and the keypoints."""

@@ -1,7 +1,8 @@
 """Table of the known layouts of vision models, and the search for those that a model's shapes and metadata fit.
 
 Dimensions are sums of numbers and symbols, without the batch: A boxes, C classes, K keypoints, Q boxes of a network
-without a grid. "4 + C + 3 K" is four numbers of a box, a score for each class and three numbers for each keypoint.
+without a grid, M prototypes of masks with height H and width W. "4 + C + 3 K" is four numbers of a box, a score for
+each class and three numbers for each keypoint.
 
 Metadata name the layouts that a model may have, and the shapes decide: if they agree, the match is certain. Shapes
 alone give candidates. What they leave open is in `LayoutMatch.doubts`.
@@ -63,6 +64,8 @@ class Layout(NamedTuple):
 
 _POINTS = {"detection_keypoints": "{K}"}
 _PERSON = {"C": 1, "K": 17}
+_MASKS = {"detection_mask_coefficients": "{M}"}
+_PROTOTYPES = "M, H, W"
 
 LAYOUTS: Sequence[Layout] = (
     Layout("yolov8", "detect", ("4 + C, A",), {"detection_head": "yolov8"}, _LETTERBOX, anchors_per_cell=1),
@@ -80,6 +83,18 @@ LAYOUTS: Sequence[Layout] = (
         usual={"C": 15},
     ),
     Layout("end2end-obb", "obb", ("A, 7",), {"detection_head": "yolo26_obb"}, _LETTERBOX),
+    Layout(
+        "yolov8-seg", "segment", ("4 + C + M, A", _PROTOTYPES), {"detection_head": "yolov8", **_MASKS}, _LETTERBOX,
+        anchors_per_cell=1, usual={"M": 32},
+    ),
+    Layout(
+        "yolov5-seg", "segment", ("A, 5 + C + M", _PROTOTYPES), {"detection_head": "yolov5", **_MASKS}, _LETTERBOX,
+        anchors_per_cell=3, usual={"M": 32},
+    ),
+    Layout(
+        "end2end-seg", "segment", ("A, 6 + M", _PROTOTYPES), {"detection_head": "yolov10", **_MASKS}, _LETTERBOX,
+        usual={"M": 32},
+    ),
     Layout("rtdetr", "detect", ("Q, 4 + C",), {"detection_head": "rtdetr"}, _STRETCH),
     Layout(
         "rtdetr-rows", "detect", ("Q, 6",),
@@ -157,18 +172,18 @@ def find_stated_layout(spec: ModelSpec, metadata: Mapping[str, str]) -> LayoutMa
 def _match_stated_layout(spec: ModelSpec, exported: ExportedMetadata) -> LayoutMatch:
     model = _Model(spec, exported)
     errors = []
-    for layout in LAYOUTS:
-        if layout.name in exported.layouts:
-            try:
-                match = model.match(layout)
-            except _ShapeMismatchError as error:
-                errors.append(error)
-                continue
-            try:
-                check_match(spec, match)
-            except BadModelConfig as error:
-                raise UnfitMetadataError(error.message) from None
-            return match
+    stated = [layout for layout in LAYOUTS if layout.name in exported.layouts]
+    for layout in [layout for layout in stated if len(layout.outputs) == len(spec.outputs)] or stated:
+        try:
+            match = model.match(layout)
+        except _ShapeMismatchError as error:
+            errors.append(error)
+            continue
+        try:
+            check_match(spec, match)
+        except BadModelConfig as error:
+            raise UnfitMetadataError(error.message) from None
+        return match
     # The outputs are alike in all of them.
     expected = " or ".join(dict.fromkeys(error.expected for error in errors))
     raise UnfitMetadataError(f"{errors[0].given}, expected {expected}{model.describe_symbols()}")
@@ -212,7 +227,10 @@ class _Model:
         boxes_in_grid = self._check_box_count(layout, outputs, symbols)
         parameters = self._image_parameters(layout)
         known = {"output": ",".join(output.name for output in outputs), **{k: str(v) for k, v in symbols.items()}}
-        parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
+        try:
+            parameters |= {key: value.format_map(known) for key, value in layout.parameters.items()}
+        except KeyError as error:
+            raise UnfitMetadataError(f"the size {error.args[0]} of [{'], ['.join(layout.outputs)}] is open") from None
         if len(outputs) > 1 and "detection_head" in layout.parameters:
             parameters["detection_outputs"] = known["output"]
         exported = self._exported
@@ -374,6 +392,9 @@ def parse_term(term: str) -> tuple[int, str]:
     return int(found[1] or 1), found[2]
 
 
+_WORDS = {"A": "boxes", "C": "classes", "Q": "boxes", "M": "prototypes", "H": "height", "W": "width"}
+
+
 def substitute(pattern: str, known: Mapping[str, int]) -> str:
     """Return a layout's shape for people: sums of known sizes as numbers, "A" as boxes."""
     dims = []
@@ -384,7 +405,7 @@ def substitute(pattern: str, known: Mapping[str, int]) -> str:
             if not symbol or symbol in known:
                 number += factor * known.get(symbol, 1)
             else:
-                words.append({"A": "boxes", "C": "classes", "Q": "boxes"}.get(symbol, term.strip()))
+                words.append(_WORDS.get(symbol, term.strip()))
         dims.append(" + ".join(([str(number)] if number else []) + words))
     return ", ".join(dims)
 

@@ -63,8 +63,12 @@ class PerceptionDecoder:
         return Returns(
             top_k=0 if self.classes is None else self.top_k,
             has_detections=self.detections is not None,
-            has_mask=self.mask is not None,
+            has_mask=self.mask is not None or self._has_object_masks,
         )
+
+    @property
+    def _has_object_masks(self) -> bool:
+        return self.detections is not None and self.detections.masks is not None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -80,22 +84,25 @@ class PerceptionDecoder:
     def settle(self, returns: Returns, *, model: str) -> Returns:
         """Return the settled results of a stream's `Returns`.
 
-        A request for an annotated picture alone draws the declared results. Raises InvalidRequest, with the missing
+        A request for an annotated picture alone draws the declared results. Masks of objects are a part of detections,
+        so requesting masks gives detections. Raises InvalidRequest, with the missing
         configuration key, for classes, detections or a mask that the model does not declare.
         """
         returns_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
+        what = self.what
         if returns_nothing:
-            what = self.what
             return replace(returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask)
-        for is_requested, decoder, noun, key in (
-            (returns.top_k, self.classes, "classes", "image_top_k' or 'class_output"),
-            (returns.has_detections, self.detections, "detections", "detection_head"),
-            (returns.has_mask, self.mask, "a mask", "mask_output"),
+        for is_requested, is_declared, noun, key in (
+            (returns.top_k, what.top_k, "classes", "image_top_k' or 'class_output"),
+            (returns.has_detections, what.has_detections, "detections", "detection_head"),
+            (returns.has_mask, what.has_mask, "a mask", "mask_output' or 'detection_mask_coefficients"),
         ):
-            if is_requested and decoder is None:
+            if is_requested and not is_declared:
                 raise InvalidRequest(
                     f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'"
                 )
+        if returns.has_mask and self._has_object_masks:
+            return replace(returns, has_detections=True)
         return returns
 
     def output_names(self, returns: Returns) -> tuple[str, ...]:
@@ -105,6 +112,8 @@ class PerceptionDecoder:
             names[self.classes.tensor.name] = None
         if returns.has_detections and self.detections is not None:
             names.update((tensor.name, None) for tensor in self.detections.tensors)
+            if returns.has_mask and self.detections.masks is not None:
+                names[self.detections.masks.tensor.name] = None
         if returns.has_mask and self.mask is not None:
             names[self.mask.tensor.name] = None
         return tuple(names)
@@ -128,7 +137,7 @@ class PerceptionDecoder:
         with np.errstate(all="ignore"):
             return Perception(
                 self.classes.decode(outputs, item, top_k, model=model) if self.classes and top_k else (),
-                self.detections.decode(outputs, item, fit, model=model)
+                self.detections.decode(outputs, item, fit, model=model, has_masks=returns.has_mask)
                 if self.detections and returns.has_detections
                 else (),
                 self.mask.decode(outputs, item, fit, model=model) if self.mask and returns.has_mask else None,

@@ -93,8 +93,10 @@ def _mask(mask: Mask) -> dict[str, Any]:
 
 
 def results_as_json(seen: Perception) -> dict[str, Any]:
-    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects, and
-    `rotated` for oriented boxes."""
+    """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects,
+    `rotated` for oriented boxes, and `polygons` for objects with a mask."""
+    from edge_server.plugins.vision.mask_outlines import outline_polygons
+
     return {
         "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],
         "detections": [
@@ -109,6 +111,7 @@ def results_as_json(seen: Perception) -> dict[str, Any]:
                 "keypoints": [[point.x, point.y, point.score] for point in item.keypoints],
                 **({"track_id": item.track_id} if item.track_id else {}),
                 **({"rotated": asdict(item.rotated)} if item.rotated else {}),
+                **({} if item.mask is None else {"polygons": outline_polygons(item.mask)}),
             }
             for item in seen.detections
         ],

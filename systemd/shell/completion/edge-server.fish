@@ -262,7 +262,7 @@ complete -c edge-server -n '__edge_server_runs ros' -l compressed -f -d 'the top
 complete -c edge-server -n '__edge_server_runs ros' -l detections-topic -x -d 'publish vision_msgs/Detection2DArray there'
 complete -c edge-server -n '__edge_server_runs ros' -l classification-topic -x -d 'publish vision_msgs/Classification there'
 complete -c edge-server -n '__edge_server_runs ros' -l annotated-topic -x -d 'publish sensor_msgs/CompressedImage, the frame with the results drawn in, there'
-complete -c edge-server -n '__edge_server_runs ros' -l mask-topic -x -d 'publish sensor_msgs/Image of class numbers there'
+complete -c edge-server -n '__edge_server_runs ros' -l mask-topic -x -d 'publish sensor_msgs/Image of class numbers, or of the numbers of objects there'
 complete -c edge-server -n '__edge_server_runs ros' -l input-qos -x -a 'DEFAULT SENSOR_DATA' -d 'QoS of the image topic'
 complete -c edge-server -n '__edge_server_runs ros' -l output-qos -x -a 'DEFAULT SENSOR_DATA' -d 'QoS of the published topics'
 complete -c edge-server -n '__edge_server_runs ros' -l input-queue-size -x -d 'queue size of the image topic'

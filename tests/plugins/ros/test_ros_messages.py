@@ -21,7 +21,7 @@ from edge_server.plugins.ros.message_conversion import (
     mask_message,
     view_bytes,
 )
-from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask
+from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask, ObjectMask
 
 HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera/left ø", seq=7)
 
@@ -134,6 +134,21 @@ def test_a_mask_becomes_an_image_of_class_ids() -> None:
     assert message is not None
     assert (message.height, message.width, message.encoding, message.step) == (2, 3, "mono16", 6)
     assert message.kind is MessageKind.IMAGE
+
+
+def test_masks_of_objects_become_an_image_of_the_numbers_of_detections() -> None:
+    def found(mask: ObjectMask | None) -> Detection:
+        return Detection(0, 0, 4, 2, 0.5, 0, mask=mask)
+
+    masks = (ObjectMask(1, 0, 2, 2, bytes([0b11110000])), None, ObjectMask(0, 0, 4, 1, bytes([0b11010000])))
+    result = FrameResult(HEADER, height=2, width=4, detections=tuple(map(found, masks)))
+    message = mask_message(result)
+    assert message is not None
+    assert (message.height, message.width, message.encoding, message.step) == (2, 4, "mono8", 4)
+    assert bytes(message.data) == bytes([3, 1, 1, 3, 0, 1, 1, 0]), "the first detection is the best"
+    nothing = mask_message(FrameResult(HEADER, height=2, width=4), is_requested=True)
+    assert nothing is not None
+    assert bytes(nothing.data) == bytes(8)
 
 
 def test_an_annotated_image_is_a_compressed_image() -> None:

@@ -129,7 +129,7 @@ DISPROVED = {
     "pose with other keypoints": ("yolov8", POSE, {"keypoints": "16"}, "scores up to", "detection_keypoints 17"),
     "oriented boxes": ("yolov8", OBB, {}, "scores up to 2.", "detection_head yolov8_obb"),
     "oriented boxes after NMS": ("yolov5", OBB_ROWS, {}, "scores up to", "detection_head yolo26_obb."),
-    "segmentation": ("yolo11", SEGMENTATION, {}, "scores up to 1.5", "without the 32 mask coefficients"),
+    "segmentation": ("yolo11", SEGMENTATION, {}, "scores up to 1.5", "detection_mask_coefficients 32, with the"),
     "rows as columns": ("yolov8", ROWS, {}, "scores up to 2", "detection_head yolov10"),
     "RT-DETR": (
         "yolov8",

@@ -11,7 +11,7 @@ from PIL import Image
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
 from edge_server.plugins.vision.perception import Perception
-from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask
+from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
 
 GRAY = 90
 
@@ -54,6 +54,18 @@ def test_a_box_is_drawn_along_its_edges_and_scales_with_the_image(width: int, he
     assert columns.max() == pytest.approx(width * 0.75 - 1, abs=line)
     assert 2 * line - 2 <= columns.size <= 2 * line + 4, "lines are about as wide as stated, their ends rounded off"
     assert not marks[int(height * 0.8) :].any()
+
+
+def test_a_mask_of_an_object_tints_its_pixels_in_the_colour_of_the_box() -> None:
+    left = np.zeros((80, 100), bool)
+    left[:, :50] = True
+    mask = ObjectMask(200, 200, 100, 80, np.packbits(left).tobytes())
+    picture = annotated(frame(), Perception(detections=(Detection(200, 200, 300, 280, 0.5, 1, mask=mask),)))
+    marks = changed(picture)
+    assert marks[205:275, 205:250].all()
+    assert not marks[205:275, 252:295].any()
+    box, inside = picture[240, 200].astype(int) - GRAY, picture[240, 225].astype(int) - GRAY
+    assert inside == pytest.approx(box * 0.45, abs=2)
 
 
 def test_the_label_is_above_the_box_or_inside_it_at_the_upper_edge() -> None:

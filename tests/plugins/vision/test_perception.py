@@ -200,6 +200,7 @@ BESIDE = {
     "image_stddev": {"image_scale": "1"},
     "detection_track_threshold": {"detection_head": "ssd", "track": "bytetrack"},
     "detection_keypoints": {"detection_head": "yolov8"},
+    "detection_mask_coefficients": {"detection_head": "yolov8"},
     "deepstack": {"detection_head": "ssd"},
     "class_activation": {"class_output": "out"},
 }

@@ -4,7 +4,7 @@ detections."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult
@@ -12,7 +12,16 @@ from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, F
 DEFAULT_ADDRESS = "127.0.0.1:8765"
 """Foxglove connects to this port by default."""
 
+Polygons: TypeAlias = "Sequence[Sequence[Sequence[float]]]"
+
 _GREEN = (0.24, 0.86, 0.31, 1.0)
+_FILL_OPACITY = 0.35
+
+
+def _outline(found: Detection) -> Polygons:
+    from edge_server.plugins.vision.mask_outlines import outline_polygons
+
+    return () if found.mask is None else outline_polygons(found.mask)
 
 
 class FoxgloveOutput:
@@ -60,14 +69,19 @@ class FoxgloveOutput:
             )
         channel.log(message)
 
-    def show_result(self, name: str, result: FrameResult) -> None:
-        """Show the detections of a result; none removes those of the last one."""
+    def show_result(self, name: str, result: FrameResult, outlines: Sequence[Polygons] = ()) -> None:
+        """Show the detections of a result; none removes those of the last one.
+
+        `outlines` are the polygons of each detection, (x, y) in pixels; without them those of its mask are shown.
+        """
         channel = self._detections[name]
         if channel.has_sinks():
             stamp = self._stamp(result.header)
-            boxes = [self._box(found, stamp) for found in result.detections]
+            shapes = [self._box(found, stamp) for found in result.detections]
+            for polygons in outlines or [_outline(found) for found in result.detections]:
+                shapes += [self._polygon(points, stamp) for points in polygons]
             texts = [self._text(found, stamp) for found in result.detections]
-            channel.log(self._messages.ImageAnnotations(timestamp=stamp, points=boxes, texts=texts))
+            channel.log(self._messages.ImageAnnotations(timestamp=stamp, points=shapes, texts=texts))
 
     def close(self) -> None:
         """Disconnect the viewers."""
@@ -86,6 +100,16 @@ class FoxgloveOutput:
             ],
             outline_color=self._color(_GREEN),
             thickness=2.0,
+        )
+
+    def _polygon(self, points: Sequence[Sequence[float]], stamp: Any) -> Any:
+        return self._messages.PointsAnnotation(
+            timestamp=stamp,
+            type=self._messages.PointsAnnotationType.LineLoop,
+            points=[self._messages.Point2(x=x, y=y) for x, y in points],
+            outline_color=self._color(_GREEN),
+            fill_color=self._color((*_GREEN[:3], _FILL_OPACITY)),
+            thickness=1.0,
         )
 
     def _text(self, found: Detection, stamp: Any) -> Any:

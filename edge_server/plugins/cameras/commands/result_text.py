@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_server.plugins.cameras.sinks.result_json import REASONS, label_counts, mask_shares
-from edge_server.protocol.frame_messages import ClassScore, Detection, DropReason, FrameDropped, FrameResult
+from edge_server.protocol.frame_messages import ClassScore, DropReason, FrameDropped, FrameResult
 
 _MAX_NAMED = 4
 
@@ -20,7 +20,7 @@ def result_in_words(result: FrameResult) -> str:
     if result.classes:
         parts.append(", ".join(_class_in_words(item) for item in result.classes[:_MAX_NAMED]))
     if result.detections:
-        parts.append(_detections_in_words(result.detections))
+        parts.append(_detections_in_words(result))
     if result.mask is not None:
         shares = sorted(mask_shares(result.mask).items(), key=lambda item: -item[1])
         parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares[:_MAX_NAMED]))
@@ -33,13 +33,20 @@ def _class_in_words(item: ClassScore) -> str:
     return f"{item.label or f'class {item.index}'} {item.score:.2f}"
 
 
-def _detections_in_words(detections: tuple[Detection, ...]) -> str:
-    counts = label_counts(detections)
+def _detections_in_words(result: FrameResult) -> str:
+    counts = label_counts(result.detections)
     best: dict[str, float] = {}
-    for item in detections:
+    pixels: dict[str, int] = {}
+    for item in result.detections:
         name = item.label or f"class {item.class_index}"
         best[name] = max(best.get(name, 0.0), item.score)
-    named = [f"{count} {name} {best[name]:.2f}" for name, count in counts.most_common(_MAX_NAMED)]
+        if item.mask is not None:
+            pixels[name] = pixels.get(name, 0) + int(item.mask.pixels().sum())
+    named = [
+        f"{count} {name} {best[name]:.2f}"
+        + (f" on {pixels[name] / (result.width * result.height):.0%} of the picture" if name in pixels else "")
+        for name, count in counts.most_common(_MAX_NAMED)
+    ]
     more = len(counts) - len(named)
     return ", ".join(named) + (f" and {more} more kinds" if more else "")
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from edge_server.cli import http_client
 from edge_server.cli.options import parse_host_and_port
-from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput
+from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput, Polygons
 from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult
 
 _MAX_PART_BYTES = 1 << 26
@@ -64,9 +64,9 @@ def _follow(options: argparse.Namespace, name: str, output: FoxgloveOutput, stop
         try:
             with http_client.open_response(options, path) as response:
                 said = ""
-                for frame, result in _frames(response):
+                for frame, result, outlines in _frames(response):
                     output.show_frame(name, frame)
-                    output.show_result(name, result)
+                    output.show_result(name, result, outlines)
                     if stop.is_set() or not output.has_viewers(name):
                         break
         except http_client.Refused as error:
@@ -81,16 +81,23 @@ def _follow(options: argparse.Namespace, name: str, output: FoxgloveOutput, stop
         stop.wait(_RETRY_S)
 
 
-def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[Frame, FrameResult]]:
-    """Yield pictures with their results, in pixels of the picture. Raises ValueError for another kind of answer."""
+def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[Frame, FrameResult, list[Polygons]]]:
+    """Yield pictures with their results and the polygons of each detection, in pixels of the picture.
+
+    Raises ValueError for another kind of answer."""
     while (part := _part(response)) is not None:
         seen: dict[str, Any] = json.loads(part)
         header = FrameHeader(seen["stamp"]["sec"], seen["stamp"]["nanosec"], seen["frame_id"], seen["seq"])
         picture = _part(response)
         if picture is None:
             return
-        detections = tuple(_detection(item, seen["picture_scale"]) for item in seen["detections"])
-        yield Frame(header, format="jpeg", data=picture), FrameResult(header, detections=detections)
+        scale = seen["picture_scale"]
+        detections = tuple(_detection(item, scale) for item in seen["detections"])
+        outlines: list[Polygons] = [
+            [[(x * scale, y * scale) for x, y in points] for points in item.get("polygons", ())]
+            for item in seen["detections"]
+        ]
+        yield Frame(header, format="jpeg", data=picture), FrameResult(header, detections=detections), outlines
 
 
 def _part(response: http.client.HTTPResponse) -> bytes | None:

@@ -29,7 +29,8 @@ REASONS = {
 
 
 def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, Any]:
-    """Return a result as a JSON object with the fields of protocol/frame_messages.py; pictures only as sizes."""
+    """Return a result as a JSON object with the fields of protocol/frame_messages.py; pictures only as sizes, the masks
+    of objects as polygons."""
     header, times = result.header, result.times
     fields: dict[str, Any] = {
         "kind": "result",
@@ -89,6 +90,10 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
         fields["rotated"] = {name: _number(value) for name, value in asdict(item.rotated).items()}
     if item.keypoints:
         fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
+    if item.mask is not None:
+        from edge_server.plugins.vision.mask_outlines import outline_polygons
+
+        fields["polygons"] = outline_polygons(item.mask)
     return fields
 
 

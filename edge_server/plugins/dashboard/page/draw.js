@@ -22,12 +22,25 @@ export async function colored(mask) {
 }
 
 /** Draw one detection in the picture's pixels. `line` is the width of lines. */
+function fillPolygons(pen, polygons) {
+  pen.beginPath();
+  for (const points of polygons) {
+    points.forEach(([x, y], index) => (index ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+    pen.closePath();
+  }
+  pen.globalAlpha = 0.45;
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.stroke();
+}
+
 export function drawBox(pen, found, line) {
   const color = COLORS[found.class_index % COLORS.length];
   const { x_min: x, y_min: y, x_max: right, y_max: bottom } = found;
   pen.lineWidth = line;
   pen.strokeStyle = pen.fillStyle = color;
   pen.strokeRect(x, y, right - x, bottom - y);
+  if (found.polygons) fillPolygons(pen, found.polygons);
   for (const [left, top] of found.keypoints) {
     pen.beginPath();
     pen.arc(left, top, line * 1.6, 0, 7);

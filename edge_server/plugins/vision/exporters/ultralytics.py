@@ -18,7 +18,7 @@ from edge_server.plugins.vision.exporters.exported_metadata import (
 )
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 
-TASKS = ("detect", "pose", "obb", "classify")
+TASKS = ("detect", "pose", "obb", "segment", "classify")
 
 _RTDETR = "RTDETRDecoder"
 _NAME = re.compile(r"""\s*(?:(\d{1,5})\s*:\s*)?('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")\s*(,|$)""")
@@ -46,10 +46,12 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         layouts = _pose_layouts(metadata, "" if points[1] == 3 else "-xy")
     elif task == "obb":
         layouts = ("end2end-obb",) if _is_final(metadata) else ("yolov8-obb",)
+    elif task == "segment":
+        layouts = ("end2end-seg",) if _is_final(metadata) else ("yolov8-seg",)
     elif task == "classify":
         layouts = ("classes",)
     elif task is None:
-        layouts = ("yolov5",)
+        layouts = ("yolov5", "yolov5-seg")
     else:
         layouts = _detect_layouts(metadata, len(labels))
     max_stride = None

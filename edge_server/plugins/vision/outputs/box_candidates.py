@@ -24,7 +24,7 @@ MAX_CANDIDATES = 2048
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """K candidates, best first. `boxes` (K, 4): x_min, y_min, x_max, y_max; `keypoints` (K, points, 3): x, y, score;
-    `rotated` (K, 5): rotated boxes, see rotated_boxes.py, which `boxes` enclose.
+    `rotated` (K, 5): rotated boxes, see rotated_boxes.py, which `boxes` enclose; `mask_coefficients` (K, prototypes).
 
     Positions are pixels of the network's input. Numbers may have any size and may be not finite.
     """
@@ -34,11 +34,15 @@ class Candidates:
     classes: npt.NDArray[np.int64]
     keypoints: npt.NDArray[np.float64] | None = None
     rotated: npt.NDArray[np.float64] | None = None
+    mask_coefficients: FloatArray | None = None
 
     def take(self, indices: npt.NDArray[np.intp]) -> Candidates:
         keypoints = None if self.keypoints is None else self.keypoints[indices]
         rotated = None if self.rotated is None else self.rotated[indices]
-        return Candidates(self.boxes[indices], self.scores[indices], self.classes[indices], keypoints, rotated)
+        coefficients = None if self.mask_coefficients is None else self.mask_coefficients[indices]
+        return Candidates(
+            self.boxes[indices], self.scores[indices], self.classes[indices], keypoints, rotated, coefficients
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +124,22 @@ def decode_classified(
     background: int | None,
     threshold: float,
     keypoints: FloatArray | None = None,
+    mask_coefficients: FloatArray | None = None,
 ) -> Candidates:
-    """Return the candidates that `select_classified` selects. `keypoints` are (A, K, 3): position and score."""
+    """Return the candidates that `select_classified` selects. `keypoints` are (A, K, 3): position and score.
+    `mask_coefficients` are (A, prototypes)."""
     indices = select_classified(scores, classes, background, threshold)
     points = None
     if keypoints is not None:
         points = keypoints[indices].astype(np.float64)
         points[..., :2] *= encoding.pixels_per_unit
-    return Candidates(encoding.to_corners(boxes[indices]), scores[indices], classes[indices].astype(np.int64), points)
+    return Candidates(
+        encoding.to_corners(boxes[indices]),
+        scores[indices],
+        classes[indices].astype(np.int64),
+        points,
+        mask_coefficients=None if mask_coefficients is None else mask_coefficients[indices],
+    )
 
 
 def apply_nms(

@@ -4,7 +4,7 @@ and class names."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     apply_nms,
 )
 from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_names
+from edge_server.plugins.vision.outputs.object_masks import ObjectMaskDecoder
 from edge_server.plugins.vision.outputs.output_parameters import TRAITS, DetectionDeclaration, HeadKind
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim, require_numbers
 from edge_server.plugins.vision.outputs.rotated_boxes import (
@@ -31,7 +32,7 @@ from edge_server.plugins.vision.outputs.rotated_boxes import (
 from edge_server.plugins.vision.outputs.ssd import DetectionRows, FinalTensors, SelectedBoxes, Ssd
 from edge_server.plugins.vision.outputs.yolo import ClassColumns, ClassRows, FinalRows, ObjectnessRows, YoloxGrid
 from edge_server.plugins.vision.resize import FittedPicture
-from edge_server.protocol.frame_messages import Detection, Keypoint, RotatedBox
+from edge_server.protocol.frame_messages import Detection, Keypoint, ObjectMask, RotatedBox
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,19 +71,27 @@ MAX_CLASS_INDEX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class DetectionDecoder:
-    """Decodes a model's outputs to detections. Immutable and thread-safe."""
+    """Decodes a model's outputs to detections. Immutable and thread-safe. `masks` is None if objects have none."""
 
     head: DetectionHead
     tensors: tuple[OutputTensor, ...]
+    masks: ObjectMaskDecoder | None
     declaration: DetectionDeclaration
     labels: tuple[str, ...]
 
     def decode(
-        self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, fit: FittedPicture, *, model: str
+        self,
+        outputs: Mapping[str, npt.NDArray[Any]],
+        item: int | None,
+        fit: FittedPicture,
+        *,
+        model: str,
+        has_masks: bool = False,
     ) -> tuple[Detection, ...]:
         """Return the detections, best first, with boxes clipped to the frame. Boxes outside the frame are omitted.
 
-        Raises BackendError for outputs of shapes that the head cannot read.
+        `has_masks` requests the masks of the objects, if the model gives some. Raises BackendError for outputs of
+        shapes that the head cannot read.
         """
         arrays = self.select(outputs, item, model=model)
         found = _convert_to_frame(self.head.decode(arrays, self.declaration.score_threshold), fit)
@@ -94,11 +103,14 @@ class DetectionDecoder:
                 kept = apply_rotated_nms(found.rotated, classes, self.declaration.iou_threshold)
             found = found.take(kept)
         found = found.take(np.arange(min(len(found.scores), self.declaration.max_count)))
-        boxes = np.clip(found.boxes, 0, (fit.width, fit.height, fit.width, fit.height)).tolist()
+        boxes = np.clip(found.boxes, 0, (fit.width, fit.height, fit.width, fit.height))
         keypoints: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
         rotated: list[RotatedBox | None] = [None] * len(boxes)
         if found.rotated is not None:
             rotated = [RotatedBox(*numbers) for numbers in found.rotated.tolist()]
+        masks: list[ObjectMask | None] = [None] * len(boxes)
+        if has_masks and self.masks is not None and found.mask_coefficients is not None and len(boxes):
+            masks = self.masks.decode(outputs, item, fit, boxes, found.mask_coefficients, model=model)
         return tuple(
             Detection(
                 box[0],
@@ -110,9 +122,10 @@ class DetectionDecoder:
                 self.labels[index] if index < len(self.labels) else "",
                 tuple(Keypoint(x, y, point_score) for x, y, point_score in points),
                 rotated=rotated_box,
+                mask=mask,
             )
-            for box, score, index, points, rotated_box in zip(
-                boxes, found.scores.tolist(), found.classes.tolist(), keypoints, rotated, strict=True
+            for box, score, index, points, rotated_box, mask in zip(
+                boxes.tolist(), found.scores.tolist(), found.classes.tolist(), keypoints, rotated, masks, strict=True
             )
         )
 
@@ -147,7 +160,7 @@ def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
         keypoints[..., 0], keypoints[..., 1] = fit.to_original(keypoints[..., 0], keypoints[..., 1])
         keypoints[..., :2] = np.clip(keypoints[..., :2], -MAX_POSITION, MAX_POSITION)
     x_min, y_min, x_max, y_max = np.clip(boxes, 0, (fit.width, fit.height, fit.width, fit.height)).T
-    in_frame = Candidates(boxes, found.scores, found.classes, keypoints, rotated)
+    in_frame = replace(found, boxes=boxes, keypoints=keypoints, rotated=rotated)
     return in_frame.take(np.flatnonzero((x_max > x_min) & (y_max > y_min)))
 
 
@@ -159,6 +172,10 @@ def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, s
     outputs = _choose_outputs(spec, declaration)
     for output in outputs:
         require_numbers(spec, output)
+    masks = None
+    if declaration.mask_coefficient_count:
+        outputs, prototypes = outputs[:-1], outputs[-1]
+        masks = _make_mask_decoder(spec, prototypes, declaration, size)
     head = make_head(declaration, size, len(outputs))
     ranked = list(zip(outputs, head.ranks, strict=True))
     tensors = tuple(OutputTensor(output.name, output.dtype, rank) for output, rank in ranked)
@@ -166,7 +183,19 @@ def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, s
     expected = head.check_shapes(shapes)
     if expected is not None:
         raise BadModelConfig(_mismatch(spec.name, declaration, tensors, expected, shapes))
-    return DetectionDecoder(head, tensors, declaration, spec.labels_of(outputs[head.labels_index]))
+    return DetectionDecoder(head, tensors, masks, declaration, spec.labels_of(outputs[head.labels_index]))
+
+
+def _make_mask_decoder(
+    spec: ModelSpec, prototypes: OutputSpec, declaration: DetectionDeclaration, size: NetworkSize
+) -> ObjectMaskDecoder:
+    tensor = OutputTensor(prototypes.name, prototypes.dtype, 3)
+    decoder = ObjectMaskDecoder(tensor, declaration.mask_coefficient_count, size)
+    shape = drop_batch_dim(spec, prototypes, 3)
+    expected = decoder.check_shape(shape)
+    if expected is not None:
+        raise BadModelConfig(_mismatch(spec.name, declaration, (tensor,), f"prototypes {expected}", [shape]))
+    return decoder
 
 
 def _mismatch(
@@ -194,6 +223,8 @@ def _choose_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple
         counts: tuple[int, ...] = (4 * len(declaration.strides),)
     else:
         counts = _OUTPUT_COUNTS.get(declaration.head, (1,))
+    if declaration.mask_coefficient_count:
+        counts = tuple(count + 1 for count in counts)
     names = declaration.outputs or _find_outputs(spec, declaration)
     outputs = [output for name in names if (output := spec.output(name)) is not None]
     if len(outputs) != len(names) or len(outputs) not in counts:
@@ -217,6 +248,11 @@ def _find_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[s
         if found[3] is None:
             found.pop()  # the count is optional
         return tuple(name for name in found if name is not None) if None not in found else ()
+    if declaration.mask_coefficient_count:
+        # The prototypes have one dimension more than the boxes.
+        by_rank = sorted(spec.outputs, key=lambda output: len(output.dims))
+        is_clear = len(by_rank) == 2 and len(by_rank[0].dims) < len(by_rank[1].dims)
+        return tuple(output.name for output in by_rank) if is_clear else ()
     last_dims = _LAST_DIMS.get(declaration.head)
     if last_dims is None:
         return (spec.outputs[0].name,) if len(spec.outputs) == 1 else ()
@@ -234,13 +270,13 @@ def _find_outputs(spec: ModelSpec, declaration: DetectionDeclaration) -> tuple[s
 def make_head(declaration: DetectionDeclaration, size: NetworkSize, output_count: int) -> DetectionHead:
     """Return the declared head for an input of that size and that many outputs."""
     encoding = BoxEncoding(declaration.format, declaration.unit, size)
-    kind, activation = declaration.head, declaration.activation
+    kind, activation, coefficient_count = declaration.head, declaration.activation, declaration.mask_coefficient_count
     if kind in (HeadKind.YOLOV5, HeadKind.YOLOX_DECODED):
-        return ObjectnessRows(encoding, activation)
+        return ObjectnessRows(encoding, activation, coefficient_count)
     if kind in (HeadKind.YOLOV8, HeadKind.YOLO11):
-        return ClassColumns(encoding, activation, declaration.keypoint_count)
+        return ClassColumns(encoding, activation, declaration.keypoint_count, coefficient_count)
     if kind is HeadKind.YOLOV10:
-        return FinalRows(encoding, declaration.keypoint_count)
+        return FinalRows(encoding, declaration.keypoint_count, coefficient_count)
     if kind is HeadKind.YOLOV8_OBB:
         return AngleColumns(encoding, activation)
     if kind is HeadKind.YOLO26_OBB:

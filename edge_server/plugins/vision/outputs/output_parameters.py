@@ -24,6 +24,9 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 MAX_DETECTIONS = 1000
 """Maximum number of detections per frame."""
 
+MAX_COEFFICIENTS = 1024
+"""Maximum number of prototypes of masks. YOLACT and its successors have 32."""
+
 MAX_LIST = 64
 """Maximum number of entries of a list, far more than any head has outputs or grids."""
 
@@ -101,17 +104,27 @@ class HeadTraits:
 
 _NMS = ("detection_iou_threshold", "detection_class_agnostic")
 _BOX = ("detection_box_format", "detection_box_unit")
+_MASKS = "detection_mask_coefficients"
 _YOLO = (*_NMS, *_BOX, "detection_activation")
 _COLUMNS = HeadTraits(
-    "[4 + C, A]: box, classes, then 3 rows per keypoint", (*_YOLO, "detection_keypoints"), BoxFormat.CXCYWH
+    "[4 + C, A]: box, classes, then 3 rows per keypoint, or M mask coefficients; with these, a second output "
+    "[M, height, width]: prototypes",
+    (*_YOLO, "detection_keypoints", _MASKS),
+    BoxFormat.CXCYWH,
 )
-_OBJECTNESS = HeadTraits("[A, 5 + C]: box, objectness, classes; decoded", _YOLO, BoxFormat.CXCYWH)
 TRAITS: Mapping[HeadKind, HeadTraits] = {
-    HeadKind.YOLOV5: _OBJECTNESS,
+    HeadKind.YOLOV5: HeadTraits(
+        "[A, 5 + C]: box, objectness, classes, then M mask coefficients; with these, a second output "
+        "[M, height, width]: prototypes",
+        (*_YOLO, _MASKS),
+        BoxFormat.CXCYWH,
+    ),
     HeadKind.YOLOV8: _COLUMNS,
     HeadKind.YOLO11: _COLUMNS,
     HeadKind.YOLOV10: HeadTraits(
-        "[A, 6]: box, score, class, then 3 columns per keypoint; after NMS", (*_BOX, "detection_keypoints")
+        "[A, 6]: box, score, class, then 3 columns per keypoint, or M mask coefficients; after NMS; with these, a "
+        "second output [M, height, width]: prototypes",
+        (*_BOX, "detection_keypoints", _MASKS),
     ),
     HeadKind.YOLOV8_OBB: HeadTraits(
         "[4 + C + 1, A]: oriented boxes: centre and size, classes, angle",
@@ -133,7 +146,7 @@ TRAITS: Mapping[HeadKind, HeadTraits] = {
         "[A, 5 + C]: offsets and sizes in cells of grids 8, 16, 32",
         (*_NMS, "detection_activation", "detection_strides"),
     ),
-    HeadKind.YOLOX_DECODED: _OBJECTNESS,
+    HeadKind.YOLOX_DECODED: HeadTraits("[A, 5 + C]: box, objectness, classes; decoded", _YOLO, BoxFormat.CXCYWH),
     HeadKind.SSD: HeadTraits(
         "[A, 4], [A, C], optional priors: [A, 4] cxcywh, or [2, 4 A] corners and variances",
         (*_NMS, *_BOX, "detection_activation", "detection_background", "detection_variances"),
@@ -213,6 +226,12 @@ HEAD_PARAMETERS = (
     DeclaredParameter(
         "detection_keypoints", "0 to 1000", "0", "number of points (x, y, score) after the classes or the class"
     ),
+    DeclaredParameter(
+        _MASKS,
+        f"0 to {MAX_COEFFICIENTS}",
+        "0",
+        "numbers after the classes or the class that weigh prototypes, which gives the mask of each object",
+    ),
 )
 """Keys of some heads, see TRAITS."""
 CLASS_PARAMETERS = (
@@ -263,6 +282,7 @@ class DetectionDeclaration:
     strides: tuple[int, ...]
     variances: tuple[float, float]
     keypoint_count: int
+    mask_coefficient_count: int
     track_threshold: float | None
     """Least score that starts a track; None: no tracking."""
     is_deepstack: bool
@@ -334,6 +354,9 @@ class _Reader:
         for key in stated:
             if key not in _COMMON and key not in traits.keys:
                 self.refuse(key, f"it to be left out, because detection_head {head.value} has no use for it")
+        coefficient_count = self._integer(_MASKS, 0, 0, MAX_COEFFICIENTS)
+        if coefficient_count and "detection_keypoints" in self._parameters:
+            self.refuse(_MASKS, "it to be left out beside detection_keypoints")
         return DetectionDeclaration(
             head=head,
             outputs=self._names("detection_outputs"),
@@ -348,6 +371,7 @@ class _Reader:
             strides=self._strides(traits.strides),
             variances=self._variances(),
             keypoint_count=self._integer("detection_keypoints", 0, 0, 1000),
+            mask_coefficient_count=coefficient_count,
             track_threshold=self._track_threshold(),
             is_deepstack=self._boolean("deepstack"),
         )

@@ -45,46 +45,61 @@ def select_by_objectness(
     return passing[indices], products[indices]
 
 
+def _extra(keypoint_count: int, coefficient_count: int) -> str:
+    """Return the part of an expected shape for numbers after the classes."""
+    points = f" + 3 * {keypoint_count} keypoints" if keypoint_count else ""
+    return points + (f" + {coefficient_count} mask coefficients" if coefficient_count else "")
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectnessRows:
-    """YOLOv5 and decoded YOLOX, [A, 5 + C]: box, objectness, classes."""
+    """YOLOv5 and decoded YOLOX, [A, 5 + C + M]: box, objectness, classes, then M coefficients of the mask."""
 
     encoding: BoxEncoding
     activation: Activation
+    coefficient_count: int = 0
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
-        matches = len(shape) == 2 and (shape[1] == -1 or shape[1] >= 6)
-        return None if matches else "[boxes, 5 + classes]"
+        matches = len(shape) == 2 and (shape[1] == -1 or shape[1] >= 6 + self.coefficient_count)
+        return None if matches else f"[boxes, 5 + classes{_extra(0, self.coefficient_count)}]"
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         rows = arrays[0]
-        indices, scores = select_by_objectness(rows[:, 4], rows[:, 5:], self.activation, threshold)
+        end = rows.shape[1] - self.coefficient_count
+        indices, scores = select_by_objectness(rows[:, 4], rows[:, 5:end], self.activation, threshold)
         kept = rows[indices]
-        return Candidates(self.encoding.to_corners(kept[:, :4]), scores, kept[:, 5:].argmax(axis=1))
+        coefficients = kept[:, end:] if self.coefficient_count else None
+        corners = self.encoding.to_corners(kept[:, :4])
+        return Candidates(corners, scores, kept[:, 5:end].argmax(axis=1), mask_coefficients=coefficients)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassColumns:
-    """YOLOv8 and 11, [4 + C + 3 * keypoints, A]: box, classes, then x, y and score of each keypoint; no objectness."""
+    """YOLOv8 and 11, [4 + C + 3 * keypoints + M, A]: box, classes, then x, y and score of each keypoint, or M
+    coefficients of the mask; no objectness."""
 
     encoding: BoxEncoding
     activation: Activation
     keypoint_count: int
+    coefficient_count: int = 0
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
         shape = shapes[0]
-        matches = len(shape) == 2 and (shape[0] == -1 or shape[0] >= 5 + 3 * self.keypoint_count)
-        points = f" + 3 * {self.keypoint_count} keypoints" if self.keypoint_count else ""
-        return None if matches else f"[4 + classes{points}, boxes]"
+        matches = len(shape) == 2 and (shape[0] == -1 or shape[0] >= 5 + self._extra_count)
+        return None if matches else f"[4 + classes{_extra(self.keypoint_count, self.coefficient_count)}, boxes]"
+
+    @property
+    def _extra_count(self) -> int:
+        return 3 * self.keypoint_count + self.coefficient_count
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         columns = arrays[0]
-        end = len(columns) - 3 * self.keypoint_count
+        end = len(columns) - self._extra_count
         scores = max_probability(columns[4:end], self.activation, axis=0)
         indices = select_top_k(scores, threshold, MAX_CANDIDATES)
         kept = columns[:, indices].T
@@ -94,27 +109,34 @@ class ClassColumns:
             keypoints[..., :2] *= self.encoding.pixels_per_unit
             keypoints[..., 2] = activate(keypoints[..., 2], self.activation, axis=0)
         corners = self.encoding.to_corners(kept[:, :4])
-        return Candidates(corners, scores[indices], kept[:, 4:end].argmax(axis=1), keypoints)
+        coefficients = kept[:, end:] if self.coefficient_count else None
+        return Candidates(
+            corners, scores[indices], kept[:, 4:end].argmax(axis=1), keypoints, mask_coefficients=coefficients
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class FinalRows:
-    """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints]: box, score, class, then x, y and score of
-    each keypoint."""
+    """YOLOv10 and end2end exports, which need no NMS, [A, 6 + 3 * keypoints + M]: box, score, class, then x, y and
+    score of each keypoint, or M coefficients of the mask."""
 
     encoding: BoxEncoding
     keypoint_count: int
+    coefficient_count: int = 0
     ranks: tuple[int, ...] = (2,)
     labels_index: int = 0
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        points = f" + 3 * {self.keypoint_count} keypoints" if self.keypoint_count else ""
-        return None if shape_matches(shapes[0], (-1, 6 + 3 * self.keypoint_count)) else f"[boxes, 6{points}]"
+        is_match = shape_matches(shapes[0], (-1, 6 + 3 * self.keypoint_count + self.coefficient_count))
+        return None if is_match else f"[boxes, 6{_extra(self.keypoint_count, self.coefficient_count)}]"
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         rows = arrays[0]
         points = rows[:, 6:].reshape(len(rows), self.keypoint_count, 3) if self.keypoint_count else None
-        return decode_classified(self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold, points)
+        coefficients = rows[:, 6:] if self.coefficient_count else None
+        return decode_classified(
+            self.encoding, rows[:, :4], rows[:, 4], rows[:, 5], None, threshold, points, coefficients
+        )
 
 
 @dataclass(frozen=True, slots=True)

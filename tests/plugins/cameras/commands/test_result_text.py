@@ -20,6 +20,7 @@ from edge_server.protocol.frame_messages import (
     FrameTimes,
     Keypoint,
     Mask,
+    ObjectMask,
 )
 
 HEADER = FrameHeader(12, 34, "front", 5)
@@ -62,6 +63,16 @@ def test_a_mask_is_printed_as_the_fraction_of_each_class() -> None:
     assert told(result)["mask"] == {"height": 10, "width": 10, "shares": {"road": 0.5, "sky": 0.3, "class 7": 0.2}}
     wide = np.array([300] * 4, "<u2").tobytes()
     assert result_in_words(FrameResult(HEADER, mask=Mask(2, 2, "mono16", wide))) == "class 300 100%"
+
+
+def test_masks_of_objects_are_a_fraction_of_the_picture_and_polygons() -> None:
+    masks = [ObjectMask(2, 0, 8, 5, b"\xff" * 5), ObjectMask(0, 8, 10, 1, b"\xff\xc0"), None]
+    found = tuple(Detection(0, 0, 10, 10, 0.5, 0, "cup", mask=mask) for mask in masks)
+    result = FrameResult(HEADER, height=10, width=10, detections=found)
+    assert result_in_words(result) == "3 cup 0.50 on 50% of the picture"
+    first, _, last = told(result)["detections"]  # type: ignore[misc]
+    assert first["polygons"] == [[[2, 0], [2, 5], [10, 5], [10, 0]]]  # type: ignore[index]
+    assert "polygons" not in last
 
 
 def test_small_tensors_are_printed_with_their_values() -> None:
