@@ -94,6 +94,8 @@ class ServingCore(NamedTuple):
     """The open ports by name: http, grpc, metrics."""
     panels: Callable[[], Mapping[str, Path]]
     """`RunningPlugin.panel` of each plugin that has one."""
+    gauges: Callable[[], Mapping[str, float]]
+    """`RunningPlugin.gauges` of all plugins."""
     lost_gpus: Callable[[], Mapping[int, str]]
     """GPUs that this process can no longer use, with the reason."""
     heavy_work_refusal: Callable[[], str]
@@ -186,6 +188,11 @@ class RunningPlugin:
     def addresses(self) -> Sequence[str]:
         """Return the addresses that `start` has opened, for the line that says that the server is ready."""
         return ()
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return current values by name, of which the page shows the last half hour. Called every few seconds; returns
+        at once."""
+        return {}
 
     def status(self) -> Sequence[StatusPart]:
         """Return the plugin's part of `edge-server status`. Called on a worker thread, as is `reports`."""

@@ -134,6 +134,7 @@ def build(
             access=access,
             ports=ports,
             panels=running.panels,
+            gauges=running.gauges,
         )
     )
     return ServerParts(service, manager, source, timer, events, loads, digests, running, access, ports, cache)

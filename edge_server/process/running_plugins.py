@@ -139,6 +139,12 @@ class RunningPlugins:
         for name, plugin in self._active():
             yield from self._call(name, lambda: list(plugin.families())) or ()  # noqa: B023 - called at once
 
+    def gauges(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for name, plugin in self._active():
+            values.update(self._call(name, plugin.gauges) or {})
+        return values
+
     def routes(self) -> list[Route]:
         """Return the routes of HTTP. Raises ConfigError, EdgeServerError."""
         summary = "Plugins: which failed, and their lines of edge-server status"

@@ -248,6 +248,19 @@ def test_heat_is_shown_with_its_limits(page: Any, board: Any) -> None:
         board.set_temperature("tj-thermal", 45.0)
 
 
+def test_curves_have_a_past_when_the_page_is_opened(page: Any, server: Any) -> None:
+    page.wait("document.querySelector('[data-chart=\"temperature\"]')")
+    history = "fetch('/edge/v1/history').then((reply) => reply.json()).then((found) => arguments[0](found.ages_s))"
+    while len(ages := page.run_async(history)) < 3:
+        pass
+    assert ages == sorted(ages, reverse=True)
+    page.open(server.url("/"))
+    for chart in ("temperature", "load limit", "busy instances", "waiting", "requests"):
+        page.wait(f"document.querySelector('[data-chart=\"{chart}\"] .line')?.getAttribute('d').split('L').length >= 3")
+    path = "document.querySelector('[data-chart=\"temperature\"] .foot').innerText"
+    assert int(page.run(f"return {path}").split()[-2]) >= 10, "seconds before the page was opened"
+
+
 def test_without_a_key_the_page_offers_no_model_control(page: Any) -> None:
     page.wait(f"{row('scale')}?.innerText.includes('READY')")
     labels = "[...document.querySelectorAll('.actions button:not([hidden])')].map((one) => one.textContent)"

@@ -1,6 +1,6 @@
 """HTTP handlers of the web page: send its files, and tell the page what its caller may see.
 
-Nothing is kept in memory: each file is read when a browser asks for it.
+The files are not kept in memory: each is read when a browser asks for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from edge_server.errors import Forbidden, NotFound
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugin import ServingCore
+from edge_server.plugins.dashboard.server_gauges import ServerGauges
 
 _FOLDER = Path(__file__).parent / "page"
 
@@ -36,8 +37,9 @@ _HEADERS = {
 class PageEndpoints:
     """The handlers. They are open to everyone: a browser cannot send a key for the page itself."""
 
-    def __init__(self, core: ServingCore) -> None:
+    def __init__(self, core: ServingCore, gauges: ServerGauges) -> None:
         self._core = core
+        self._gauges = gauges
 
     async def index(self, request: HttpRequest) -> HttpResponse:
         return await _send_file(request, _FOLDER, "index.html")
@@ -55,6 +57,9 @@ class PageEndpoints:
 
     async def reference(self, request: HttpRequest) -> HttpResponse:
         return await _send_file(request, _FOLDER, "reference.html")
+
+    async def history(self, request: HttpRequest) -> HttpResponse:
+        return json_response(await request.run_on_worker(self._gauges.history))
 
     async def access(self, request: HttpRequest) -> HttpResponse:
         """Return the rights of the caller. It may change models only where a key or a token is required and given."""
@@ -76,8 +81,14 @@ class PageEndpoints:
                 "key_headers": access.key_headers,
                 "metrics_port": self._core.ports.get("metrics"),
                 "panels": list(self._core.panels()),
+                "machine": self._machine() if allowed["statistics"] else None,
             }
         )
+
+    def _machine(self) -> dict[str, object] | None:
+        """Return load and memory of the machine; None on a system without Linux's /proc."""
+        reading = self._gauges.host()
+        return None if reading is None else reading._asdict()
 
 
 async def _send_file(request: HttpRequest, folder: Path, name: str) -> HttpResponse:

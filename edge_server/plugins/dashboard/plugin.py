@@ -25,18 +25,25 @@ class _Dashboard(RunningPlugin):
     def build(self, core: ServingCore) -> None:
         self._core = core
 
+    def start(self) -> None:
+        from edge_server.plugins.dashboard.server_gauges import ServerGauges
+
+        self._gauges = ServerGauges(self._core)
+        self._core.manager.call_each_second(self._gauges.sample)
+
     def routes(self) -> Sequence[Route]:
         from edge_server.frontends.http.routes import DeferredEndpoints, Route
 
         def make() -> PageEndpoints:
             from edge_server.plugins.dashboard.page_endpoints import PageEndpoints
 
-            return PageEndpoints(self._core)
+            return PageEndpoints(self._core, self._gauges)
 
         handler = DeferredEndpoints(make).handler
         index, file = handler(lambda page: page.index), handler(lambda page: page.file)
         panel = handler(lambda page: page.panel)
         access, reference = handler(lambda page: page.access), handler(lambda page: page.reference)
+        history = handler(lambda page: page.history)
         schemas = "edge_server.plugins.dashboard.schemas"
         # Open to everyone: a browser cannot send a key for the page itself.
         return (
@@ -51,6 +58,7 @@ class _Dashboard(RunningPlugin):
                 schema=f"{schemas}:FILE",
             ),
             Route("GET", "/edge/v1/page", "", "What the page may show and change for this caller", access),
+            Route("GET", "/edge/v1/history", "statistics", "Gauges of the last half hour", history),
             Route("GET", "/docs/api", "", "Reference of this API as a page", reference, schema=f"{schemas}:PAGE"),
         )
 

@@ -1,5 +1,6 @@
-// Section of the page: heat, power and what the governor holds back, as curves.
+// Section of the page: processor, memory, heat, power and what the governor holds back, as curves.
 
+import { access } from "../api.js";
 import { element, note, setBadge } from "../dom.js";
 import { Charts } from "../charts.js";
 
@@ -14,28 +15,42 @@ export function makePanel() {
   const text = element("p", { id: "machine-detail", class: "note", hidden: true });
   const container = element("div", { id: "machine-charts", class: "grid charts" });
   const charts = new Charts(container);
-  return { heading: badge, nodes: [text, container], update: (governor) => { update(governor, badge, text, charts); } };
+  function update(governor) {
+    if (governor?.enabled) {
+      setBadge(badge, governor.state, STATES[governor.state] ?? "");
+      note(text, detailOf(governor));
+    } else {
+      setBadge(badge, governor ? "no governor" : "needs a key", "");
+      note(text, governor?.detail ?? "");
+    }
+    charts.update([...hostCharts(access.machine), ...(governor?.enabled ? governorCharts(governor) : [])]);
+  }
+  return { heading: badge, nodes: [text, container], update };
 }
 
-function update(governor, badge, text, charts) {
-  if (!governor?.enabled) {
-    setBadge(badge, governor ? "no governor" : "needs a key", "");
-    note(text, governor?.detail ?? "");
-    charts.update([]);
-    return;
-  }
-  setBadge(badge, governor.state, STATES[governor.state] ?? "");
+function detailOf(governor) {
   const shed = governor.shed.map((item) => `${item.count} ${item.class} (${item.reason})`).join(", ");
   const parts = [governor.detail, shed && `refused since the start: ${shed}`];
   const unknown = ["temperature", "power"].filter((name, place) => [governor.temperature_c, governor.power_w][place] === null);
   if (unknown.length) parts.push(`no sensor for ${unknown.join(" and ")}`);
   for (const [model, lighter] of Object.entries(governor.variants_in_force)) parts.push(`${lighter} answers for ${model}`);
-  note(text, parts.filter(Boolean).join(" · "));
-  const memory = governor.box.memory;
+  return parts.filter(Boolean).join(" · ");
+}
+
+function hostCharts(machine) {
+  if (!machine) return [];
+  const total = machine.memory_total_bytes / 1e9;
+  return [
+    { key: "cpu", title: "Processor", value: machine.cpu_utilization * 100, unit: "%", top: 100, digits: 0, detail: "of all cores" },
+    { key: "memory", title: "Memory", value: machine.memory_used_bytes / 1e9, scale: 1e9, unit: "GB", top: total, detail: `in use, of ${total.toFixed(1)} GB` },
+  ];
+}
+
+function governorCharts(governor) {
   const limitOf = (name, value, unit) => (value ? `${name} ${Math.round(value)} ${unit}` : "");
   const items = [
     {
-      key: "heat", title: "Temperature", value: governor.temperature_c, unit: "°C", limit: governor.set_point_c,
+      key: "temperature", title: "Temperature", value: governor.temperature_c, unit: "°C", limit: governor.set_point_c,
       detail: limitOf("held below", governor.set_point_c, "°C"),
     },
     {
@@ -43,21 +58,16 @@ function update(governor, badge, text, charts) {
       detail: limitOf("budget", governor.power_budget_w, "W"),
     },
     {
-      key: "share", title: "Work allowed", value: governor.share * 100, unit: "%", top: 100, digits: 0,
-      detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "nothing held back",
+      key: "load limit", title: "Load limit", value: governor.share * 100, unit: "%", top: 100, digits: 0,
+      detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "models may run at full speed",
     },
-    { key: "busy", title: "Instances that compute", value: governor.busy, unit: "", top: 1, digits: 1, detail: "at once, on average" },
+    { key: "busy instances", title: "Busy model instances", value: governor.busy, unit: "", top: 1, digits: 1, detail: "at the same time, on average" },
   ];
-  if (memory.total_bytes) {
-    const used = (memory.total_bytes - memory.available_bytes) / 1e9;
-    items.push({ key: "memory", title: "Memory in use", value: used, unit: "GB", top: memory.total_bytes / 1e9,
-                 detail: `of ${(memory.total_bytes / 1e9).toFixed(1)} GB` });
-  }
   for (const gpu of governor.box.gpus) {
     if (gpu.utilization !== null) {
       items.push({ key: `gpu ${gpu.uuid}`, title: gpu.name, value: gpu.utilization * 100, unit: "%", top: 100, digits: 0,
                    detail: gpu.held_back_by.join(", ") });
     }
   }
-  charts.update(items.filter((item) => item.value !== null));
+  return items.filter((item) => item.value !== null);
 }

@@ -21,7 +21,7 @@ from edge_server.plugins.governor.model_load_throttle import LoadThrottle
 from edge_server.plugins.governor.sensor_thread import SensorThread
 from edge_server.plugins.governor.sensors.all_sensors import MachineSensors
 from edge_server.plugins.governor.settings import GovernorConfig
-from edge_server.plugins.governor.state_report import governor_report
+from edge_server.plugins.governor.state_report import governor_gauges, governor_report
 from edge_server.plugins.governor.work_meter import token_work
 from edge_server.telemetry.metrics_page import Family
 
@@ -113,6 +113,9 @@ class Governor(RunningPlugin):
 
     def families(self) -> list[Family]:
         return governor_metric_families(self._latest(), self._admission.shed(), has_gpu_metrics=self._has_gpu_metrics)
+
+    def gauges(self) -> Mapping[str, float]:
+        return governor_gauges(self._latest())
 
     def _report(self) -> Mapping[str, object]:
         return governor_report(self._latest(), self._admission.shed())

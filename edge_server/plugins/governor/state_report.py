@@ -47,6 +47,19 @@ def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
     }
 
 
+def governor_gauges(now: GovernorSnapshot) -> dict[str, float]:
+    """Return the known numbers that the page draws as curves, under the names of its charts."""
+    reading, decision = now.reading, now.decision
+    values = {
+        "temperature": decision.temperature_c,
+        "power": _watts(reading.power_mw),
+        "load limit": 100 * decision.share,
+        "busy instances": now.busy_share,
+    }
+    values |= {f"gpu {gpu.uuid}": None if gpu.utilization is None else 100 * gpu.utilization for gpu in reading.gpus}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def cost_report(costs: Mapping[WorkKey, InferenceCost]) -> list[Json]:
     """Return the energy cost of each model and batch size; for language models of a token, in each phase."""
     return [

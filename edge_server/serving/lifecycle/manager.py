@@ -106,7 +106,8 @@ class Manager:
         # A front end's own thread must not hang in a runtime.
         self.callers_may_run = lifecycle.hang_timeout_s <= 0
         self._repeat(LONG_LOAD_S, self._log_long_loads)
-        self._repeat(min(lifecycle.idle_unload_s / _CHECKS or 1.0, 1.0), table.unload_idle)
+        self._each_second: list[Callable[[], None]] = []
+        self._repeat(min(lifecycle.idle_unload_s / _CHECKS or 1.0, 1.0), self._check_each_second)
         if lifecycle.hang_timeout_s > 0:
             self._repeat(lifecycle.hang_timeout_s / _CHECKS, self._check_for_hangs)
 
@@ -216,11 +217,22 @@ class Manager:
 
     # -- periodic work, on the timer's thread -----------------------------------------------------------------------
 
+    def call_each_second(self, work: Callable[[], None]) -> None:
+        """Call `work`, which must return at once, at least once a second: with the check for idle models, so that an
+        idle server does not wake more often."""
+        self._each_second.append(work)
+
+    def _check_each_second(self) -> None:
+        self.table.unload_idle()
+        for work in self._each_second:
+            work()
+
     def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
         def again() -> None:
             if not self.table.is_closed:
-                work()
+                # Scheduled first, so that an error of `work`, which the timer logs, does not end the repetition.
                 self._repeat(period_s, work)
+                work()
 
         self._timer.call_at(time.monotonic_ns() + int(period_s * 1e9), again)
 

@@ -42,9 +42,18 @@ def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     def start(*, tokens: Tokens | None = None, **config: Any) -> Any:
         settings, service = HttpConfig(port=0, **config), helpers.StubService()
         access = AccessCheck(settings, tokens)
-        core = SimpleNamespace(service=service, access=access, ports={}, panels=lambda: {"site": panel})
+        core = SimpleNamespace(
+            service=service,
+            access=access,
+            ports={},
+            panels=lambda: {"site": panel},
+            gauges=dict,
+            manager=SimpleNamespace(call_each_second=lambda work: None),
+            machine_root=Path("/"),
+        )
         dashboard = PLUGIN.prepare(ServerConfig())
         dashboard.build(core)  # type: ignore[arg-type]
+        dashboard.start()
         sites.append(helpers.Site(service, settings, access, dashboard.routes()))  # type: ignore[arg-type]
         return sites[-1]
 

@@ -21,10 +21,11 @@ export function updateActivity(now) {
   const queued = rates.step("queued", sum("queue_ns"));
   const answered = rates.step("answered", requests);
   const items = [
-    { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} in all` },
-    { key: "failed", title: "Failed", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} in all` },
-    { key: "waiting", title: "Waiting in queues", value: sum("waiting"), digits: 0 },
-    { key: "queue", title: "Time in queue", value: queued && answered ? (answered.count ? queued.count / answered.count / 1e6 : 0) : null, unit: "ms" },
+    { key: "requests", title: "Requests", value: perSecond("requests", requests), unit: "/s", detail: `${requests} since the start` },
+    { key: "failed", title: "Failed requests", value: perSecond("failed", sum("failed")), unit: "/s", detail: `${sum("failed")} since the start` },
+    { key: "waiting", title: "Waiting requests", value: sum("waiting"), digits: 0, detail: "in queues now" },
+    { key: "queue", title: "Time in queue", value: queued && answered ? (answered.count ? queued.count / answered.count / 1e6 : 0) : null, unit: "ms",
+      detail: "mean of the last requests" },
   ];
   const cached = now.models.filter((model) => model.is_cached);
   if (cached.length) {

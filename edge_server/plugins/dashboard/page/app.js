@@ -4,6 +4,7 @@ import { access, getJson, key, postJson, refreshAccess, setKey } from "./api.js"
 import { updateActivity } from "./activity.js";
 import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
+import { loadHistory } from "./history.js";
 import { updateModels } from "./models.js";
 import { loadPanels, updatePanels } from "./panels.js";
 import { tryModel, updateTry } from "./tryit.js";
@@ -14,6 +15,7 @@ const EVENT_WAIT_MS = 80;
 let timer = 0;
 let isRunning = false;
 let isWanted = false;
+let hasPast = false;
 
 async function refresh() {
   clearTimeout(timer);
@@ -41,6 +43,10 @@ async function update() {
   const now = await refreshAccess();
   const allowed = (category, work) => (now.allowed[category] ? work() : null);
   const panels = await loadPanels(now.panels);
+  if (!hasPast) {
+    await loadHistory();
+    hasPast = true;
+  }
   const [index, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
     allowed("metadata", () => getJson("edge/v1/models")),
@@ -86,7 +92,9 @@ dialog.addEventListener("close", async () => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) refresh();
+  if (document.hidden) return;
+  hasPast = false;
+  refresh();
 });
 
 await refresh();

@@ -1,12 +1,17 @@
-// Curves of the last minutes. The browser keeps the values; the server keeps none.
+// Curves of the last half hour: what the server has kept, then what the page reads.
 
 import { element, formatNumber, keepChildren, setText, svg } from "./dom.js";
+import { pastOf, pastVersion } from "./history.js";
 
-const MAX_POINTS = 300;
+const SPAN_MS = 30 * 60 * 1000;
+const GAP_MS = 20 * 1000;
 const WIDTH = 300;
 const HEIGHT = 76;
 
-/** Charts in one container. Each item is {key, title, value, unit, limit, top, detail}; value null means unknown. */
+/**
+ * Charts in one container. Each item is {key, title, value, scale, unit, limit, top, digits, detail}. `key` is the name of
+ * its gauge in the server's history, whose numbers `scale` divides; value null means unknown.
+ */
 export class Charts {
   constructor(container) {
     this.container = container;
@@ -19,41 +24,48 @@ export class Charts {
 }
 
 function makeChart(first) {
-  const points = [];
+  let points = [];
+  let version = -1;
   const value = element("span", { class: "value" });
-  const area = svg("polygon", { class: "area" });
-  const line = svg("polyline", { class: "line" });
+  const area = svg("path", { class: "area" });
+  const line = svg("path", { class: "line" });
   const limit = svg("line", { class: "limit", x1: 0, x2: WIDTH });
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-  picture.append(area, limit, line);
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, area, limit, line);
   const detail = element("span");
   const span = element("span");
   const node = element(
-    "article", { class: "card chart" },
-    element("div", { class: "head" }, element("h3", {}, first.title), value),
+    "article", { class: "card chart", "data-chart": first.key },
+    element("div", { class: "head" }, element("h3", { title: first.title }, first.title), value),
     picture,
     element("div", { class: "foot" }, detail, span),
   );
+
   function update(item) {
     const now = Date.now();
+    if (version !== pastVersion()) {
+      version = pastVersion();
+      points = pastOf(item.key).map(([time, number]) => [time, number === null ? null : number / (item.scale ?? 1)]);
+    }
     points.push([now, item.value]);
-    if (points.length > MAX_POINTS) points.shift();
+    while (points[0][0] < now - SPAN_MS) points.shift();
     const text = item.value === null ? "–" : `${formatNumber(item.value, item.digits)}${item.unit ? ` ${item.unit}` : ""}`;
     setText(value, text);
     setText(detail, item.detail ?? "");
-    const known = points.filter(([, number]) => number !== null);
-    const seconds = Math.round((now - points[0][0]) / 1000);
-    setText(span, seconds < 90 ? `${seconds} s` : `${Math.round(seconds / 60)} min`);
+    setText(span, spanText(now - points[0][0]));
     picture.setAttribute("aria-label", `${item.title}: ${text}`);
-    const values = known.map(([, number]) => number);
+    draw(item, now);
+  }
+
+  function draw(item, now) {
+    const values = points.map(([, number]) => number).filter((number) => number !== null);
     const top = Math.max(item.top ?? 0, (item.limit ?? 0) * 1.08, Math.max(0, ...values) * 1.15, 1e-9);
-    const y = (number) => (HEIGHT - 2 - (number / top) * (HEIGHT - 4)).toFixed(1);
     const width = Math.max(now - points[0][0], 1);
     const x = (time) => ((1 - (now - time) / width) * WIDTH).toFixed(1);
-    const shape = known.map(([time, number]) => `${x(time)},${y(number)}`);
-    line.setAttribute("points", shape.join(" "));
-    area.setAttribute("points", shape.length > 1
-      ? `${x(known[0][0])},${HEIGHT} ${shape.join(" ")} ${x(known[known.length - 1][0])},${HEIGHT}` : "");
+    const y = (number) => (HEIGHT - 2 - (number / top) * (HEIGHT - 4)).toFixed(1);
+    const parts = connected(points);
+    const pathOf = (part) => `M${part.map(([time, number]) => `${x(time)} ${y(number)}`).join("L")}`;
+    line.setAttribute("d", parts.map(pathOf).join(""));
+    area.setAttribute("d", parts.map((part) => `${pathOf(part)}L${x(part.at(-1)[0])} ${HEIGHT}L${x(part[0][0])} ${HEIGHT}Z`).join(""));
     limit.setAttribute("visibility", item.limit ? "visible" : "hidden");
     if (item.limit) {
       limit.setAttribute("y1", y(item.limit));
@@ -61,6 +73,21 @@ function makeChart(first) {
     }
   }
   return { node, update };
+}
+
+const spanText = (ms) => (ms < 90000 ? `${Math.round(ms / 1000)} s` : `${Math.round(ms / 60000)} min`);
+
+/** Return the runs of points without unknown values and without gaps in time. */
+function connected(points) {
+  const parts = [];
+  let before = -Infinity;
+  for (const point of points) {
+    if (point[1] === null) continue;
+    if (point[0] - before > GAP_MS) parts.push([]);
+    parts.at(-1).push(point);
+    before = point[0];
+  }
+  return parts;
 }
 
 /** Differences of counters between two calls, a second. */
