@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -203,6 +203,15 @@ class ObjectMask:
         return bits.view(np.bool_).reshape(self.height, self.width)
 
 
+class ZonePresence(NamedTuple):
+    """A zone that an object is in, and for how many seconds. `is_loitering`: for at least the `loitering_s` of the
+    zone."""
+
+    zone: str
+    seconds: float
+    is_loitering: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Detection:
     """One detected object. The box lies within the frame. `label` is "" if the model has no labels.
@@ -210,7 +219,8 @@ class Detection:
     `track_id` is the same number, above 0, in all frames of a stream that show this object; 0 if the object is not
     tracked, or not yet. `mask` is None if the model gives no masks, if none was requested, and for weaker detections
     beyond the server's limits on masks. `rotated` is the object's oriented box, None if the model gives only upright
-    boxes; then the box is the part of its upright bounding box that lies within the frame.
+    boxes; then the box is the part of its upright bounding box that lies within the frame. `zones` are those of a
+    camera that the server opens; no message has them.
     """
 
     x_min: float
@@ -224,6 +234,7 @@ class Detection:
     track_id: int = 0
     mask: ObjectMask | None = None
     rotated: RotatedBox | None = None
+    zones: tuple[ZonePresence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +283,51 @@ class StreamCounts:
     late: int = 0
 
 
+class ZoneCounts(NamedTuple):
+    """Objects in a zone: how many of each class now, how many entered since the start, and how many of each class
+    loiter; None if the zone does not watch that. An object that is hidden for a moment counts."""
+
+    zone: str
+    counts: Mapping[str, int]
+    entered: int
+    loitering: Mapping[str, int] | None = None
+
+
+class LineCounts(NamedTuple):
+    """Crossings of a line in each direction since the start."""
+
+    line: str
+    in_count: int
+    out_count: int
+
+
+class ZoneEvent(NamedTuple):
+    """An object entered or left a zone, loiters in it, or crossed a line.
+
+    `kind` is ZONE_ENTERED, ZONE_LEFT, ZONE_LOITERING or LINE_CROSSED. `seconds` is the time in the zone of an object
+    that loiters or left. `direction` of a crossing is "in" or "out".
+    """
+
+    kind: str
+    name: str
+    label: str
+    track_id: int
+    seconds: float = 0.0
+    direction: str = ""
+
+
+ZONE_ENTERED, ZONE_LEFT, ZONE_LOITERING = "zone.entered", "zone.left", "zone.loitering"
+LINE_CROSSED = "line.crossed"
+
+
+class ZoneReport(NamedTuple):
+    """State of a camera's zones and lines after a frame, and what happened in it."""
+
+    zones: tuple[ZoneCounts, ...] = ()
+    lines: tuple[LineCounts, ...] = ()
+    events: tuple[ZoneEvent, ...] = ()
+
+
 @dataclass(slots=True)
 class FrameResult:
     """The result of one frame. If `error_code` (a value of errors.ErrorCode) is set, it contains only the error.
@@ -279,7 +335,8 @@ class FrameResult:
     `dropped` counts the drops since the previous result. The Python client adds, as NEWER, the frames that it dropped
     before sending. `runtime` names the runtime, as `status` does. `governor` is the governor's state, with
     `governor_detail` as text. `variant` is the model variant that answered instead of the requested model, else "".
-    `is_late`: the deadline passed while the frame ran.
+    `is_late`: the deadline passed while the frame ran. `zones` is that of a camera that the server opens, if it has
+    zones or lines; no message has it.
     """
 
     header: FrameHeader
@@ -303,6 +360,7 @@ class FrameResult:
     error_code: str = ""
     error: str = ""
     is_late: bool = False
+    zones: ZoneReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,8 @@ class ServerCameras:
                 labels=runner.labels,
                 has_classes=runner.has_classes,
                 is_tracked=runner.is_tracked,
+                zones=runner.entry.zones,
+                lines=runner.entry.lines,
             )
             self._sinks.put(runner.entry.sinks, message)
 

@@ -8,9 +8,9 @@ An entry is one table of the file of `--sources-file`, or the text of one `--sou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from edge_server.config.setting import (
@@ -26,6 +26,7 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
+from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
 
 _FILE_FLAG = "--sources-file"
 
@@ -71,6 +72,10 @@ def _parse_topic(text: str) -> str:
     return text
 
 
+def _refuse_text(text: str) -> NoReturn:
+    raise ValueError(f"expected in the file of {_FILE_FLAG}, as tables")
+
+
 SOURCE_SCHEMES = ("rtsp", "rtsps", "http", "https")
 SINK_SCHEMES = ("mqtt", "mqtts", "http", "https")
 _SOURCE_URL = Kind("url", lambda text: _parse_url(SOURCE_SCHEMES, text), is_secret=True)
@@ -78,6 +83,8 @@ _SINK_URL = Kind("url", lambda text: _parse_url(SINK_SCHEMES, text), is_secret=T
 _NAME_KIND = Kind("name", _parse_name)
 _NAMES = Kind("names", lambda text: tuple(_parse_name(name) for name in text.split("+") if name))
 _SECONDS = number(0, 86_400)
+_ZONES, _LINES = Kind("zones", _refuse_text), Kind("lines", _refuse_text)
+_TABLES: dict[str, Callable[[object], object]] = {"zones": parse_zones, "lines": parse_lines}
 _TOPIC = Kind("topic", _parse_topic)
 
 
@@ -107,6 +114,8 @@ class SourceEntry:
     sinks: tuple[str, ...] | None = _key(_NAMES)
     transport: str = _key(choice(*TRANSPORTS), "tcp")
     ca: str = _key(OPTIONAL_PATH, "")
+    zones: tuple[ZoneEntry, ...] = _key(_ZONES, ())
+    lines: tuple[LineEntry, ...] = _key(_LINES, ())
 
     def __post_init__(self) -> None:
         if self.transport != "tcp" and not self.url.startswith("rtsp://"):
@@ -172,7 +181,10 @@ def _entry_of(kind: type[_Entry], values: Mapping[str, object]) -> _Entry:
             shown = key[:40] if key.isidentifier() else "one with other characters"
             raise ValueError(f"unknown key {shown}{nearest(key, kinds)}, expected {', '.join(kinds)}")
         try:
-            parsed[key] = kinds[key].parse(_as_text(kinds[key], value))
+            if key in _TABLES and not isinstance(value, str):
+                parsed[key] = _TABLES[key](value)
+            else:
+                parsed[key] = kinds[key].parse(_as_text(kinds[key], value))
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from None
     missing = [key for key in _REQUIRED[kind.what] if key not in parsed]

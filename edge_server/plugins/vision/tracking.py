@@ -62,6 +62,11 @@ class ByteTracker:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def ids(self) -> frozenset[int]:
+        """The ids of all tracks, also of those that are missed for a moment."""
+        return frozenset(self._ids.tolist()) - {0}
+
     def update(self, boxes: Floats, scores: Floats, step_s: float) -> list[int]:
         """Return the id of each box's track, 0 for a box without one.
 

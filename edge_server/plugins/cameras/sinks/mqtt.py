@@ -7,11 +7,16 @@
 | TOPIC/SOURCE/result | no | the result as a JSON object, as in JSON lines |
 | TOPIC/SOURCE/count/LABEL | yes | number of objects of that class, sent when it changes, and once a minute |
 | TOPIC/SOURCE/class | yes | the best class of a classifier, sent as the counts are |
+| TOPIC/SOURCE/zone/ZONE/count | yes | number of objects in the zone |
+| TOPIC/SOURCE/zone/ZONE/count/LABEL | yes | those of one class: each of the zone's `classes`, and others once seen |
+| TOPIC/SOURCE/zone/ZONE/loitering | yes | those that loiter, if the zone has `loitering_s` |
+| TOPIC/SOURCE/line/LINE/in, .../out | yes | crossings of the line since the start of the server |
 | DISCOVERY/binary_sensor/ID/config | yes | Home Assistant's description of each count, ON while it is above 0 |
-| DISCOVERY/sensor/ID/config | yes | its description of the class |
+| DISCOVERY/sensor/ID/config | yes | its description of the class, and of each crossing |
 
-TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE and LABEL. Names keep letters, digits, "_"
-and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that no two are the same.
+TOPIC is edge_server/HOST by default. ID consists of TOPIC, the host, SOURCE, and LABEL or the zone or line. Names keep
+letters, digits, "_" and "-"; spaces and dots become "_". A name with other characters gets a hash at its end, so that
+no two are the same.
 
 Retained messages stay true after any failure. All of them are sent after each connection, and once a minute: counts and
 classes with the next result, the others without one. What an earlier run left in the broker is reset.
@@ -41,6 +46,7 @@ from edge_server.errors import Unsupported, install_hint
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
+from edge_server.protocol.frame_messages import LineCounts, ZoneCounts, ZoneReport
 from edge_server.version import __version__
 
 TIMEOUT_S = 5.0
@@ -57,6 +63,9 @@ EXPIRES_AFTER_S = 180
 """Time without results of a camera after which Home Assistant shows its counts and its class as unavailable."""
 
 ONLINE, OFFLINE = "online", "offline"
+
+_VALUE_TOPICS = ("status", "class", "count/+", "zone/+/count", "zone/+/count/+", "zone/+/loitering", "line/+/+")
+"""Below TOPIC/SOURCE, what an earlier run may have left in the broker."""
 
 
 @dataclass(slots=True)
@@ -139,7 +148,7 @@ class MqttBroker:
         self._sent.clear()
         self._repeated_s = time.monotonic()
         # A broker may deny reading; then what an earlier run left there expires.
-        client.subscribe([(f"{self._topic}/+/{each}", 1) for each in ("status", "class", "count/+")])
+        client.subscribe([(f"{self._topic}/+/{each}", 1) for each in _VALUE_TOPICS])
         # Without the server's own status: it is sent last, so that nobody takes what an earlier run left for true.
         self._synchronize(self._sources.values())
 
@@ -154,17 +163,23 @@ class MqttBroker:
         is_online = result is not None or message.state == "RUNNING"
         retained.status[f"{base}/status"] = ONLINE if is_online else OFFLINE
         self._describe_labels(retained, message.source, message.labels, has_class=message.has_classes)
+        if result is None:
+            self._describe_zones(retained, message)
         if result is not None:
             self._publish([(f"{base}/result", json.dumps(message.as_json(), allow_nan=False))], is_retained=False)
         if result is not None and not result.error_code:
             counts = label_counts(result.detections)
             label = best_class(result)
             self._describe_labels(retained, message.source, counts, has_class=bool(label))
+            if result.zones is not None:
+                self._describe_counts(retained, message.source, result.zones)
             for topic in retained.values:
-                if topic.startswith(f"{base}/count/"):
+                if topic.startswith((f"{base}/count/", f"{base}/zone/")):
                     retained.values[topic] = "0"
             for counted, count in counts.items():
                 retained.values[f"{base}/count/{_name(counted)}"] = str(count)
+            if result.zones is not None:
+                retained.values |= _zone_values(base, result.zones)
             if label:
                 retained.values[f"{base}/class"] = label
             now_s = time.monotonic()
@@ -237,12 +252,59 @@ class MqttBroker:
         if has_class:
             self._describe(retained, source, "sensor", "class", f"{base}/class")
 
-    def _describe(self, retained: _RetainedMessages, source: str, kind: str, label: str, topic: str) -> None:
-        """Add Home Assistant's description of one entity."""
+    def _describe_zones(self, retained: _RetainedMessages, message: SinkMessage) -> None:
+        """Describe the zones and lines of a source, and delete the topics of those that are gone."""
+        base = f"{self._topic}/{_name(message.source)}"
+        folders = [f"{base}/zone/{_name(zone.name)}/" for zone in message.zones]
+        folders += [f"{base}/line/{_name(line.name)}/" for line in message.lines]
+        for topic in list(retained.values):
+            if topic.startswith((f"{base}/zone/", f"{base}/line/")) and not topic.startswith(tuple(folders)):
+                del retained.values[topic]
+                kind = "sensor" if topic.startswith(f"{base}/line/") else "binary_sensor"
+                description = self._description_topic(message.source, kind, topic.removeprefix(f"{base}/"))
+                retained.descriptions.pop(description, None)
+                self._removed |= {description: "", topic: ""}
+        # The counts are 0 until the first result says otherwise.
+        counts = tuple(
+            ZoneCounts(zone.name, dict.fromkeys(zone.classes, 0), 0, {} if zone.loitering_s else None)
+            for zone in message.zones
+        )
+        lines = tuple(LineCounts(line.name, 0, 0) for line in message.lines)
+        self._describe_counts(retained, message.source, ZoneReport(counts, lines))
+
+    def _describe_counts(self, retained: _RetainedMessages, source: str, report: ZoneReport) -> None:
+        """Describe the counts of zones and lines that are new. They count 0."""
+        base = f"{self._topic}/{_name(source)}"
+        for zone in report.zones:
+            folder = f"{base}/zone/{_name(zone.zone)}"
+            entities = [(f"{folder}/count", zone.zone)]
+            entities += [(f"{folder}/count/{_name(label)}", f"{zone.zone} {label}") for label in zone.counts]
+            if zone.loitering is not None:
+                entities.append((f"{folder}/loitering", f"{zone.zone} loitering"))
+            for topic, name in entities:
+                self._describe_value(retained, source, "binary_sensor", name, topic)
+        for line in report.lines:
+            for direction in ("in", "out"):
+                topic = f"{base}/line/{_name(line.line)}/{direction}"
+                self._describe_value(retained, source, "sensor", f"{line.line} {direction}", topic)
+
+    def _describe_value(self, retained: _RetainedMessages, source: str, kind: str, name: str, topic: str) -> None:
+        if topic not in retained.values:
+            retained.values[topic] = "0"
+            key = topic.removeprefix(f"{self._topic}/{_name(source)}/")
+            self._describe(retained, source, kind, name, topic, key)
+
+    def _description_topic(self, source: str, kind: str, key: str) -> str:
+        return f"{self._discovery}/{kind}/{self._id}_{_name(source)}_{_name(key)}/config"
+
+    def _describe(
+        self, retained: _RetainedMessages, source: str, kind: str, label: str, topic: str, key: str = ""
+    ) -> None:
+        """Add Home Assistant's description of one entity. Its id ends with `key`, by default its label."""
         if not self._discovery:
             return
         device = f"{self._id}_{_name(source)}"
-        entity = f"{device}_{_name(label)}"
+        entity = f"{device}_{_name(key or label)}"
         description = {
             "name": label,
             "unique_id": entity,
@@ -259,7 +321,9 @@ class MqttBroker:
         if kind == "binary_sensor":
             description["device_class"] = "occupancy"
             description["value_template"] = "{{ 'ON' if value | int(0) > 0 else 'OFF' }}"
-        retained.descriptions[f"{self._discovery}/{kind}/{entity}/config"] = json.dumps(description)
+        elif topic.startswith(f"{self._topic}/{_name(source)}/line/"):
+            description["state_class"] = "total_increasing"
+        retained.descriptions[self._description_topic(source, kind, key or label)] = json.dumps(description)
 
     def _synchronize(self, sources: Iterable[_RetainedMessages]) -> None:
         """Send the retained messages of sources that the broker does not have, and delete topics."""
@@ -312,6 +376,21 @@ class MqttBroker:
         if message.retain and message.payload not in (b"0", OFFLINE.encode()):
             self._left_over.put(message.topic)
             self._wake()
+
+
+def _zone_values(base: str, report: ZoneReport) -> dict[str, str]:
+    """Return the counts of zones and lines by topic, without those of classes that are not there."""
+    values = {}
+    for zone in report.zones:
+        folder = f"{base}/zone/{_name(zone.zone)}"
+        values[f"{folder}/count"] = str(sum(zone.counts.values()))
+        values |= {f"{folder}/count/{_name(label)}": str(count) for label, count in zone.counts.items()}
+        if zone.loitering is not None:
+            values[f"{folder}/loitering"] = str(sum(zone.loitering.values()))
+    for line in report.lines:
+        folder = f"{base}/line/{_name(line.line)}"
+        values |= {f"{folder}/in": str(line.in_count), f"{folder}/out": str(line.out_count)}
+    return values
 
 
 def _neutral_text(topic: str) -> str:

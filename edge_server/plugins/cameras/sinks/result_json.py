@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.protocol.frame_messages import Detection, DropReason, FrameResult, Mask
+from edge_server.protocol.frame_messages import Detection, DropReason, FrameResult, Mask, ZoneReport
 
 MAX_ELEMENTS = 10_000
 """Larger tensors are reported without data."""
@@ -70,6 +70,8 @@ def _findings_as_json(result: FrameResult) -> dict[str, Any]:
     if result.mask is not None:
         mask = result.mask
         fields["mask"] = {"height": mask.height, "width": mask.width, "shares": mask_shares(mask)}
+    if result.zones is not None:
+        fields |= _zones_as_json(result.zones)
     if result.tensors:
         fields["tensors"] = [_tensor_as_json(item) for item in result.tensors]
     if result.annotated_jpeg:
@@ -88,6 +90,10 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
         fields["track_id"] = item.track_id
     if item.rotated is not None:
         fields["rotated"] = {name: _number(value) for name, value in asdict(item.rotated).items()}
+    if item.zones:
+        fields["zones"] = [
+            {"zone": one.zone, "seconds": round(one.seconds, 3), "loitering": one.is_loitering} for one in item.zones
+        ]
     if item.keypoints:
         fields["keypoints"] = [[_number(point.x), _number(point.y), _number(point.score)] for point in item.keypoints]
     if item.mask is not None:
@@ -95,6 +101,16 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
 
         fields["polygons"] = outline_polygons(item.mask)
     return fields
+
+
+def _zones_as_json(report: ZoneReport) -> dict[str, Any]:
+    zones = {
+        zone.zone: {"counts": dict(zone.counts), "entered": zone.entered}
+        | ({} if zone.loitering is None else {"loitering": dict(zone.loitering)})
+        for zone in report.zones
+    }
+    lines = {line.line: {"in": line.in_count, "out": line.out_count} for line in report.lines}
+    return {key: found for key, found in (("zones", zones), ("lines", lines)) if found}
 
 
 def _tensor_as_json(item: Tensor) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.sinks.result_json import result_as_json
+from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import FrameResult
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ class SinkMessage:
     """A result of a source, or without one a change of the source's state: RUNNING, WAITING, FAILED, REMOVED.
 
     `clock` tells whose time the stamp is: "camera" or "server". A change of the state also has, as far as known, the
-    `labels` that the source's model counts, in `has_classes` whether it names the class of a picture, and in
-    `is_tracked` whether it numbers objects. `picture` returns the frame's pixels, 8-bit BGR (height, width, 3); results
-    have it for sinks that take pictures, unless the results are more than a few frames behind.
+    `labels` that the source's model counts, in `has_classes` whether it names the class of a picture, in `is_tracked`
+    whether it numbers objects, and the zones and lines of the source. `picture` returns the frame's pixels, 8-bit BGR
+    (height, width, 3); results have it for sinks that take pictures, unless the results are more than a few frames
+    behind.
     """
 
     source: str
@@ -41,6 +43,8 @@ class SinkMessage:
     has_classes: bool = False
     is_tracked: bool = False
     picture: Callable[[], npt.NDArray[np.uint8]] | None = None
+    zones: tuple[ZoneEntry, ...] = ()
+    lines: tuple[LineEntry, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         if self.result is None:

@@ -256,4 +256,5 @@ def _change_key(result: FrameResult) -> Hashable:
         return result.error_code
     if result.mask is not None or result.tensors:
         return None
-    return (best_class(result), frozenset(label_counts(result.detections).items()))
+    zones = () if result.zones is None else (result.zones.zones, result.zones.lines)
+    return (best_class(result), frozenset(label_counts(result.detections).items()), repr(zones))

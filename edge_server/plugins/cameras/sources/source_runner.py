@@ -23,6 +23,7 @@ from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import SourceError, SourcePicture
 from edge_server.plugins.cameras.streams.camera_stream import CameraStream
 from edge_server.plugins.cameras.streams.stream_registry import StreamRegistry
+from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamRequest
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class SourceRunner:
         self._pictures_lock = threading.Lock()
         self._title = ""
         self._answer_error = ""
+        self._zones = ZoneMonitor(entry.zones, entry.lines) if entry.zones or entry.lines else None
         self._failures = self._picture_count = 0
         self._offline_s = 0.0
         self._offline_since: float | None = time.monotonic()
@@ -115,9 +117,11 @@ class SourceRunner:
 
     @property
     def is_tracked(self) -> bool:
-        """Whether the model is known to number the objects."""
+        """Whether the objects are known to get numbers."""
         perception = None if self._stream is None else self._stream.perception
-        return perception is not None and perception.track_threshold is not None
+        if perception is None or perception.detections is None:
+            return False
+        return self._zones is not None or perception.track_threshold is not None
 
     def take_picture(self, result: FrameResult) -> Callable[[], npt.NDArray[np.uint8]] | None:
         """Return what makes the pixels of a result's frame, or None if its picture is not kept. Forget older ones."""
@@ -244,6 +248,7 @@ class SourceRunner:
         if self.state == WAITING:
             self._set_state(CONNECTING, "")
         self._stream = stream
+        stream.zones = self._zones
         self._watch(stream, self)
         if self._stop.is_set():
             stream.end()

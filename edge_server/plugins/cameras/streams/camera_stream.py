@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from edge_server.protocol.frame_messages import (
     ServerMessage,
     StreamOpened,
 )
+
+if TYPE_CHECKING:
+    from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 
 _MAX_NOTICES = 64
 """Maximum number of unsent drop notices; further drops appear only in the counts."""
@@ -116,6 +120,8 @@ class CameraStream:
         """Number of frames that workers have taken and not released, including those of an ended stream."""
         self._limits = FrameLimits.of(settings.delivery)
         self._on_change: Callable[[], None] = _ignore_change
+        self.zones: ZoneMonitor | None = None
+        """Counts the tracked objects in zones of the picture. Set by a source before its first frame."""
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
         self.perception: PerceptionDecoder | None = None
@@ -221,9 +227,10 @@ class CameraStream:
             self._wake()
 
     def track(
-        self, flight: FrameInFlight, detections: tuple[Detection, ...], threshold: float
+        self, flight: FrameInFlight, detections: tuple[Detection, ...], threshold: float, size: tuple[int, int]
     ) -> tuple[Detection, ...]:
-        """Return the detections of a taken frame with the numbers of their tracks.
+        """Return the detections of a taken frame of `size` (width, height) with the numbers of their tracks and their
+        zones.
 
         Waits until the stream's earlier frames are settled. It cannot wait for itself: a worker takes frames in order,
         at most one per stream at a time. `threshold` is that of ByteTracker.
@@ -244,7 +251,13 @@ class CameraStream:
             step_ns = flight.received_ns - received_ns
         boxes = np.array([(one.x_min, one.y_min, one.x_max, one.y_max) for one in detections], float).reshape(-1, 4)
         ids = tracker.update(boxes, np.array([one.score for one in detections], float), step_ns / 1e9)
-        return tuple(replace(one, track_id=track_id) for one, track_id in zip(detections, ids, strict=True))
+        if self.zones is None:
+            return tuple(replace(one, track_id=track_id) for one, track_id in zip(detections, ids, strict=True))
+        zones = self.zones.update(detections, ids, tracker.ids, step_ns / 1e9, size)
+        return tuple(
+            replace(one, track_id=track_id, zones=found)
+            for one, track_id, found in zip(detections, ids, zones, strict=True)
+        )
 
     def _is_first(self, flight: FrameInFlight) -> bool:
         return next(other for other in self._order if not other.is_settled) is flight

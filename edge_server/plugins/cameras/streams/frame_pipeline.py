@@ -39,6 +39,7 @@ from edge_server.plugins.cameras.streams.model_plan import (
     outputs_of,
 )
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
+from edge_server.plugins.vision.outputs.output_parameters import TRACK_THRESHOLD
 from edge_server.protocol.frame_messages import DropReason, FrameResult
 from edge_server.serving.execution.admission_control import AdmissionControl
 
@@ -290,9 +291,14 @@ class FramePipeline:
             row = index if plan.has_rows else None
             seen = plan.perception.decode(outputs, row, one.fit, returns, model=self._model)
             result.classes, result.detections, result.mask = seen.classes, seen.detections, seen.mask
-            threshold = plan.perception.track_threshold
+            threshold, stream = plan.perception.track_threshold, one.flight.stream
+            if stream.zones is not None and threshold is None:
+                threshold = TRACK_THRESHOLD
             if threshold is not None and returns.has_detections:
-                result.detections = one.flight.stream.track(one.flight, seen.detections, threshold)
+                size = one.fit.width, one.fit.height
+                result.detections = stream.track(one.flight, seen.detections, threshold, size)
+                if stream.zones is not None:
+                    result.zones = stream.zones.report
         if returns.tensors:
             result.tensors = _tensors(returns, index if plan.has_rows else None, response, rows.array)
         if one.picture is not None and returns.has_annotated_jpeg:

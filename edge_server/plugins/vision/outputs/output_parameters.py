@@ -53,6 +53,10 @@ class HeadKind(enum.Enum):
     BLAZEFACE = "blazeface"
 
 
+TRACK_THRESHOLD = 0.5
+"""Least score that starts a track, unless `detection_track_threshold` states it."""
+
+
 class BoxFormat(enum.Enum):
     XYXY = "xyxy"
     YXYX = "yxyx"
@@ -398,7 +402,7 @@ class _Reader:
         )
 
     def _track_threshold(self) -> float | None:
-        threshold = self._number("detection_track_threshold", 0.5, 1.0)
+        threshold = self._number("detection_track_threshold", TRACK_THRESHOLD, 1.0)
         if self._choice("track", TrackMethod) is not None:
             return threshold
         if "detection_track_threshold" in self._parameters:

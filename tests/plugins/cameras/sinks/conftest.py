@@ -135,3 +135,57 @@ def broker(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[B
     made.start()
     yield made
     made.kill()
+
+
+class Listener:
+    """A client that keeps the last message of each topic, as Home Assistant sees them."""
+
+    def __init__(self, port: int) -> None:
+        from paho.mqtt import client
+
+        self.topics: dict[str, str] = {}
+        self.retained: set[str] = set()
+        self.count = 0
+        self._client = client.Client(client.CallbackAPIVersion.VERSION2)
+        self._client.on_connect = lambda *_: self._client.subscribe("#", qos=1)
+        self._client.on_message = self._on_message
+        self._client.on_subscribe = lambda *_: ready.set()
+        ready = threading.Event()
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        assert ready.wait(PATIENCE_S)
+
+    def _on_message(self, client, data, message) -> None:
+        self.topics[message.topic] = message.payload.decode()
+        self.count += 1
+        if message.retain:
+            self.retained.add(message.topic)
+
+    def clear(self, topic: str) -> None:
+        """Have the broker forget a topic."""
+        self._client.publish(topic, "", qos=1, retain=True)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def listen(broker, eventually) -> Iterator:
+    made = []
+
+    def make() -> Listener:
+        def connect() -> bool:
+            try:
+                made.append(Listener(broker.port))
+            except ConnectionError:
+                return False
+            return True
+
+        assert eventually(connect)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert [thread.name for thread in threading.enumerate() if "paho" in thread.name] == []

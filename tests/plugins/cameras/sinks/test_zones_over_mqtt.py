@@ -1,0 +1,73 @@
+"""Zones of a camera in the installed server: from the sources file to the result in a file and the topics of a real
+broker, with the bundled face detector and the demo picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parents[4] / "model_repository"
+
+CAMERAS = """
+[[sources]]
+name = "door"
+url = "demo"
+model = "face_detection_yunet"
+fps = 20
+
+[[sources.zones]]
+name = "yard"
+classes = ["face"]
+
+[[sources.zones]]
+name = "corner"
+points = [[0, 0], [0.02, 0], [0, 0.02]]
+
+[[sources.lines]]
+name = "gate"
+points = [[0.0, 0.02], [0.02, 0.0]]
+
+[[sinks]]
+name = "log"
+url = "{log}"
+
+[[sinks]]
+name = "home"
+url = "mqtt://127.0.0.1:{port}"
+topic = "edge"
+"""
+
+
+@pytest.mark.full
+def test_a_zone_of_the_sources_file_counts_in_results_and_topics(
+    broker, listen, start_server, eventually, tmp_path: Path
+) -> None:
+    log = tmp_path / "results.jsonl"
+    file = tmp_path / "cameras.toml"
+    file.write_text(CAMERAS.format(log=log, port=broker.port))
+    listener = listen()
+    start_server(
+        MODELS, "--load-model=face_detection_yunet", "--model-control-mode=explicit", f"--sources-file={file}",
+        environment=dict(os.environ),
+    )  # fmt: skip
+    assert eventually(lambda: listener.topics.get("edge/door/zone/yard/count") == "1")
+    assert listener.topics["edge/door/zone/yard/count/face"] == "1"
+    assert listener.topics["edge/door/zone/corner/count"] == "0"
+    assert listener.topics["edge/door/line/gate/in"] == "0"
+    results = [json.loads(line) for line in log.read_text().splitlines()]
+    last = [one for one in results if one["kind"] == "result"][-1]
+    assert last["zones"]["yard"] == {"counts": {"face": 1}, "entered": 1}
+    assert last["zones"]["corner"] == {"counts": {}, "entered": 0}
+    assert last["lines"] == {"gate": {"in": 0, "out": 0}}
+    (face,) = last["detections"]
+    assert face["zones"] == [{"zone": "yard", "seconds": face["zones"][0]["seconds"], "loitering": False}]
+    assert face["track_id"] == 1
+    entities = [json.loads(text) for topic, text in listener.topics.items() if topic.endswith("/config")]
+    (occupancy,) = [one for one in entities if one["state_topic"] == "edge/door/zone/yard/count/face"]
+    assert (occupancy["name"], occupancy["device_class"]) == ("yard face", "occupancy")
+    (crossings,) = [one for one in entities if one["state_topic"] == "edge/door/line/gate/in"]
+    assert (crossings["name"], crossings["state_class"]) == ("gate in", "total_increasing")
+    assert len({one["unique_id"] for one in entities}) == len(entities)
