@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.frame_messages import Buffer, Frame, FrameHeader, FrameResult, Mask
+from edge_server.protocol.frame_messages import Buffer, Detection, Frame, FrameHeader, FrameResult, Mask, RotatedBox
 
 
 class MessageKind(enum.Enum):
@@ -62,7 +62,8 @@ class HypothesisMessage:
 
 @dataclass(frozen=True, slots=True)
 class DetectionMessage:
-    """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame; theta is empty.
+    """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame, `theta` in
+    radians: from the x axis towards the y axis, so clockwise in the picture; 0 for an upright box.
 
     `track_id` is the field `id` of ROS 2, the same for an object in all frames; "" without tracking. ROS 1 has no such
     field.
@@ -74,6 +75,7 @@ class DetectionMessage:
     size_y: float
     hypothesis: HypothesisMessage
     track_id: str = ""
+    theta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +163,23 @@ def _field(message: Any, name: str) -> Any:
 def detections_message(result: FrameResult, *, has_numbers: bool = False) -> DetectionsMessage:
     """Return the detections of a frame. With `has_numbers`, each class_id is the number of the class instead of its
     label. Keypoints are omitted: vision_msgs has no field for them."""
-    boxes = tuple(
-        DetectionMessage(
-            center_x=(found.x_min + found.x_max) / 2,
-            center_y=(found.y_min + found.y_max) / 2,
-            size_x=found.x_max - found.x_min,
-            size_y=found.y_max - found.y_min,
-            hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
-            track_id=str(found.track_id) if found.track_id else "",
-        )
-        for found in result.detections
+    return DetectionsMessage(result.header, tuple(_detection(found, has_numbers) for found in result.detections))
+
+
+def _detection(found: Detection, has_numbers: bool) -> DetectionMessage:
+    box = found.rotated
+    if box is None:
+        width, height = found.x_max - found.x_min, found.y_max - found.y_min
+        box = RotatedBox((found.x_min + found.x_max) / 2, (found.y_min + found.y_max) / 2, width, height, 0.0)
+    return DetectionMessage(
+        center_x=box.x,
+        center_y=box.y,
+        size_x=box.width,
+        size_y=box.height,
+        hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
+        track_id=str(found.track_id) if found.track_id else "",
+        theta=box.angle,
     )
-    return DetectionsMessage(result.header, boxes)
 
 
 def classification_message(result: FrameResult, *, has_numbers: bool = False) -> ClassificationMessage:

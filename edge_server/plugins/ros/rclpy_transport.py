@@ -189,6 +189,7 @@ def _make_detection(box: DetectionMessage, header: FrameHeader) -> Any:
     made = message_class("vision_msgs/msg/Detection2D")()
     _copy_header(header, made.header)
     made.bbox.center.position.x, made.bbox.center.position.y = float(box.center_x), float(box.center_y)
+    made.bbox.center.theta = float(box.theta)
     made.bbox.size_x, made.bbox.size_y = float(box.size_x), float(box.size_y)
     found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
     _fill_hypothesis(found.hypothesis, box.hypothesis)

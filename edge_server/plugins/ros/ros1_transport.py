@@ -286,7 +286,7 @@ def to_ros1(message: OutgoingMessage, classes: dict[str, Any]) -> Any:
 def _make_detection(box: DetectionMessage, header: FrameHeader, classes: dict[str, Any]) -> Any:
     made = classes["vision_msgs/Detection2D"]()
     _copy_header(header, made.header)
-    made.bbox.center.x, made.bbox.center.y = box.center_x, box.center_y
+    made.bbox.center.x, made.bbox.center.y, made.bbox.center.theta = box.center_x, box.center_y, box.theta
     made.bbox.size_x, made.bbox.size_y = box.size_x, box.size_y
     found = classes["vision_msgs/ObjectHypothesisWithPose"]()
     found.id, found.score = box.hypothesis.class_index, box.hypothesis.score

@@ -117,7 +117,7 @@ class MessageTypes:
         found = []
         for box in message.detections:
             position = self._new("vision_msgs/msg/Point2D", x=box.center_x, y=box.center_y)
-            center = self._new("vision_msgs/msg/Pose2D", position=position, theta=0.0)
+            center = self._new("vision_msgs/msg/Pose2D", position=position, theta=float(box.theta))
             found.append(
                 self._new(
                     "vision_msgs/msg/Detection2D",

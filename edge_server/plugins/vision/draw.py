@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
+from edge_server.plugins.vision.outputs.detections import MAX_POSITION
 from edge_server.plugins.vision.perception import Perception
 from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
 
@@ -132,8 +134,13 @@ class _Pen:
     def outline(self, found: Detection) -> None:
         """Draw the box and the keypoints."""
         color = _color(found.class_index)
-        corner, opposite = self._corners(found)
-        self._cv2.rectangle(self._canvas, corner, opposite, color, self._line)
+        if found.rotated is None:
+            corner, opposite = self._corners(found)
+            self._cv2.rectangle(self._canvas, corner, opposite, color, self._line)
+        else:
+            corners = np.clip(found.rotated.corners(), -MAX_POSITION, MAX_POSITION)
+            points = self._sixteenths(corners).astype(np.int32)
+            self._cv2.polylines(self._canvas, [points], True, color, self._line, self._cv2.LINE_AA, 4)
         for index, point in enumerate(found.keypoints):
             self._point(point, _color(found.class_index + 1 + index))
 
@@ -145,17 +152,26 @@ class _Pen:
     def _point(self, point: Keypoint, color: tuple[int, int, int]) -> None:
         if not (0 <= point.x < self._width and 0 <= point.y < self._height):
             return
-        # Tenths of a pixel matter here. OpenCV takes 16ths of a pixel, relative to a pixel's centre.
-        centre = (round((point.x - 0.5) * 16), round((point.y - 0.5) * 16))
+        # Tenths of a pixel matter here.
+        x, y = self._sixteenths(np.array((point.x, point.y))).tolist()
+        centre = (round(x), round(y))
         for radius, shade in ((self._dot + 1, _BLACK), (self._dot, color)):
             self._cv2.circle(self._canvas, centre, radius * 16, shade, -1, self._cv2.LINE_AA, 4)
 
+    def _sixteenths(self, positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return continuous coordinates as OpenCV takes them with shift 4: 16ths of a pixel from a pixel's centre."""
+        return np.rint((positions - 0.5) * 16)
+
     def name(self, found: Detection) -> None:
-        """Write label, track and score on a plate above the box, or inside its upper edge if there is no room."""
+        """Write label, track and score on a plate above the box, or inside its upper edge if there is no room. The
+        plate of an oriented box is at its uppermost corner."""
         track = f" #{found.track_id}" if found.track_id else ""
         text = self._measure(f"{found.label or f'class {found.class_index}'}{track} {found.score:.2f}")
         color = _color(found.class_index)
         (left, top), _ = self._corners(found)
+        if found.rotated is not None:
+            x, _ = min(found.rotated.corners(), key=itemgetter(1))
+            left = math.floor(min(max(x, 0.0), self._width))
         left -= self._line // 2
         wide, high = text.width + 2 * self._gap, text.height + text.below + 2 * self._gap
         left = max(0, min(left, self._width - wide))

@@ -21,7 +21,15 @@ from edge_server.plugins.ros.message_conversion import (
     mask_message,
     view_bytes,
 )
-from edge_server.protocol.frame_messages import ClassScore, Detection, FrameHeader, FrameResult, Mask, ObjectMask
+from edge_server.protocol.frame_messages import (
+    ClassScore,
+    Detection,
+    FrameHeader,
+    FrameResult,
+    Mask,
+    ObjectMask,
+    RotatedBox,
+)
 
 HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera/left ø", seq=7)
 
@@ -107,6 +115,12 @@ def test_detections_become_boxes_with_centre_and_size() -> None:
     assert (first.center_x, first.center_y, first.size_x, first.size_y) == (20, 40, 20, 40)
     assert (first.hypothesis.class_id, first.hypothesis.score, first.hypothesis.class_index) == ("dog", 0.75, 3)
     assert second.hypothesis.class_id == "12"
+
+
+def test_an_oriented_box_has_its_angle_and_its_own_size() -> None:
+    found = Detection(0, 20, 30, 60, 0.75, 3, "dog", rotated=RotatedBox(12, 40, 50, 20, 0.5))
+    (box,) = detections_message(FrameResult(HEADER, detections=(found,))).detections
+    assert (box.center_x, box.center_y, box.size_x, box.size_y, box.theta) == (12, 40, 50, 20, 0.5)
 
 
 def test_a_detection_has_its_track_id_as_text() -> None:

@@ -59,6 +59,15 @@ def test_the_track_id_is_the_id_of_its_detection() -> None:
     assert [found.id for found in value.detections] == ["17", ""]
 
 
+def test_the_angle_of_an_oriented_box_is_theta() -> None:
+    from edge_server.plugins.ros.ros2_types import MessageTypes
+
+    types = MessageTypes()
+    message = DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, theta=0.75),))
+    (found,) = types.decode(types.encode(message), message.kind.value).detections
+    assert (found.bbox.center.theta, found.bbox.size_x, found.bbox.size_y) == (0.75, 3, 4)
+
+
 def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
     from edge_server.plugins.ros.ros2_types import MessageTypes
 

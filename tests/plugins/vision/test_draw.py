@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
 from edge_server.plugins.vision.perception import Perception
-from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask
+from edge_server.protocol.frame_messages import ClassScore, Detection, Keypoint, Mask, ObjectMask, RotatedBox
 
 GRAY = 90
 
@@ -68,6 +69,20 @@ def test_a_mask_of_an_object_tints_its_pixels_in_the_colour_of_the_box() -> None
     assert inside == pytest.approx(box * 0.45, abs=2)
 
 
+def test_an_oriented_box_is_drawn_along_its_own_edges() -> None:
+    rotated = RotatedBox(320, 240, 200, 100, math.pi / 6)
+    corners = rotated.corners()
+    columns, rows = zip(*corners, strict=True)
+    box = Detection(min(columns), min(rows), max(columns), max(rows), 0.5, 1, rotated=rotated)
+    marks = changed(annotated(frame(), Perception(detections=(box,))))
+    for (x, y), (end_x, end_y) in zip(corners, (*corners[1:], corners[0]), strict=True):
+        for part in (0.1, 0.35, 0.6, 0.85):
+            assert marks[int(y + part * (end_y - y)), int(x + part * (end_x - x))]
+    assert not marks[250:330, 200:215].any(), "the upright box is not drawn"
+    left, top = min(corners, key=lambda corner: corner[1])
+    assert marks[int(top) - 16 : int(top) - 3, int(left) : int(left) + 60].mean() > 0.9, "the label is at the top"
+
+
 def test_the_label_is_above_the_box_or_inside_it_at_the_upper_edge() -> None:
     lower = changed(annotated(frame(), Perception(detections=(Detection(200, 200, 300, 300, 0.5, 1, "dog"),))))
     assert lower[180:198, 200:250].mean() > 0.9
@@ -119,6 +134,7 @@ def test_classes_are_listed_in_the_corner_with_score_bars() -> None:
 EVERYTHING = (
     Detection(-1e6, -1e6, 1e6, 1e6, float("1e30"), 2**32 - 1, "ünïcode 顔" * 50, (Keypoint(0, 0),)),
     Detection(0, 0, 1e-3, 1e-3, 0.0, 0),
+    Detection(0, 0, 1, 1, 0.5, 0, rotated=RotatedBox(1e30, -1e30, 1e30, 1e-30, 1.0)),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +197,20 @@ def test_a_model_that_declares_tracking_sets_the_minimum_score_of_a_new_track(ma
     assert threshold() is None
     assert threshold(track="bytetrack") == 0.5
     assert threshold(track="ByteTrack", detection_track_threshold="0.3") == 0.3
+
+
+@pytest.mark.parametrize("degrees_per_frame", [3, 12])
+def test_turning_objects_keep_their_track_ids_by_the_upright_boxes_around_them(degrees_per_frame: int) -> None:
+    """Three long objects beside each other that turn and move: their upright boxes change and overlap."""
+    tracks = tracker()
+    found = []
+    for frame in range(90):
+        angle = math.radians(frame * degrees_per_frame)
+        half_x, half_y = (
+            (160 * abs(along) + 30 * abs(across)) / 2
+            for along, across in ((math.cos(angle), math.sin(angle)), (math.sin(angle), math.cos(angle)))
+        )
+        centres = [(200 + 60 * index + frame, 300 + 10 * index) for index in range(3)]
+        boxes = [[x - half_x, y - half_y, x + half_x, y + half_y] for x, y in centres]
+        found.append(update(tracks, *boxes))
+    assert found[1:] == [[1, 2, 3]] * 89

@@ -4,6 +4,7 @@ detections."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from edge_server.errors import InvalidRequest, Unsupported, install_hint
@@ -91,13 +92,10 @@ class FoxgloveOutput:
         return self._messages.Timestamp(header.sec, header.nanosec)
 
     def _box(self, found: Detection, stamp: Any) -> Any:
-        left, top, right, bottom = found.x_min, found.y_min, found.x_max, found.y_max
         return self._messages.PointsAnnotation(
             timestamp=stamp,
             type=self._messages.PointsAnnotationType.LineLoop,
-            points=[
-                self._messages.Point2(x=x, y=y) for x, y in ((left, top), (right, top), (right, bottom), (left, bottom))
-            ],
+            points=[self._messages.Point2(x=x, y=y) for x, y in _box_corners(found)],
             outline_color=self._color(_GREEN),
             thickness=2.0,
         )
@@ -113,10 +111,11 @@ class FoxgloveOutput:
         )
 
     def _text(self, found: Detection, stamp: Any) -> Any:
+        x, y = min(_box_corners(found), key=itemgetter(1))
         track = f" #{found.track_id}" if found.track_id else ""
         return self._messages.TextAnnotation(
             timestamp=stamp,
-            position=self._messages.Point2(x=found.x_min, y=found.y_min),
+            position=self._messages.Point2(x=x, y=y),
             text=f"{found.label or f'class {found.class_index}'}{track} {found.score:.2f}",
             font_size=14.0,
             text_color=self._color((0.0, 0.0, 0.0, 1.0)),
@@ -126,3 +125,11 @@ class FoxgloveOutput:
     def _color(self, rgba: tuple[float, float, float, float]) -> Any:
         red, green, blue, opacity = rgba
         return self._messages.Color(r=red, g=green, b=blue, a=opacity)
+
+
+def _box_corners(found: Detection) -> Sequence[tuple[float, float]]:
+    """Return the corners of the box, or of the oriented box, from the upper left one clockwise."""
+    if found.rotated is not None:
+        return found.rotated.corners()
+    left, top, right, bottom = found.x_min, found.y_min, found.x_max, found.y_max
+    return ((left, top), (right, top), (right, bottom), (left, bottom))

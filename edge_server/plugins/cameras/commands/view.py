@@ -14,7 +14,7 @@ from urllib.parse import quote
 from edge_server.cli import http_client
 from edge_server.cli.options import parse_host_and_port
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput, Polygons
-from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult
+from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader, FrameResult, RotatedBox
 
 _MAX_PART_BYTES = 1 << 26
 _MAX_LINE_BYTES = 1 << 10
@@ -117,6 +117,7 @@ def _part(response: http.client.HTTPResponse) -> bytes | None:
 
 
 def _detection(item: dict[str, Any], scale: float) -> Detection:
+    rotated = item.get("rotated")
     return Detection(
         item["x_min"] * scale,
         item["y_min"] * scale,
@@ -126,7 +127,11 @@ def _detection(item: dict[str, Any], scale: float) -> Detection:
         item["class_index"],
         item["label"],
         track_id=item.get("track_id", 0),
-    )
+        rotated=None if rotated is None else RotatedBox(
+            rotated["x"] * scale, rotated["y"] * scale, rotated["width"] * scale, rotated["height"] * scale,
+            rotated["angle"],
+        ),
+    )  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:

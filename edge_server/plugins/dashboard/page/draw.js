@@ -21,7 +21,15 @@ export async function colored(mask) {
   return canvas;
 }
 
-/** Draw one detection in the picture's pixels. `line` is the width of lines. */
+/** Return the corners of an oriented box, clockwise from the one that is upper left at angle 0. */
+function cornersOf({ x, y, width, height, angle }) {
+  const cosine = Math.cos(angle), sine = Math.sin(angle);
+  return [[-1, -1], [1, -1], [1, 1], [-1, 1]].map(([right, down]) => [
+    x + (right * width * cosine - down * height * sine) / 2,
+    y + (right * width * sine + down * height * cosine) / 2,
+  ]);
+}
+
 function fillPolygons(pen, polygons) {
   pen.beginPath();
   for (const points of polygons) {
@@ -34,12 +42,23 @@ function fillPolygons(pen, polygons) {
   pen.stroke();
 }
 
+/** Draw one detection in the picture's pixels. `line` is the width of lines. */
 export function drawBox(pen, found, line) {
   const color = COLORS[found.class_index % COLORS.length];
   const { x_min: x, y_min: y, x_max: right, y_max: bottom } = found;
   pen.lineWidth = line;
   pen.strokeStyle = pen.fillStyle = color;
-  pen.strokeRect(x, y, right - x, bottom - y);
+  let labelX = x;
+  if (found.rotated) {
+    const corners = cornersOf(found.rotated);
+    pen.beginPath();
+    for (const [cornerX, cornerY] of corners) pen.lineTo(cornerX, cornerY);
+    pen.closePath();
+    pen.stroke();
+    labelX = Math.max(0, corners.reduce((highest, corner) => (corner[1] < highest[1] ? corner : highest))[0]);
+  } else {
+    pen.strokeRect(x, y, right - x, bottom - y);
+  }
   if (found.polygons) fillPolygons(pen, found.polygons);
   for (const [left, top] of found.keypoints) {
     pen.beginPath();
@@ -50,7 +69,7 @@ export function drawBox(pen, found, line) {
   const size = line * 6;
   pen.font = `600 ${size}px sans-serif`;
   const top = y > size * 1.4 ? y - size * 1.4 : y;
-  pen.fillRect(x - line / 2, top, pen.measureText(text).width + size * 0.6, size * 1.4);
+  pen.fillRect(labelX - line / 2, top, pen.measureText(text).width + size * 0.6, size * 1.4);
   pen.fillStyle = "#000";
-  pen.fillText(text, x + size * 0.3 - line / 2, top + size);
+  pen.fillText(text, labelX + size * 0.3 - line / 2, top + size);
 }
